@@ -1,0 +1,52 @@
+# Each target prepares what it needs; a second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.dev  ## train two small nets on bundled digits and compare them
+	@$(BIN)/netkin demo
+
+test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev  ## format, and mend what ruff can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev  ## measure speed against peers, as ratios
+	@$(BIN)/python bench/run.py $(ARGS)
+
+docs: $(VENV)/.docs  ## rebuild the generated pages and the site
+	@$(BIN)/python docs/generate.py
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+clean:  ## remove the environments, the site and all caches
+	rm -rf $(VENV) .bench-venv site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "netkin needs Python 3.10 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "installing netkin and its tools into $(VENV) (the first time takes minutes)"
+	@$(INSTALL) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(INSTALL) -e ".[docs]"
+	@touch $@

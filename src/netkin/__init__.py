@@ -1,0 +1,45 @@
+"""netkin measures the kinship of neural networks and puts it to use.
+
+Names are imported when they are first asked for, so that `import netkin` is light and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "netkin.comparing": ["compare", "compare_many"],
+    "netkin.measures": [
+        "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",
+        "cka_rbf_debiased", "cka_uncentered", "eigenspace_overlap", "gaussian_mutual_information", "gulp",
+        "linear_regression_r2", "magnitude_difference", "measure", "nbs", "nbs_uncentered",
+        "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
+        "shape_distance", "svcca", "svcca_by_sum", "svcca_k",
+    ],
+    "netkin.representations": [
+        "activations", "cls", "flatten", "last", "layers", "mean", "pool", "positions", "recording", "replacing",
+        "run_from", "run_until", "tokens",
+    ],
+    "netkin.results": ["Comparison", "Comparisons", "load"],
+    "netkin.sources": ["load_data", "load_model"],
+    "netkin.statistics": ["Grams", "LayerGrams", "LayerMoments", "LayerRows", "Moments", "Outputs", "Rows"],
+    "netkin.errors": ["InflatedWarning", "NetkinError", "NoValue"],
+}  # fmt: skip
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if f"netkin.{name}" in _ROOMS:
+        return import_module(f"netkin.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'netkin' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

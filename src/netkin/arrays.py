@@ -1,0 +1,86 @@
+"""The door: whatever people bring (NumPy, torch, anything with DLPack) becomes a float matrix, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from netkin.errors import ShapeError, ValueFault
+
+
+def as_tensor(array: Any, name: str = "X") -> Tensor:
+    """Return `array` as a real floating tensor on its own device; half precision is raised to float32."""
+    tensor = array if isinstance(array, Tensor) else _imported(array, name)
+    if tensor.is_complex():
+        raise ValueFault(
+            f"`{name}` holds complex numbers ({_dtype(tensor)}); pass its real and imaginary parts instead."
+        )
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    # integers up to 2^24 are exact in float32, beyond that only float64 keeps them apart
+    wide = not tensor.is_floating_point() and tensor.dtype in (torch.int32, torch.int64)
+    return tensor.to(torch.float64 if wide and tensor.device.type != "mps" else torch.float32)
+
+
+def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
+    """Return `array` as a float matrix with one row per example, free of NaN and Inf unless `check` is off."""
+    tensor = as_tensor(array, name)
+    if tensor.ndim != 2:
+        raise ShapeError(
+            f"`{name}` must be a matrix with one row per example; got shape {tuple(tensor.shape)}. "
+            f"Choose what an example is first: `flatten({name})`, `pool({name})`, or `positions({name})`."
+        )
+    if 0 in tensor.shape:
+        raise ShapeError(f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.")
+    if check:
+        refuse_non_finite(tensor, f"`{name}`")
+    return tensor
+
+
+def paired(X: Any, Y: Any) -> tuple[Tensor, Tensor]:
+    """Return `X` and `Y` as float matrices that describe the same examples, row by row."""
+    X, Y = as_matrix(X, "X"), as_matrix(Y, "Y")
+    if len(X) != len(Y):
+        raise ShapeError(
+            f"`X` and `Y` must describe the same examples; got {len(X)} rows and {len(Y)} rows. "
+            "Run both models on the same probe batch."
+        )
+    return X, Y.to(X.device)
+
+
+def refuse_non_finite(tensor: Tensor, what: str) -> None:
+    """Raise if `tensor` holds NaN or Inf, counting them; `what` names it in the sentence."""
+    # one sum is enough to notice: it costs a read of the data, counting costs three
+    if not torch.isfinite(tensor.detach().sum()):
+        count = int((~torch.isfinite(tensor)).sum())
+        if count:
+            raise ValueFault(
+                f"{what} holds {count:,} NaN or Inf among {tensor.numel():,} values; "
+                "mend the model or leave out the examples that cause them."
+            )
+
+
+def summing_dtype(device: torch.device) -> torch.dtype:
+    """Return the precision in which sums are kept: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _imported(array: Any, name: str) -> Tensor:
+    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
+        return torch.from_dlpack(array)
+    matrix = np.asarray(array)
+    if matrix.dtype.kind not in "fiubc":
+        raise ValueFault(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
+    if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
+        matrix = matrix.astype(np.int64)
+    if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8:
+        matrix = matrix.astype(np.float64)
+    # torch shares memory with the array; a read-only or reversed one must be copied first
+    return torch.from_numpy(matrix if matrix.flags.writeable and min(matrix.strides, default=0) >= 0 else matrix.copy())
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

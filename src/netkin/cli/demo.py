@@ -1,0 +1,113 @@
+"""`netkin demo`: two small networks trained here and now, compared with each other and with an untrained one."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from netkin.cli.noticing import observations
+from netkin.cli.refusals import refusing
+from netkin.errors import InflatedWarning
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from netkin.results import Comparison
+
+MEASURES = ["cka", "svcca(variance=0.95)", "procrustes_distance"]
+LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
+EXAMPLE = """\b
+Example:
+  netkin demo --out netkin-demo
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="netkin-demo",
+    show_default=True,
+    help="The folder for the networks and the comparisons.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of three seeds.")
+@refusing
+def demo(out: Path, seed: int) -> None:
+    """Train two small networks on the bundled digits, compare them, and say what to notice.
+
+    They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on two cores.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    networks = _networks(seed)
+    first, second, untrained = networks
+    pairs = [(first, second), (first, untrained)]
+    comparisons = [_compared(networks, *pair) for pair in pairs]
+    files = _saved(out, networks, comparisons)
+    click.echo("\n\n".join([_accuracies(networks), *map(str, comparisons), _notes(*comparisons), _files(files)]))
+
+
+def _networks(seed: int) -> dict[str, nn.Module]:
+    from netkin.sources.training import untrained_digits_net
+
+    trained = {f"seed{s}": _trained(s) for s in (seed, seed + 1)}
+    return trained | {"untrained": untrained_digits_net(seed + 2)}
+
+
+def _trained(seed: int) -> nn.Module:
+    from netkin.sources.training import trained_digits_net
+
+    click.echo(f"training a network from seed {seed} on 1,437 digits ", err=True, nl=False)
+    model = trained_digits_net(seed, progress=lambda epoch, loss: click.echo(".", err=True, nl=False))
+    click.echo(" done", err=True)
+    return model
+
+
+def _compared(networks: dict[str, nn.Module], a: str, b: str) -> Comparison:
+    from netkin.comparing import compare as compare_models
+    from netkin.sources import load_data
+
+    with warnings.catch_warnings():
+        # the comparison carries these warnings and its text shows them
+        warnings.simplefilter("ignore", InflatedWarning)
+        data = load_data("digits:test")
+        return compare_models(networks[a], networks[b], data=data, measures=MEASURES, layers=LAYERS, names=(a, b))
+
+
+def _saved(out: Path, networks: dict[str, nn.Module], comparisons: list[Comparison]) -> list[Path]:
+    from safetensors.torch import save_file
+
+    files = [out / f"{c.a}-{c.b}.netkin" for c in comparisons]
+    for comparison, file in zip(comparisons, files, strict=True):
+        comparison.save(file)
+    weights = [out / f"{name}.safetensors" for name in networks]
+    for model, file in zip(networks.values(), weights, strict=True):
+        save_file(model.state_dict(), file)
+    return files + weights
+
+
+def _accuracies(networks: dict[str, nn.Module]) -> str:
+    from netkin.sources import load_data
+    from netkin.sources.training import accuracy
+
+    data = load_data("digits:test")
+    shares = ", ".join(f"{name} {accuracy(model, data):.1%}" for name, model in networks.items())
+    return f"right answers on {data.examples} digits that none of them saw: {shares}"
+
+
+def _notes(trained: Comparison, untrained: Comparison) -> str:
+    return "\n".join(["What to notice", *(f"- {sentence}" for sentence in observations(trained, untrained))])
+
+
+def _files(files: list[Path]) -> str:
+    first, second = (file for file in files if file.suffix == ".safetensors" and file.stem != "untrained")
+    return "\n".join(
+        [
+            "Saved",
+            *(f"  {file}" for file in files),
+            "Go on with",
+            f"  netkin compare netkin:digits@{first} netkin:digits@{second} --data digits:test --measure pwcca",
+        ]
+    )

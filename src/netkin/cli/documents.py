@@ -1,0 +1,56 @@
+"""Results as JSON for other programs: no NaN and no Infinity, null instead."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from netkin.results import Comparison, Values
+
+_COMPARISON = (
+    "a",
+    "b",
+    "layers_a",
+    "layers_b",
+    "data",
+    "examples",
+    "seed",
+    "version",
+    "created",
+    "warnings",
+    "complete",
+)
+_MAPPINGS = ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance")
+_TABLE = ("id", "name", "higher_is_closer", "symmetric", "conventions", "statistic", "exactness")
+
+
+def as_json(content: Any) -> str:
+    """Return `content` as JSON text; numbers that are not finite become null."""
+    return json.dumps(_finite(content), indent=2, ensure_ascii=False)
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return everything a comparison holds, as plain lists, dictionaries, texts and numbers."""
+    document = {name: getattr(comparison, name) for name in _COMPARISON}
+    document |= {name: dict(getattr(comparison, name)) for name in _MAPPINGS}
+    return document | {"tables": {name: _table_document(table) for name, table in comparison.tables.items()}}
+
+
+def _table_document(table: Values) -> dict[str, Any]:
+    holes = [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in table.holes.items()]
+    arrays = {
+        "values": table.values.tolist(),
+        "standard_errors": None if table.errors is None else table.errors.tolist(),
+    }
+    facts = {name: getattr(table, name) for name in _TABLE}
+    return facts | {"bounds": table.bounds, "parameters": dict(table.parameters)} | arrays | {"holes": holes}
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

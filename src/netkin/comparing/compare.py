@@ -1,0 +1,266 @@
+"""`compare` and `compare_many`: models or recorded rows in, a labelled comparison out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from netkin import __version__
+from netkin.comparing.collecting import Collection
+from netkin.comparing.pairing import Pairs
+from netkin.comparing.plan import Needs
+from netkin.comparing.subjects import ModelSubject, RecordedSubject, Subject
+from netkin.comparing.tabulating import Tables
+from netkin.errors import NameClash, ShapeError, ValueFault
+from netkin.measures.registry import Measure, find
+from netkin.representations import batch_length, batches_of
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import Shape
+from netkin.results import Comparison, Comparisons
+
+CHUNK = 512  # examples of recorded rows taken at a time
+
+
+def compare(
+    a: nn.Module | Mapping[str, Any],
+    b: nn.Module | Mapping[str, Any] | None = None,
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
+    *,
+    layers: Spec | Mapping[str, Spec] = None,
+    pairs: Any = "all",
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+    partial: bool = False,
+    names: tuple[str, str] = ("a", "b"),
+) -> Comparison:
+    """Return how alike the layers of two models are, by every measure asked for, from one pass over the data.
+
+    Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be mappings of
+    layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
+
+    `layers` is a choice for both (see `nk.layers`) or a mapping from "a" and "b" to a choice each; `pairs` is "all",
+    "corresponding" or a list of (layer, layer); `shape` says what one example is; `examples` ends the pass early;
+    `memory` limits the statistics, in bytes (by default a quarter of what is free); `device` is where the models run.
+    `transforms` and `forward` are functions, or a pair of them, one for each model. With ``partial=True`` Ctrl-C
+    returns what is finished.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(50, 8))
+        >>> comparison = compare({"x": X}, {"twice": 2 * X, "square": X**2})
+        >>> round(comparison["x", "twice"], 6)
+        1.0
+    """
+    alone = b is None or (b is a and transforms is None and forward is None)
+    given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
+    if not alone and len(given) < 2:
+        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
+    pair = (names[0], names[0] if alone else names[1])
+    places = dict(zip(given, ("a", "b"), strict=False))
+    options = _Options(layers, places, shape, transforms, forward, device)
+    collection, found = _collected(
+        given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
+    )
+    return _comparison(collection, found, pair, names, data, seed, partial)
+
+
+def compare_many(
+    models: Mapping[str, Any] | Sequence[Any],
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
+    *,
+    layers: Spec | Mapping[str, Spec] = None,
+    pairs: Any = "all",
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+    partial: bool = False,
+) -> Comparisons:
+    """Return the comparisons of all pairs of several models; each model runs once on each batch.
+
+    `models` is a mapping from names to models (or recorded mappings), or a list, whose names are then 0, 1, 2, ...
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(50, 8))
+        >>> many = compare_many({"a": {"x": X}, "b": {"x": X + 1}, "c": {"x": X**2}})
+        >>> round(many["a", "b"]["x", "x"], 6)
+        1.0
+    """
+    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    if len(given) < 2:
+        raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
+    of = list(combinations(given, 2))
+    options = _Options(layers, {name: name for name in given}, shape, transforms, forward, device)
+    collection, found = _collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
+    return Comparisons([_comparison(collection, found, pair, pair, data, seed, partial) for pair in of])
+
+
+class _Options:
+    """What is said once for all models, or for each."""
+
+    def __init__(
+        self,
+        layers: Any,
+        places: Mapping[str, str],
+        shape: Any,
+        transforms: Any,
+        forward: Any,
+        device: torch.device | str | None,
+    ):
+        self.layers, self.places, self.shape, self.device = layers, places, shape, device
+        self.transforms = _one_each("transforms", transforms, list(places))
+        self.forward = _one_each("forward", forward, list(places))
+
+    def layers_of(self, name: str) -> Spec:
+        if not isinstance(self.layers, Mapping):
+            return self.layers
+        unknown = set(self.layers) - set(self.places.values()) - set(self.places)
+        if unknown:
+            raise ValueFault(
+                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
+            )
+        return self.layers.get(name, self.layers.get(self.places[name]))
+
+    def subject(self, name: str, thing: Any) -> Subject:
+        if isinstance(thing, nn.Module):
+            return ModelSubject(
+                name, thing, self.layers_of(name), self.shape, self.forward[name], self.transforms[name], self.device
+            )
+        if isinstance(thing, Mapping):
+            return RecordedSubject(name, thing, self.shape)
+        raise ValueFault(
+            f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
+        )
+
+
+def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    if given is None or callable(given):
+        return dict.fromkeys(names, given)
+    if isinstance(given, Mapping):
+        return {name: given.get(name) for name in names}
+    if len(given) != len(names):
+        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
+    return dict(zip(names, given, strict=True))
+
+
+def _collected(
+    given: Mapping[str, Any],
+    data: Any,
+    measures: Any,
+    pairs: Pairs,
+    options: _Options,
+    examples: int | None,
+    memory: int | None,
+    seed: int,
+    partial: bool,
+) -> tuple[Collection, list[Measure]]:
+    asked = [measures] if isinstance(measures, str) or callable(measures) else measures
+    found = list({measure.id: measure for measure in map(find, asked)}.values())
+    if not found:
+        raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
+    subjects = [options.subject(name, thing) for name, thing in given.items()]
+    batches, expected = _feed(subjects, data, examples)
+    collection = Collection(subjects, Needs.of(found), pairs, memory, seed)
+    collection.run(batches, expected, partial)
+    return collection, found
+
+
+def _feed(subjects: Sequence[Subject], data: Any, examples: int | None) -> tuple[Iterable[Any], int | None]:
+    """Return the batches, and how many examples they hold if that is known."""
+    recorded = [subject for subject in subjects if isinstance(subject, RecordedSubject)]
+    if not recorded:
+        if data is None:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        return batches_of(data, examples), _expected(data, examples)
+    if len(recorded) < len(subjects):
+        raise ValueFault(
+            "a model and recorded rows can't be compared: nobody knows that they saw the same examples. Record both."
+        )
+    counts = {subject.name: subject.examples for subject in recorded}
+    if len(set(counts.values())) > 1:
+        (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
+        raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
+    total = min(recorded[0].examples, examples or recorded[0].examples)
+    return [slice(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK)], total
+
+
+def _expected(data: Any, examples: int | None) -> int | None:
+    """Return how many examples `data` will give, as far as it says so."""
+    known: int | None = None
+    if isinstance(data, (torch.Tensor, np.ndarray, Mapping)):
+        known = batch_length(data)
+    elif isinstance(getattr(data, "examples", None), int):
+        known = data.examples
+    elif hasattr(getattr(data, "dataset", None), "__len__"):
+        known = len(data.dataset)
+    elif isinstance(data, (list, tuple)):
+        known = sum(batch_length(batch) for batch in data)
+    return min(known, examples) if known is not None and examples else known or examples
+
+
+def _comparison(
+    collection: Collection,
+    measures: Sequence[Measure],
+    pair: tuple[str, str],
+    names: tuple[str, str],
+    data: Any,
+    seed: int,
+    partial: bool,
+) -> Comparison:
+    tables = Tables(collection, measures, *pair)
+    tables.fill(partial)
+    subjects = {subject.name: subject for subject in collection.subjects}
+    a, b = pair
+    return Comparison(
+        a=names[0],
+        b=names[0] if a == b and names[1] == "b" else names[1],
+        layers_a=tuple(tables.layers_a),
+        layers_b=tuple(tables.layers_b),
+        tables=tables.tables(),
+        shapes_a={layer.name: subjects[a].shapes[layer.name] for layer in collection.layers[a]},
+        shapes_b={layer.name: subjects[b].shapes[layer.name] for layer in collection.layers[b]},
+        widths_a={layer.name: layer.width for layer in collection.layers[a]},
+        widths_b={layer.name: layer.width for layer in collection.layers[b]},
+        data=_name_of(data),
+        examples=collection.examples,
+        seed=seed,
+        warnings=tables.warnings(),
+        version=__version__,
+        provenance=_provenance(collection, subjects[a], subjects[b]),
+        complete=collection.complete and tables.complete,
+    )
+
+
+def _name_of(data: Any) -> str:
+    if data is None:
+        return "recorded"
+    name = getattr(data, "name", None)
+    if isinstance(name, str):
+        return name
+    inner = getattr(data, "dataset", None)
+    return type(inner).__name__ if inner is not None else type(data).__name__
+
+
+def _provenance(collection: Collection, a: Subject, b: Subject) -> dict[str, str]:
+    return {
+        "model a": a.kind,
+        "model b": b.kind,
+        "plan": str(collection.plan),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

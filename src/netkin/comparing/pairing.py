@@ -1,0 +1,67 @@
+"""Pairs: which layers of which models are set beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from netkin.errors import ShapeError, UnknownName, did_you_mean
+
+Rectangle = tuple[list[str], list[str]]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs asked for: `of` the models, and within each pair of models "all", "corresponding" or a list."""
+
+    of: Sequence[tuple[str, str]]
+    which: Any = "all"
+
+    def rectangles(self, layers: Mapping[str, Sequence[str]]) -> list[Rectangle]:
+        """Return the pairs as (names, names), each meaning all of the first against all of the second."""
+        if self.which == "all":
+            return [(_keys(a, layers[a]), _keys(b, layers[b])) for a, b in self.of]
+        return [([f"{a}/{x}"], [f"{b}/{y}"]) for a, b in self.of for x, y in self.listed(layers, a, b)]
+
+    def listed(self, layers: Mapping[str, Sequence[str]], a: str, b: str) -> list[tuple[str, str]]:
+        """Return the pairs of layers wanted of models `a` and `b`."""
+        if self.which == "all":
+            return [(x, y) for x in layers[a] for y in layers[b]]
+        if self.which == "corresponding":
+            return corresponding(layers[a], layers[b])
+        if isinstance(self.which, str):
+            raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {self.which!r}.")
+        for x, y in self.which:
+            _refuse_unknown(x, a, layers[a])
+            _refuse_unknown(y, b, layers[b])
+        return [(x, y) for x, y in self.which]
+
+
+def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    """Return layers of the same name in both; if no name is shared, layers of the same place.
+
+    Example:
+        >>> corresponding(["conv1", "fc"], ["conv1", "conv2", "fc"])
+        [('conv1', 'conv1'), ('fc', 'fc')]
+    """
+    shared = [(name, name) for name in a if name in b]
+    if shared:
+        return shared
+    if len(a) != len(b):
+        raise ShapeError(
+            f"the models share no layer names and have {len(a)} and {len(b)} layers, so none correspond; "
+            "pass `pairs=[(layer, layer), ...]`."
+        )
+    return list(zip(a, b, strict=True))
+
+
+def _keys(model: str, layers: Sequence[str]) -> list[str]:
+    return [f"{model}/{layer}" for layer in layers]
+
+
+def _refuse_unknown(name: str, model: str, layers: Sequence[str]) -> None:
+    if name not in layers:
+        raise UnknownName(
+            f"`pairs` names layer {name!r}, which {model!r} does not give{did_you_mean(name, layers) or '.'}"
+        )

@@ -1,0 +1,126 @@
+"""From statistics to tables: every measure for every pair, with holes where there is no value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from netkin.comparing.collecting import Collection
+from netkin.errors import NoValue
+from netkin.measures.registry import Measure, value_of
+from netkin.results import Values
+from netkin.statistics import Grams, Moments, Rows
+
+NOT_ASKED = "this pair was not asked for"
+INTERRUPTED = "interrupted before this pair was reached"
+
+
+class Tables:
+    """The tables of one pair of models, filled pair by pair."""
+
+    def __init__(self, collection: Collection, measures: Sequence[Measure], a: str, b: str):
+        self.collection, self.measures, self.a, self.b = collection, measures, a, b
+        self.layers_a = [layer.name for layer in collection.layers[a]]
+        self.layers_b = [layer.name for layer in collection.layers[b]]
+        names = {model: [layer.name for layer in layers] for model, layers in collection.layers.items()}
+        self.wanted = collection.pairs.listed(names, a, b)
+        self.values = {m.id: np.full((len(self.layers_a), len(self.layers_b)), np.nan) for m in measures}
+        everything = [(x, y) for x in self.layers_a for y in self.layers_b]
+        asked = set(self.wanted)
+        self.holes = {
+            m.id: {pair: INTERRUPTED if pair in asked else NOT_ASKED for pair in everything} for m in measures
+        }
+        self.notes: dict[str, str] = {}
+        self.few: list[tuple[int, str]] = []
+        self.complete = False
+
+    def fill(self, partial: bool) -> None:
+        """Compute every wanted value; with `partial`, Ctrl-C leaves the rest as holes."""
+        mirrored = self.a == self.b
+        try:
+            with torch.no_grad():
+                for x, y in tqdm(self.wanted, desc="measuring", unit="pair", delay=2, leave=False):
+                    self._pair(x, y, mirrored)
+            self.complete = True
+        except KeyboardInterrupt:
+            if not partial:
+                raise
+
+    def _pair(self, x: str, y: str, mirrored: bool) -> None:
+        statistics: dict[type, object] = {}
+        for measure in self.measures:
+            if mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
+                self._copy(measure, x, y)
+                continue
+            try:
+                value = self._value(measure, x, y, statistics)
+            except NoValue as reason:
+                self.holes[measure.id][x, y] = str(reason)
+            else:
+                self._set(measure, x, y, value)
+
+    def _value(self, measure: Measure, x: str, y: str, statistics: dict[type, object]) -> float:
+        reads = measure.facts.reads
+        statistic = statistics.get(reads) if reads is not Grams else None
+        if statistic is None:
+            statistic = statistics[reads] = self.collection.statistic(measure, f"{self.a}/{x}", f"{self.b}/{y}")
+        if isinstance(statistic, Moments) and measure.facts.whitens and statistic.few_examples:
+            self.few.append((statistic.x.width + statistic.y.width, statistic.few_examples))
+        if isinstance(statistic, Grams):
+            self._note_batches(measure, statistic)
+        value = value_of(measure, statistic)
+        if not math.isfinite(value):
+            raise NoValue(f"{measure.id} is infinite for this pair.")
+        return value
+
+    def _note_batches(self, measure: Measure, grams: Grams) -> None:
+        left_out = f"; {grams.left_out} examples left out" if grams.left_out else ""
+        self.notes[measure.id] = f"mini-batch estimate ({grams.batches} batches of {grams.batch}{left_out})"
+
+    def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
+        self.values[measure.id][self.layers_a.index(x), self.layers_b.index(y)] = value
+        del self.holes[measure.id][x, y]
+
+    def _copy(self, measure: Measure, x: str, y: str) -> None:
+        self._set(measure, x, y, self.values[measure.id][self.layers_a.index(y), self.layers_b.index(x)])
+
+    def tables(self) -> dict[str, Values]:
+        """Return the tables by the measures' ids."""
+        return {measure.id: self._table(measure) for measure in self.measures}
+
+    def _table(self, measure: Measure) -> Values:
+        facts = measure.facts
+        return Values(
+            id=measure.id,
+            name=measure.name,
+            parameters=measure.settings,
+            layers_a=tuple(self.layers_a),
+            layers_b=tuple(self.layers_b),
+            values=self.values[measure.id],
+            holes=self.holes[measure.id],
+            higher_is_closer=facts.higher_is_closer,
+            bounds=facts.bounds,
+            symmetric=facts.symmetric,
+            conventions=facts.convention,
+            statistic=facts.reads.__name__,
+            exactness=self._exactness(measure),
+        )
+
+    def _exactness(self, measure: Measure) -> str:
+        if measure.facts.reads is Rows and self.collection.sampled:
+            return f"a sample of {self.collection.sample_size:,} of {self.collection.examples:,} examples"
+        return self.notes.get(measure.id, "exact")
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a reader of these tables must know, in sentences."""
+        said = []
+        if self.few:
+            pairs = len({text for _, text in self.few})
+            said.append(max(self.few)[1] + (f" This holds for {len(self.few):,} values." if pairs > 1 else ""))
+        if not self.collection.complete or not self.complete:
+            said.append(f"interrupted: these numbers rest on the first {self.collection.examples:,} examples.")
+        return tuple(said)

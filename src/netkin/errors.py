@@ -1,0 +1,80 @@
+"""What netkin says no with.
+
+NetkinError
+├── ShapeError (ValueError)        arrays whose shapes do not fit together
+├── ValueFault (ValueError)        NaN, Inf, complex numbers, parameters out of range
+├── NoValue (ValueError)           a measure has no value for this pair: becomes a hole with its reason
+├── UnknownName (LookupError)      no measure, layer, model or data set of that name
+├── NameClash (ValueError)         two things want one name
+├── ForwardError (RuntimeError)    a model could not be run, or ran other than expected
+├── MemoryLimit (MemoryError)      the work does not fit the memory limit
+├── SourceError (ValueError)       a model or data set could not be loaded
+├── FileFault (ValueError)         a file of ours that is damaged, of another kind or from a newer netkin
+└── MissingExtra (ImportError)     an optional package is needed; the message names the extra
+
+InflatedWarning (UserWarning)      a number is right but easily misread
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NetkinError(Exception):
+    """The root of every refusal; its text is one clear sentence with the numbers and what to do."""
+
+
+class ShapeError(NetkinError, ValueError):
+    """Arrays whose shapes do not fit together."""
+
+
+class ValueFault(NetkinError, ValueError):
+    """NaN, Inf, complex numbers or a parameter out of range."""
+
+
+class NoValue(NetkinError, ValueError):
+    """A measure has no value for this pair."""
+
+
+class UnknownName(NetkinError, LookupError):
+    """No thing of that name."""
+
+
+class NameClash(NetkinError, ValueError):
+    """Two things want one name."""
+
+
+class ForwardError(NetkinError, RuntimeError):
+    """A model could not be run, or ran other than expected."""
+
+
+class MemoryLimit(NetkinError, MemoryError):
+    """The work does not fit the memory limit."""
+
+
+class SourceError(NetkinError, ValueError):
+    """A model or data set could not be loaded."""
+
+
+class FileFault(NetkinError, ValueError):
+    """A file of ours that is damaged, of another kind or from a newer netkin."""
+
+
+class MissingExtra(NetkinError, ImportError):
+    """An optional package is needed."""
+
+
+class InflatedWarning(UserWarning):
+    """A number is right but easily misread."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'cka'?"`` for the known name nearest to `name`, or an empty string.
+
+    Example:
+        >>> did_you_mean("ckaa", ["cka", "nbs"])
+        "; did you mean 'cka'?"
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,280 @@
+"""Measures that whiten: canonical correlations and what is made of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import summing_dtype
+from netkin.errors import NoValue, ValueFault
+from netkin.measures.matrices import arccos, holding, spectrum
+from netkin.measures.registry import measure
+from netkin.statistics import Moments
+from netkin.statistics.moments import canonical, leading
+from netkin.statistics.sides import Side, squared_norm
+
+AFFINE = frozenset({"rotation", "scaling", "translation", "invertible"})
+RIGID = frozenset({"rotation", "scaling", "translation"})
+HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
+SVCCA = "Raghu et al. (2017), arXiv:1706.05806"
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE,
+    whitens=True,
+    convention="mean canonical correlation over the smaller numerical rank, columns centred",
+    reference=HOTELLING,
+)
+def cca_mean(moments: Moments) -> Tensor:
+    """Return the mean canonical correlation of two layers, from 0 to 1.
+
+    Every direction counts alike, however little it varies. One means that the layer of smaller rank is a linear
+    function of the other; so it is whenever there are fewer examples than units, which a warning points out.
+    """
+    return moments.correlations.mean()
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE,
+    whitens=True,
+    convention="mean squared canonical correlation over the smaller numerical rank, columns centred",
+    reference="Ramsay et al. (1984), doi:10.1007/BF02294202; Kornblith et al. (2019), arXiv:1905.00414",
+)
+def cca_mean_squared(moments: Moments) -> Tensor:
+    """Return the mean squared canonical correlation of two layers, from 0 to 1 (R² of CCA)."""
+    return moments.correlations.square().mean()
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE,
+    whitens=True,
+    convention="root of the mean squared canonical correlation over the smaller numerical rank, columns centred",
+    reference="eq. 1 of Wang et al. (2024), inner-product-based similarity",
+)
+def cca_rms(moments: Moments) -> Tensor:
+    """Return the root mean square of the canonical correlations of two layers, from 0 to 1."""
+    return moments.correlations.square().mean().sqrt()
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    whitens=True,
+    convention="CCA mean of the fewest principal directions holding `variance` of Σσ², over the smaller number kept",
+    reference=SVCCA,
+)
+def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
+    """Return the mean canonical correlation of two layers' leading principal directions, from 0 to 1.
+
+    Each layer keeps the fewest directions that hold `variance` of its variance, Σσ²; the rest is taken for noise.
+    """
+    return _truncated(moments, *(holding(spectrum(side), _share(variance)) for side in (moments.x, moments.y)))
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    whitens=True,
+    convention="CCA mean of the fewest principal directions holding `variance` of Σσ, over the smaller number kept",
+    reference=f"appendix of {SVCCA}",
+)
+def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
+    """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
+    return _truncated(moments, *(holding(spectrum(side).sqrt(), _share(variance)) for side in (moments.x, moments.y)))
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    whitens=True,
+    convention="CCA mean of the `k` leading principal directions, or of all where there are fewer",
+    reference=SVCCA,
+)
+def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
+    """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
+    if k < 1:
+        raise ValueFault(f"`k` must be at least 1; got {k}.")
+    return _truncated(moments, *(_first(spectrum(side), k) for side in (moments.x, moments.y)))
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by={"scaling", "translation"},
+    symmetric=False,
+    whitens=True,
+    convention="weights from the whitened canonical variates of X and the units of X, columns centred",
+    reference="Morcos et al. (2018), arXiv:1806.05759",
+)
+def pwcca(moments: Moments) -> Tensor:
+    """Return the canonical correlations averaged by how much of X each accounts for, from 0 to 1.
+
+    ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its units. Not
+    symmetric, and not unchanged by a rotation of X: it looks at single units.
+    """
+    variates, correlations, _ = torch.linalg.svd(moments.alignment, full_matrices=False)
+    # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
+    inner = variates.mH @ moments.x.whitener.mH @ moments.x.second @ moments.x.units
+    weights = inner.abs().sum(-1)
+    real = torch.arange(correlations.shape[-1], device=weights.device) < min(moments.x.rank, moments.y.rank)
+    weights = weights * real
+    return (weights * correlations.clamp(max=1)).sum() / weights.sum()
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    symmetric=False,
+    whitens=True,
+    convention="least squares from X to Y on the numerical range of X, columns centred",
+    reference="Kornblith et al. (2019), arXiv:1905.00414",
+)
+def linear_regression_r2(moments: Moments) -> Tensor:
+    """Return the share of Y's variance that a linear map of X predicts, from 0 to 1.
+
+    ``1 - ‖Y - X(X⁺Y)‖² / ‖Y‖²`` of the centred layers. Not symmetric: a wide layer may predict a narrow one and not
+    be predicted by it.
+    """
+    moments.x.trace  # noqa: B018  refuses a constant layer
+    return (squared_norm(moments.x.whitener.mH @ moments.cross) / moments.y.trace).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE,
+    whitens=True,
+    convention="left singular vectors of the centred layers, over the larger numerical rank",
+    reference="May et al. (2019), arXiv:1909.01264",
+)
+def eigenspace_overlap(moments: Moments) -> Tensor:
+    """Return how far two layers span the same space over the examples, from 0 to 1.
+
+    ``‖UxᵀUy‖² / max(rank)``, U the left singular vectors. A layer whose span lies inside that of a wider one scores
+    the ratio of their ranks.
+    """
+    return (squared_norm(moments.alignment) / max(moments.x.rank, moments.y.rank)).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.pi / 2),
+    unchanged_by={"rotation", "translation"},
+    is_metric=True,
+    whitens=True,
+    convention="angular Procrustes after X(αI + (1-α)(XᵀX)^(-1/2)), columns centred",
+    reference="Williams et al. (2021), arXiv:2110.14739",
+)
+def shape_distance(moments: Moments, *, alpha: float = 0.5) -> Tensor:
+    """Return the angle left between two partly whitened layers after the best rotation, from 0 to π/2.
+
+    ``alpha=1`` whitens nothing and is `procrustes_angular`; ``alpha=0`` whitens wholly and is, at equal full ranks,
+    the arc cosine of `cca_mean`. In between the scale of the data counts.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueFault(f"`alpha` must lie between 0 and 1; got {alpha}.")
+    x, y = _partly_whitened(moments.x, alpha), _partly_whitened(moments.y, alpha)
+    nuclear = torch.linalg.svdvals(x.mH @ moments.cross @ y).to(summing_dtype(x.device)).sum()
+    return arccos(nuclear / (_size(moments.x, x) * _size(moments.y, y)))
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.inf),
+    unchanged_by=RIGID,
+    is_metric=True,
+    precise=True,
+    convention="rows centred on their mean and scaled to unit mean square norm; plug-in estimate",
+    reference="Boix-Adserà et al. (2022), arXiv:2210.06545",
+)
+def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
+    """Return how differently ridge regression on two layers can predict, at worst over all targets, from 0 up.
+
+    ``√(tr(AΣxAΣx) + tr(BΣyBΣy) - 2 tr(AΣxyBΣyx))`` with ``A = (Σx + ridge·I)⁻¹``, B likewise. A large `ridge` sees the
+    leading directions alone; a small one is nearer to CCA.
+    """
+    if not ridge > 0:
+        raise ValueFault(f"`ridge` must be above 0; got {ridge}.")
+    cross = moments.cross / (moments.x_norm * moments.y_norm)
+    left = torch.linalg.solve(_ridged(moments.x, ridge), cross)
+    right = torch.linalg.solve(_ridged(moments.y, ridge), cross.mH)
+    mixed = (left * right.mH.conj()).real.sum()
+    return (_self_term(moments.x, ridge) + _self_term(moments.y, ridge) - 2 * mixed).clamp(min=0).sqrt()
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, math.inf),
+    unchanged_by=AFFINE,
+    whitens=True,
+    convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",
+    reference="Kullback (1959); lemma 1 of Ni et al. (2023), CKA sparsity regularisation",
+)
+def gaussian_mutual_information(moments: Moments) -> Tensor:
+    """Return the information that two layers share if they are jointly Gaussian, in nats, from 0 up.
+
+    ``-½ Σ log(1 - ρᵢ²)``. If some direction of one is a linear function of the other it is infinite: no value.
+    """
+    left_over = 1 - moments.correlations.square()
+    exact = int((left_over <= max(moments.n, moments.x.width, moments.y.width) * moments.x.rounding).sum())
+    if exact:
+        raise NoValue(
+            f"the mutual information is infinite: {exact} of {len(left_over)} canonical correlations are 1 at "
+            f"{moments.n:,} examples; use more examples than the {moments.x.width + moments.y.width:,} features of both."
+        )
+    return -left_over.log().sum() / 2
+
+
+def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
+    alignment = leading(moments.x, keep_x).mH @ moments.cross @ leading(moments.y, keep_y)
+    return canonical(alignment, min(int(keep_x.sum()), int(keep_y.sum()))).mean()
+
+
+def _first(values: Tensor, k: int) -> Tensor:
+    order = values.flatten().argsort(descending=True)[:k]
+    keep = torch.zeros_like(values, dtype=torch.bool).flatten()
+    keep[order] = True
+    return keep.reshape(values.shape) & (values > 0)
+
+
+def _share(variance: float) -> float:
+    if not 0 < variance <= 1:
+        raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
+    return variance
+
+
+def _partly_whitened(side: Side, alpha: float) -> Tensor:
+    """Return the map ``αI + (1-α)C^(-1/2)`` on the numerical range of a layer, (blocks, r, k)."""
+    roots = torch.where(side.kept, side.eigen[0], 1).sqrt()[..., : side.basis.shape[-1]]
+    pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
+    now = torch.diag_embed(roots.square()).to(side.principal.dtype)
+    # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
+    inverse_root = torch.diag_embed(1 / roots) - (side.principal - now) / pairs
+    identity = torch.eye(roots.shape[-1], dtype=roots.dtype, device=roots.device)
+    return side.basis @ (alpha * identity + (1 - alpha) * side.scale * inverse_root).to(side.basis.dtype)
+
+
+def _size(side: Side, transform: Tensor) -> Tensor:
+    return torch.diagonal(transform.mH @ side.second @ transform, dim1=-2, dim2=-1).real.sum().sqrt()
+
+
+def _ridged(side: Side, ridge: float) -> Tensor:
+    second = side.second / side.trace
+    return second + ridge * torch.eye(second.shape[-1], dtype=second.dtype, device=second.device)
+
+
+def _self_term(side: Side, ridge: float) -> Tensor:
+    regularised = torch.linalg.solve(_ridged(side, ridge), side.second / side.trace)
+    return (regularised * regularised.mT).sum().real

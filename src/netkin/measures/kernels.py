@@ -1,0 +1,69 @@
+"""Measures that read kernel matrices: mini-batch CKA and CKA with an RBF kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from netkin.errors import NoValue
+from netkin.measures.registry import measure
+from netkin.statistics import Grams, Rows
+from netkin.statistics.kernels import centred, rbf_kernel, u_centred
+from netkin.statistics.rows import Sample
+
+KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(-1.0, 1.0),
+    unchanged_by={"rotation", "scaling", "translation"},
+    convention="HSIC₁ summed over mini-batches, one ratio at the end; a remainder under 4 examples left out",
+    shows=("batch",),
+    reference="Nguyen et al. (2021), arXiv:2010.15327",
+)
+def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Tensor:
+    """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
+
+    The unbiased HSIC₁ of each mini-batch is added up, and one ratio is taken at the end. Memory does not depend on the
+    width of the layers; the value does depend on the batch size, which is therefore part of the id.
+    """
+    if not (float(grams.x.detach()) > 0 and float(grams.y.detach()) > 0):
+        raise NoValue(
+            f"a layer is constant within each of the {grams.batches} mini-batches; a measure needs a layer that varies."
+        )
+    return grams.cross / (grams.x.sqrt() * grams.y.sqrt())
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by={"rotation", "scaling", "translation"},
+    convention="biased HSIC, RBF kernel with σ = `fraction` × the median distance over distinct pairs",
+    reference=KORNBLITH,
+)
+def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
+    """Return how alike two layers arrange the examples by a kernel that sees near neighbours, from 0 to 1.
+
+    `cka` with the kernel ``exp(-d²/2σ²)``; the smaller `fraction`, the more local.
+    """
+    K, L = centred(_kernel(rows.x, fraction)), centred(_kernel(rows.y, fraction))
+    return ((K * L).sum() / (K.norm() * L.norm())).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(-1.0, 1.0),
+    unchanged_by={"rotation", "scaling", "translation"},
+    convention="unbiased HSIC₁, RBF kernel with σ = `fraction` × the median distance over distinct pairs, not clamped",
+    reference=f"{KORNBLITH}; Song et al. (2012), JMLR 13",
+)
+def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:
+    """Return `cka_rbf` with the bias of small samples taken off, from -1 to 1."""
+    if rows.n < 4:
+        raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {rows.n}.")
+    K, L = u_centred(_kernel(rows.x, fraction)), u_centred(_kernel(rows.y, fraction))
+    return (K * L).sum() / (K.norm() * L.norm())
+
+
+def _kernel(sample: Sample, fraction: float) -> Tensor:
+    return rbf_kernel(sample.gram, fraction)

@@ -1,0 +1,225 @@
+"""Measures of alignment and of shape: functions of norms of the moments, without whitening."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from netkin.errors import NoValue
+from netkin.measures.matrices import arccos
+from netkin.measures.registry import measure
+from netkin.statistics import Moments
+
+RIGID = frozenset({"rotation", "scaling", "translation"})
+CORTES = "Cortes et al. (2012), arXiv:1203.0550"
+KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
+WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    convention="biased HSIC, linear kernel, columns centred",
+    reference=KORNBLITH,
+)
+def cka(moments: Moments) -> Tensor:
+    """Return how alike two layers arrange the examples, from 0 to 1.
+
+    ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` of the centred layers in the Frobenius norm: the cosine of their Gram matrices. One means
+    a rotated, rescaled, shifted copy; zero means that no direction of one correlates with any of the other.
+    Directions of large variance count most.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+        >>> round(cka(X, 3 * X + 5), 6)
+        1.0
+    """
+    return _alignment(moments).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(-1.0, 1.0),
+    unchanged_by=RIGID,
+    debiases=True,
+    convention="unbiased HSIC₁, linear kernel, U-centred; never clamped",
+    reference="Song et al. (2012), JMLR 13; Nguyen et al. (2021), arXiv:2010.15327",
+)
+def cka_debiased(moments: Moments) -> Tensor:
+    """Return `cka` with the bias of small samples taken off, from -1 to 1.
+
+    ``HSIC₁(K,L) / √(HSIC₁(K,K) HSIC₁(L,L))``. Unrelated layers give values around zero, also negative ones, however
+    wide they are; plain `cka` of wide unrelated layers is far above zero. Needs four examples.
+    """
+    x, y = moments.x, moments.y
+    cross = _hsic(moments.n, moments.cross_squared, moments.norm_product, x.trace, y.trace)
+    own_x = _hsic(moments.n, x.squared, x.norm_squares, x.trace, x.trace)
+    own_y = _hsic(moments.n, y.squared, y.norm_squares, y.trace, y.trace)
+    for side, own in ((x, own_x), (y, own_y)):
+        if not float(own.detach()) > 0:
+            raise NoValue(
+                f"the unbiased HSIC of {side.name} with itself is zero at {moments.n} examples; pass more examples."
+            )
+    return cross / (own_x.sqrt() * own_y.sqrt())
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by={"rotation", "scaling"},
+    convention="kernel alignment, linear kernel, not centred",
+    reference="Cristianini et al. (2001); eq. 10 of Tang et al. (2020), arXiv:2003.11498",
+)
+def cka_uncentered(moments: Moments) -> Tensor:
+    """Return the cosine of two layers' Gram matrices without centring, from 0 to 1.
+
+    A mean that both layers share counts as likeness here: positive activations score high whatever they encode.
+    """
+    return _alignment(moments.uncentred).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.pi / 2),
+    unchanged_by=RIGID,
+    is_metric=True,
+    convention="arccos of cka",
+    reference=WILLIAMS,
+)
+def angular_cka(moments: Moments) -> Tensor:
+    """Return the angle between two layers' centred Gram matrices, from 0 to π/2.
+
+    ``arccos(cka)``, a metric: the way from A to C is never longer than by B.
+    """
+    return arccos(_alignment(moments))
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    precise=True,
+    convention="columns centred",
+    reference="Muzellec & Cuturi (2018), arXiv:1805.07594; Tang et al. (2020), arXiv:2003.11498",
+)
+def nbs(moments: Moments) -> Tensor:
+    """Return the normalised Bures similarity of two layers, from 0 to 1.
+
+    ``‖XᵀY‖* / (‖X‖ ‖Y‖)`` of the centred layers, in the nuclear norm: the cosine that is left after the best rotation.
+    """
+    return _bures(moments).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by={"rotation", "scaling"},
+    precise=True,
+    convention="not centred",
+    reference="eq. 13 of Tang et al. (2020), arXiv:2003.11498",
+)
+def nbs_uncentered(moments: Moments) -> Tensor:
+    """Return `nbs` without centring, from 0 to 1; a mean that both layers share counts as likeness."""
+    return _bures(moments.uncentred).clamp(max=1)
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.sqrt(2)),
+    unchanged_by=RIGID,
+    is_metric=True,
+    precise=True,
+    convention="columns centred, unit Frobenius norm",
+    reference=WILLIAMS,
+)
+def procrustes_distance(moments: Moments) -> Tensor:
+    """Return the distance left between two layers after the best rotation, from 0 to √2.
+
+    With both layers centred and scaled to unit norm, ``√(2 - 2 ‖XᵀY‖*)`` in the nuclear norm. Zero means that one
+    layer is a rotated, rescaled, shifted copy of the other; √2 means that they share no linear structure at all.
+    """
+    return _root(2 - 2 * _bures(moments))
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.pi / 2),
+    unchanged_by=RIGID,
+    is_metric=True,
+    precise=True,
+    convention="arccos of nbs; columns centred, unit Frobenius norm",
+    reference=WILLIAMS,
+)
+def procrustes_angular(moments: Moments) -> Tensor:
+    """Return the angle left between two layers after the best rotation, from 0 to π/2."""
+    return arccos(_bures(moments))
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.inf),
+    unchanged_by={"rotation", "translation"},
+    is_metric=True,
+    precise=True,
+    convention="columns centred, sizes kept",
+    reference=WILLIAMS,
+)
+def procrustes_size_and_shape(moments: Moments) -> Tensor:
+    """Return the distance left between two layers after the best rotation, their sizes kept, from 0 up.
+
+    ``√(‖X‖² + ‖Y‖² - 2 ‖XᵀY‖*)`` of the centred layers. It grows with the number of examples and with their scale.
+    """
+    x, y = moments.x, moments.y
+    sizes = x.trace / x.scale**2 + y.trace / y.scale**2
+    return _root(sizes - 2 * moments.nuclear / (x.scale * y.scale))
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, 1.0),
+    unchanged_by=RIGID,
+    precise=True,
+    convention="columns centred, unit Frobenius norm, best scale: as SciPy and TorchMetrics",
+    reference="Gower (1975), doi:10.1007/BF02291478",
+)
+def procrustes_disparity(moments: Moments) -> Tensor:
+    """Return the squared misfit left after the best rotation and scaling, from 0 to 1.
+
+    ``1 - ‖XᵀY‖*²`` at unit norm; the number that ``scipy.spatial.procrustes`` calls the disparity.
+    """
+    return (1 - _bures(moments).square()).clamp(min=0)
+
+
+@measure(
+    higher_is_closer=False,
+    bounds=(0.0, math.inf),
+    unchanged_by={"rotation"},
+    convention="lengths of the mean rows",
+    reference="Klabunde et al. (2024), arXiv:2408.00531",
+)
+def magnitude_difference(moments: Moments) -> Tensor:
+    """Return how much the lengths of two layers' mean activations differ, from 0 up: ``| ‖mean x‖ - ‖mean y‖ |``."""
+    return (moments.x.mean.norm() - moments.y.mean.norm()).abs()
+
+
+def _alignment(moments: Moments) -> Tensor:
+    moments.x.trace, moments.y.trace  # noqa: B018  refuse constant layers
+    return moments.cross_squared / (moments.x.squared.sqrt() * moments.y.squared.sqrt())
+
+
+def _bures(moments: Moments) -> Tensor:
+    return moments.nuclear / (moments.x_norm * moments.y_norm)
+
+
+def _root(square: Tensor) -> Tensor:
+    return square.clamp(min=0).sqrt()
+
+
+def _hsic(n: int, squared: Tensor, norm_product: Tensor, x_trace: Tensor, y_trace: Tensor) -> Tensor:
+    """Return n(n-3) HSIC₁ from moments about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``."""
+    if n < 4:
+        raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {n}.")
+    return squared - norm_product + x_trace * y_trace / ((n - 1) * (n - 2)) - 2 * norm_product / (n - 2)

@@ -1,0 +1,35 @@
+"""Small facts about matrices that several measures use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import summing_dtype
+from netkin.statistics.sides import Side
+
+
+def arccos(cosine: Tensor) -> Tensor:
+    """Return the angle whose cosine is given, with the rounding over ±1 taken off."""
+    return torch.arccos(cosine.clamp(-1, 1))
+
+
+def spectrum(side: Side) -> Tensor:
+    """Return the eigenvalues of a layer's second moment in its numerical range, (blocks, r), zero elsewhere."""
+    values, _ = side.eigen
+    return (values * side.kept).to(summing_dtype(values.device))
+
+
+def holding(weights: Tensor, share: float) -> Tensor:
+    """Mark the fewest entries, largest first over all blocks, that hold `share` of the sum of `weights`.
+
+    Example:
+        >>> holding(torch.tensor([[6.0, 3.0, 1.0]]), 0.9)
+        tensor([[ True,  True, False]])
+    """
+    ordered, order = weights.flatten().sort(descending=True)
+    # rounding must not ask for one direction more than the exact sum would
+    before = ordered.cumsum(0) - ordered
+    needed = before < share * ordered.sum() * (1 - 1e-12)
+    needed[0] = True
+    return torch.zeros_like(needed).scatter(0, order, needed).reshape(weights.shape)

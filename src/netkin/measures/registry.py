@@ -1,0 +1,251 @@
+"""The registry: a measure is a pure function of one statistic, with facts declared once and read by everybody else.
+
+Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
+that string, without parameters that have their default value, is the measure's id.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from netkin.errors import InflatedWarning, NameClash, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.statistics import Grams, Moments, Rows
+
+INVARIANCES = ("rotation", "scaling", "translation", "invertible")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a measure promises; tests hold it to every one."""
+
+    reads: type
+    higher_is_closer: bool
+    bounds: tuple[float, float]
+    symmetric: bool
+    is_metric: bool
+    unchanged_by: frozenset[str]
+    whitens: bool  # is inflated by fewer examples than features
+    precise: bool  # needs float64 products
+    debiases: bool  # needs the debiasing sums
+    shows: tuple[str, ...]  # parameters that stand in the id even at their default
+    convention: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A registered measure with the parameters it is to be called with."""
+
+    function: Callable[..., Any]
+    facts: Facts
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every parameter with its default value."""
+        signature = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every parameter with the value it will have."""
+        return self.defaults | self.parameters
+
+    @property
+    def id(self) -> str:
+        """The name with those parameters that differ from their defaults, or are always shown."""
+        shows = self.facts.shows
+        changed = {key: value for key, value in self.settings.items() if key in shows or self.defaults[key] != value}
+        inside = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
+        return f"{self.name}({inside})" if inside else self.name
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    def __call__(self, statistic: Any) -> Tensor:
+        """Return the value for one pair."""
+        return self.function(statistic, **self.settings)
+
+
+_MEASURES: dict[str, Measure] = {}
+
+
+def measure(
+    *,
+    higher_is_closer: bool,
+    bounds: tuple[float, float],
+    unchanged_by: Iterable[str],
+    reference: str,
+    convention: str = "",
+    symmetric: bool = True,
+    is_metric: bool = False,
+    whitens: bool = False,
+    precise: bool = False,
+    debiases: bool = False,
+    shows: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Tensor]], Callable[..., Any]]:
+    """Register a function of one statistic as a measure, callable with two matrices as well.
+
+    What it reads is said by the annotation of its first argument; its parameters are keyword-only.
+    """
+    unknown = set(unchanged_by) - set(INVARIANCES)
+    if unknown:
+        raise ValueFault(f"`unchanged_by` knows {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Any]:
+        reads = next(iter(get_type_hints(function).values()), None)
+        if reads not in (Moments, Grams, Rows):
+            raise ValueFault(
+                f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`."
+            )
+        facts = Facts(
+            reads, higher_is_closer, bounds, symmetric, is_metric, frozenset(unchanged_by), whitens, precise or whitens,
+            debiases, shows, convention, reference,
+        )  # fmt: skip
+        public = _callable_with_matrices(function, facts)
+        _add(Measure(public, facts))
+        return public
+
+    return register
+
+
+def measures() -> dict[str, Measure]:
+    """Return all measures by name: ours, and those that installed packages offer."""
+    _load_entry_points()
+    return dict(_MEASURES)
+
+
+def find(spec: str | Callable[..., Any] | Measure) -> Measure:
+    """Return the measure that a string such as ``"svcca(variance=0.95)"`` or a measure's function names.
+
+    Example:
+        >>> find("svcca(variance=0.95)").id, find("svcca(variance=0.99)").id
+        ('svcca(variance=0.95)', 'svcca')
+    """
+    if isinstance(spec, Measure):
+        return spec
+    if callable(spec):
+        spec = str(getattr(spec, "__name__", spec))
+    name, parameters = _parsed(spec)
+    known = measures()
+    if name not in known:
+        raise UnknownName(f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.")
+    return _with_parameters(known[name], parameters)
+
+
+def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
+    defaults = found.defaults
+    for key in parameters:
+        if key not in defaults:
+            has = f"its parameters are {', '.join(defaults)}" if defaults else "it has no parameters"
+            raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, defaults) or ';'} {has}.")
+    typed = {key: _like(defaults[key], key, value) for key, value in parameters.items()}
+    return Measure(found.function, found.facts, typed)
+
+
+def _like(default: Any, key: str, value: Any) -> Any:
+    """Return `value` in the type of the parameter's default, so that 1 and 1.0 are one id."""
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if default is not None and not isinstance(value, type(default)):
+        raise ValueFault(
+            f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+        )
+    return value
+
+
+def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        node = ast.Constant(None)
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and not node.args
+        and all(k.arg for k in node.keywords)
+    ):
+        return node.func.id, {str(k.arg): _literal(spec, k.value) for k in node.keywords}
+    raise UnknownName(f"{spec!r} is no measure; write a name, or a name with parameters as in 'svcca(variance=0.95)'.")
+
+
+def _literal(spec: str, node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):  # a bare word is a string: cka_minibatch(kernel=rbf)
+        return node.id
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise UnknownName(f"{spec!r}: the value of a parameter must be a number or a word.") from None
+
+
+def _callable_with_matrices(function: Callable[..., Tensor], facts: Facts) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(X: Any, Y: Any = None, /, **parameters: Any) -> Any:
+        if isinstance(X, facts.reads) and Y is None:
+            return function(X, **parameters)
+        if Y is None:
+            raise ValueFault(
+                f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
+            )
+        value = function(_taken(facts, X, Y, function, parameters), **parameters)
+        return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else float(value)
+
+    return call
+
+
+def _taken(facts: Facts, X: Any, Y: Any, function: Callable[..., Tensor], parameters: dict[str, Any]) -> Any:
+    """Return the statistic of two matrices that the measure reads."""
+    if facts.reads is Moments:
+        moments = Moments.of(X, Y, torch.float64 if facts.precise else None)
+        if facts.whitens and moments.few_examples:
+            warnings.warn(moments.few_examples, InflatedWarning, stacklevel=4)
+        return moments
+    if facts.reads is Grams:
+        defaults = {
+            p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+        }
+        settings = {key: value for key, value in (defaults | parameters).items() if value is not None}
+        return Grams.of(X, Y, **settings)
+    return Rows.of(X, Y)
+
+
+def _add(new: Measure) -> None:
+    if new.name in _MEASURES:
+        old = _MEASURES[new.name].function
+        raise NameClash(
+            f"two measures are named {new.name!r}, one in {old.__module__} and one in {new.function.__module__}; "
+            "rename one."
+        )
+    _MEASURES[new.name] = new
+
+
+@functools.cache
+def _load_entry_points() -> None:
+    for entry in entry_points(group="netkin.measures"):
+        entry.load()
+
+
+def value_of(found: Measure, statistic: Any) -> float:
+    """Return one value as a float; what is not a finite number becomes a refusal with its reason."""
+    value = float(found(statistic))
+    if value != value:
+        raise NoValue(f"{found.id} is undefined for this pair (0/0): neither layer varies beyond rounding.")
+    return value

@@ -1,0 +1,157 @@
+"""Activations: layer outputs over data, as matrices with one row per example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.arrays import refuse_non_finite
+from netkin.errors import ForwardError, NetkinError, ShapeError
+from netkin.representations.calls import watching
+from netkin.representations.feeding import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
+from netkin.representations.guests import guest
+from netkin.representations.layers import Spec, choose, split_call, spoken
+from netkin.representations.recording import keeping
+from netkin.representations.shapes import Shape, name_of, rows_of, shape_for
+
+
+def activations(
+    model: nn.Module,
+    layers: Spec = None,
+    data: Any = None,
+    *,
+    shape: Shape | Mapping[str, Shape] = None,
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
+    """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
+
+    `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, or whose
+    output does not begin with the examples (a table of positions), is left out; one asked for by name is refused.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> {name: tuple(rows.shape) for name, rows in activations(model, ["0", "2"], torch.ones(5, 4)).items()}
+        {'0': (5, 8), '2': (5, 2)}
+    """
+    kept: dict[str, list[Tensor]] = {}
+    read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
+    with guest(model):
+        for batch in batches_of(data, examples):
+            for name, rows in read(batch).items():
+                kept.setdefault(name, []).append(rows.to(device or "cpu"))
+    return {name: _joined(name, batches) for name, batches in kept.items()}
+
+
+class Reader:
+    """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
+
+    It hooks the model only while it runs it, so that two readers may share one model. `layers` are the chosen layers,
+    `shapes` holds what one example is for each one that has run, `batches` counts the batches read.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Spec = None,
+        *,
+        shape: Shape | Mapping[str, Shape] = None,
+        forward: Forward | None = None,
+        transform: Transform | None = None,
+        keep: Callable[[str, Tensor], Any] | None = None,
+    ):
+        for one in shape.values() if isinstance(shape, Mapping) else [shape]:
+            name_of(one)
+        self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
+        self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
+        self.shapes: dict[str, str] = {}
+        self.batches = 0
+        self._mask: Any = None
+        self._length: int | None = None
+        self._names: list[str] = []
+        self._left_out: set[str] = set()
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
+        batch = prepared(self.model, batch, self.transform)
+        self._mask, self._length = mask_of(batch), length_if_known(batch)
+        outputs: dict[str, Any] = {}
+        with watching(self.model, self.layers, keeping(outputs, self._reduced)):
+            call(self.model, batch, self.forward)
+        rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
+        self._refuse_other_calls(list(rows))
+        if self._keep is None:
+            self._refuse_non_finite(rows)
+        self.batches += 1
+        return rows
+
+    def _reduced(self, name: str, output: Tensor) -> Any:
+        """Return a layer's rows or what is kept of them, or None for a layer left out."""
+        shape = shape_for(name, self.shape)
+        if not self._has_all_examples(name, output, shape):
+            return None
+        try:
+            rows, self.shapes[name] = rows_of(output, shape, self._mask)
+        except NetkinError as fault:
+            raise type(fault)(f"{spoken(name)}: {fault}") from fault
+        return rows if self._keep is None else self._keep(name, rows)
+
+    def _has_all_examples(self, name: str, output: Tensor, shape: Shape) -> bool:
+        """Tell whether `output` begins with the examples; a function as shape may know better."""
+        if name in self._left_out:
+            return False
+        if self._length is None or callable(shape) or (output.ndim and len(output) == self._length):
+            return True
+        if self.by_default and self.batches == 0:
+            self._left_out.add(name)
+            return False
+        raise ShapeError(
+            f"{spoken(name)} gives an output of shape {tuple(output.shape)} for a batch of {self._length} examples; "
+            "pass a function as `shape` that makes rows of it, or choose another layer."
+        )
+
+    def _ordered(self, ran: Iterable[str]) -> list[str]:
+        """Return the names of what ran, in the order of the chosen layers and of their calls."""
+        places = {name: place for place, name in enumerate(self.layers)}
+        calls = {name: split_call(name) for name in ran}
+        return sorted(calls, key=lambda name: (places.get(name, places.get(calls[name][0], 0)), calls[name][1] or 0))
+
+    def _refuse_other_calls(self, names: list[str]) -> None:
+        absent = [] if self.by_default else [name for name in self.layers if name not in names]
+        if absent:
+            raise ForwardError(
+                f"{spoken(absent[0])} did not run in batch {self.batches}; choose layers that always run."
+            )
+        if not names:
+            raise ForwardError(
+                f"none of the model's {len(self.layers)} default layers ran in batch {self.batches}; name some that do."
+            )
+        self._names = self._names or names
+        changed = sorted(set(self._names) ^ set(names))
+        if changed:
+            raise ForwardError(
+                f"{spoken(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
+                "choose layers, or calls such as 'relu#2', that run in every batch."
+            )
+
+    def _refuse_non_finite(self, rows: dict[str, Tensor]) -> None:
+        # one number from the device for all layers; which layer it was is looked up only when something is wrong
+        sums = [matrix.detach().sum().float() for matrix in rows.values()]
+        if not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
+            for name, matrix in rows.items():
+                refuse_non_finite(matrix, f"{spoken(name)} in batch {self.batches}")
+
+
+def _joined(name: str, batches: list[Tensor]) -> Tensor:
+    widths = sorted({batch.shape[1] for batch in batches})
+    if len(widths) > 1:
+        raise ShapeError(
+            f"{spoken(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches to one "
+            "length, or choose a shape such as 'mean' or 'pool'."
+        )
+    return torch.cat(batches)

@@ -1,0 +1,181 @@
+"""Feeding: how data become batches, and how a batch is given to a model.
+
+By default a tensor is passed as it is, of a tuple or list the first element, and a mapping as keywords without its
+labels (`labels`, `label`, `targets`, `target`, `y`). A function ``forward(model, batch)`` runs it any other way.
+Batches are moved to the model's device, floating inputs to its precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.representations.calls import one_forward
+from netkin.representations.layers import unwrapped
+from netkin.representations.nesting import leaves, mapped, parts, rebuilt
+
+LABELS = frozenset({"labels", "label", "targets", "target", "y"})
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+Forward = Callable[[nn.Module, Any], Any]
+Transform = Callable[[Any], Any]
+
+
+def feed(model: nn.Module, batch: Any, forward: Forward | None = None, transform: Transform | None = None) -> Any:
+    """Return what `model` gives for `batch`, transformed first and moved to where the model is."""
+    return call(model, prepared(model, batch, transform), forward)
+
+
+def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+    """Return what `model` gives for a batch that is in its place already.
+
+    The model inside `DataParallel`, `DistributedDataParallel` and `torch.compile` is run, without the wrapper. All that
+    `forward` does with the model counts as one forward.
+    """
+    model = unwrapped(model)
+    with one_forward(model):
+        if forward is not None:
+            return forward(model, batch)
+        inputs = inputs_of(batch)
+        if isinstance(inputs, Mapping):
+            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+        return model(inputs)
+
+
+def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
+    """Return `batch` with its inputs transformed, and its tensors on the model's device and in its precision.
+
+    What `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
+    """
+    device, dtype = device_of(model), dtype_of(model)
+    if transform is not None:
+        is_tuple = isinstance(batch, (tuple, list)) and len(batch)
+        batch = rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
+    return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the part of a batch that is fed to a model: a tuple's or list's first element, otherwise the batch."""
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    if not batch:
+        raise ForwardError(f"a batch is an empty {type(batch).__name__}; its first element must hold the inputs.")
+    return batch[0]
+
+
+def mask_of(batch: Any) -> Any:
+    """Return the batch's `attention_mask`, or None where it has none."""
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    return inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the model's first parameter or buffer is; the CPU for a model without any."""
+    return next((tensor.device for tensor in _tensors_of(model)), torch.device("cpu"))
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Return the precision of the model's first floating parameter or buffer; None for a model without any."""
+    return next((tensor.dtype for tensor in _tensors_of(model) if tensor.dtype in FLOATING), None)
+
+
+def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) -> Iterator[Any]:
+    """Yield the batches of `data`, up to `examples` examples; the last batch is cut to fit.
+
+    `data` is a loader or any other iterable of batches, a data set, or all the inputs in one array, tensor or mapping,
+    which are split into batches of `batch_size`. Batches without examples are passed over.
+    """
+    if examples is not None and examples < 1:
+        raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+    batches = (batch for batch in _iterated(data, batch_size) if length_if_known(batch) != 0)
+    gave_some = False
+    for batch in batches if examples is None else _limited(batches, examples):
+        gave_some = True
+        yield batch
+    if not gave_some:
+        raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
+
+
+def batch_length(batch: Any) -> int:
+    """Return the number of examples in a batch: the length of the first tensor or array in it."""
+    length = length_if_known(batch)
+    if length is None:
+        raise ShapeError(
+            f"a batch of type {type(batch).__name__} holds no tensor or array, so its examples cannot be counted; "
+            "leave `examples` out, or give batches of tensors."
+        )
+    return length
+
+
+def length_if_known(batch: Any) -> int | None:
+    """Return the number of examples in a batch, or None where there is no tensor or array to count by."""
+    return next((leaf.shape[0] for _, leaf in leaves(batch) if _is_array(leaf) and leaf.ndim), None)
+
+
+def take(batch: Any, count: int) -> Any:
+    """Return the first `count` examples of a batch: the tensors, arrays and plain lists in it that are as long as it.
+
+    Example:
+        >>> images, labels = take((torch.ones(5, 3), torch.ones(5)), 2)
+        >>> len(images), len(labels)
+        (2, 2)
+    """
+    return _slice(batch, batch_length(batch), 0, count)
+
+
+def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
+    for batch in batches:
+        length = batch_length(batch)
+        yield batch if length <= examples else take(batch, examples)
+        examples -= length
+        # left here, before the next batch is asked for: a reader of a stream takes no more than it needs
+        if examples <= 0:
+            return
+
+
+def _slice(batch: Any, length: int, start: int, stop: int) -> Any:
+    if _is_array(batch):
+        return batch[start:stop] if batch.ndim and len(batch) == length else batch
+    inside = parts(batch)
+    if isinstance(batch, list) and len(batch) == length and not any(_is_array(part) for part in batch):
+        return batch[start:stop]
+    return rebuilt(batch, {key: _slice(part, length, start, stop) for key, part in inside.items()}) if inside else batch
+
+
+def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
+    if _is_array(data) or isinstance(data, Mapping):
+        length = batch_length(data)
+        return (_slice(data, length, start, start + batch_size) for start in range(0, length, batch_size))
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size)
+    if isinstance(data, tuple) and any(_is_array(part) for part in data):
+        raise ValueFault(
+            "`data` is a tuple of arrays, which may be one batch or several; pass a list of batches such as "
+            "`[(inputs, labels)]`, or the inputs alone."
+        )
+    if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
+        raise ValueFault(f"`data` must be an iterable of batches, or one array of inputs; got {type(data).__name__}.")
+    return data
+
+
+def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
+        leaf = torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, np.ndarray))

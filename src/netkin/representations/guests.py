@@ -1,0 +1,50 @@
+"""Guests: we run other people's models and leave them as we found them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def guest(*models: nn.Module) -> Iterator[None]:
+    """Inside the `with`, the models are in evaluation mode and build no graph; afterwards all is as it was.
+
+    That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
+    devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
+    """
+    modules = [module for model in models for module in model.modules()]
+    flags = [module.training for module in modules]
+    try:
+        # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
+        _set_training(modules, [False] * len(modules))
+        with _random_states_kept(models), torch.no_grad():
+            yield
+    finally:
+        _set_training(modules, flags)
+
+
+def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
+    for module, flag in zip(modules, flags, strict=True):
+        module.training = flag
+
+
+@contextmanager
+def _random_states_kept(models: Iterable[nn.Module]) -> Iterator[None]:
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=_cuda_devices(models), device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _cuda_devices(models: Iterable[nn.Module]) -> list[int]:
+    devices = {tensor.device for model in models for tensor in [*model.parameters(), *model.buffers()]}
+    return sorted(device.index for device in devices if device.type == "cuda")

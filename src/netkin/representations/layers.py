@@ -1,0 +1,187 @@
+"""Layers: which modules of a model are looked at, and by which names.
+
+The default layers are found by one rule. A *container* is an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``
+in which some type of child occurs at least twice. The outermost containers count; what lies inside their children
+does not. The layers are
+
+- the children of these containers, and
+- the stem and the head: of every module that encloses a container, the children that hold parameters and neither are
+  nor enclose a container.
+
+A child that cannot be called, such as a plain ``nn.ModuleList`` of parts, stands for its own children. Without any
+container the layers are the model's direct children; a model without children is its own layer, named ``""``. A module
+registered under several names goes by the first. Names are in the order of registration.
+
+So a ResNet gives ``conv1, bn1, layer1.0, layer1.1, ..., fc``; a BERT gives ``embeddings, encoder.layer.0, ...,
+pooler``; ``nn.Sequential(Linear, ReLU, Linear)`` gives ``0, 1, 2``.
+
+Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are looked through, wherever they are: names
+are those of the model inside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+
+Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
+
+
+def layers(model: nn.Module) -> list[str]:
+    """Return the names of the layers that netkin looks at by default.
+
+    Example:
+        >>> layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        ['0', '1', '2']
+    """
+    known = modules(model)
+    root = known[""]
+    found = _distinct(known, _default(root, "")) if _encloses(root) else []
+    if len(found) < 2:
+        found = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
+    return found or [""]
+
+
+def choose(model: nn.Module, spec: Spec = None) -> list[str]:
+    """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
+
+    None gives the default layers. In a glob, ``*`` also crosses dots. ``"relu#2"`` is the second call of `relu` in a
+    forward, ``"relu"`` stands for all of its calls. A list of plain names keeps its order; all else comes in the order
+    of registration.
+    """
+    if spec is None:
+        return layers(model)
+    known = modules(model)
+    wanted = [spec] if isinstance(spec, (str, type)) else _listed(spec)
+    chosen = list(dict.fromkeys(name for one in wanted for name in _matching(known, one)))
+    if not all(isinstance(one, str) and split_call(one)[0] in known for one in wanted):
+        order = {name: place for place, name in enumerate(known)}
+        chosen.sort(key=lambda name: (order[split_call(name)[0]], split_call(name)[1] or 0))
+    return [name for name in chosen if split_call(name)[1] is None or split_call(name)[0] not in chosen]
+
+
+def modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return every module of the model inside its wrappers, by name, the model itself as ``""``."""
+    return dict(_walk(unwrapped(model), ""))
+
+
+def children(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the direct children of `module` by name, each without its wrappers."""
+    return {name: unwrapped(child) for name, child in module._modules.items() if child is not None}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
+    if not isinstance(model, nn.Module):
+        raise ValueFault(f"a model must be a `torch.nn.Module`; got {type(model).__name__}.")
+    while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
+    return model
+
+
+def split_call(name: str) -> tuple[str, int | None]:
+    """Return a layer's name and which of its calls is meant, or None for all of them.
+
+    Example:
+        >>> split_call("block.relu#2"), split_call("block.relu")
+        (('block.relu', 2), ('block.relu', None))
+    """
+    stem, mark, call = name.rpartition("#")
+    return (stem, int(call)) if mark and call.isdecimal() and int(call) else (name, None)
+
+
+def spoken(name: str) -> str:
+    """Return how a sentence speaks of the layer `name`."""
+    return f"layer {name!r}" if name else "the model's own output"
+
+
+def _walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    for key, child in children(module).items():
+        yield from _walk(child, _joined(name, key))
+
+
+def _default(module: nn.Module, name: str) -> Iterator[str]:
+    """Yield the layers in `module`, which is a container or encloses one."""
+    for key, child in children(module).items():
+        full_name = _joined(name, key)
+        if _is_container(module):
+            yield from _runnable(child, full_name)
+        elif _encloses(child):
+            yield from _default(child, full_name)
+        elif next(child.parameters(), None) is not None:
+            yield from _runnable(child, full_name)
+
+
+def _encloses(module: nn.Module) -> bool:
+    return any(_is_container(inner) for inner in module.modules())
+
+
+def _is_container(module: nn.Module) -> bool:
+    if not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return max(Counter(type(child) for child in children(module).values()).values(), default=0) > 1
+
+
+def _runnable(module: nn.Module, name: str) -> Iterator[str]:
+    """Yield `name`, or the names of its children where `module` has no forward of its own."""
+    if getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module):
+        yield name
+        return
+    for key, child in children(module).items():
+        yield from _runnable(child, _joined(name, key))
+
+
+def _distinct(known: dict[str, nn.Module], names: Iterable[str]) -> list[str]:
+    """Return `names` without those of modules that an earlier name stands for already."""
+    first = {id(module): name for name, module in reversed(known.items())}
+    return list(dict.fromkeys(first[id(known[name])] for name in names))
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _listed(spec: Any) -> list[Any]:
+    wanted = list(spec) if isinstance(spec, Iterable) and not isinstance(spec, nn.Module) else [spec]
+    if not wanted:
+        raise ValueFault("no layers are asked for: the list is empty; leave `layers` out for the default ones.")
+    return wanted
+
+
+def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
+    if not isinstance(one, (str, type)):
+        raise ValueFault(f"a layer is chosen by name, glob or module type; got {type(one).__name__}.")
+    if isinstance(one, str) and split_call(one)[0] in known:
+        return [one]
+    names = _distinct(known, [name for name in known if name or len(known) == 1])
+    return _of_type(known, names, one) if isinstance(one, type) else _globbed(names, one)
+
+
+def _globbed(names: list[str], glob: str) -> list[str]:
+    stem, call = split_call(glob)
+    found = [name for name in names if fnmatchcase(name, stem)]
+    if not found:
+        raise UnknownName(f"no layer named {glob!r}{did_you_mean(stem, names) or ';'} `nk.layers(model)` lists them.")
+    return [name if call is None else f"{name}#{call}" for name in found]
+
+
+def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:
+    found = [name for name in names if isinstance(known[name], kind)]
+    if not found:
+        raise UnknownName(
+            f"no layer of type {kind.__name__!r}; the model has {', '.join(_types(known))}. "
+            "`nk.layers(model)` lists the default layers."
+        )
+    return found
+
+
+def _types(known: dict[str, nn.Module]) -> list[str]:
+    return sorted({type(module).__name__ for name, module in known.items() if name}) or ["no modules inside"]

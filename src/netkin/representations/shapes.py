@@ -1,0 +1,226 @@
+"""Shapes: what one example is, once a layer has given its output for a batch.
+
+=========== ============================ ==============================================================
+name        fits                         rows
+=========== ============================ ==============================================================
+`pool`      n × c × space (4-d and up)   n × c, the mean over space; the default there
+`positions` n × c × space                one row for each place: n·h·w × c
+`flatten`   everything                   n × all features; padded tokens count as zero
+`mean`      n × tokens × features        n × features, the mean over valid tokens; the default there
+`tokens`    n × tokens × features        one row for each valid token
+`cls`       n × tokens × features        the first valid token of each example
+`last`      n × tokens × features        the last valid token of each example, padded left or right
+`matrix`    n × d, and n as n × 1        the output itself, whichever shape is asked for
+=========== ============================ ==============================================================
+
+A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
+raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
+instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.representations.layers import split_call
+
+Shape = str | Callable[[Tensor], Tensor] | None
+
+
+def flatten(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return one row per example with all its features side by side; padded tokens are set to zero.
+
+    Example:
+        >>> flatten(torch.ones(2, 3, 4, 4)).shape
+        torch.Size([2, 48])
+    """
+    if mask is not None and output.ndim == 3:
+        output = output.masked_fill(~_valid(output, mask)[..., None], 0)
+    return _raised(output.reshape(len(output), _count(output.shape[1:])))
+
+
+def positions(output: Tensor) -> Tensor:
+    """Return one row per place of each feature map, with its channels as features."""
+    maps = _fitting(output, "positions")
+    return _raised(maps.movedim(1, -1).reshape(-1, maps.shape[1]))
+
+
+def pool(output: Tensor) -> Tensor:
+    """Return one row per example: each channel's mean over space."""
+    maps = _fitting(output, "pool")
+    return maps.mean(dim=tuple(range(2, maps.ndim)), dtype=_summing_dtype(maps))
+
+
+def tokens(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return one row per valid token."""
+    sequences = _fitting(output, "tokens")
+    return _raised(sequences.flatten(0, 1) if mask is None else sequences[_valid(sequences, mask)])
+
+
+def mean(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return one row per example: the mean over its valid tokens."""
+    sequences = _fitting(output, "mean")
+    if mask is None:
+        return sequences.mean(dim=1, dtype=_summing_dtype(sequences))
+    valid = _never_empty(_valid(sequences, mask))
+    # filled rather than multiplied: padding may hold NaN, and NaN times zero is NaN
+    total = sequences.masked_fill(~valid[..., None], 0).sum(dim=1, dtype=_summing_dtype(sequences))
+    return total / valid.sum(dim=1, keepdim=True)
+
+
+def cls(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return one row per example: its first valid token, which is position 0 unless that is padding."""
+    sequences = _fitting(output, "cls")
+    if mask is None:
+        return _raised(sequences[:, 0])
+    return _raised(_picked(sequences, _first(_never_empty(_valid(sequences, mask)))))
+
+
+def last(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return one row per example: its last valid token, whichever side is padded."""
+    sequences = _fitting(output, "last")
+    if mask is None:
+        return _raised(sequences[:, -1])
+    valid = _never_empty(_valid(sequences, mask))
+    return _raised(_picked(sequences, valid.shape[1] - 1 - _first(valid.flip(1))))
+
+
+def resize_to(maps: Tensor, size: int | tuple[int, ...]) -> Tensor:
+    """Return feature maps averaged to another size of space: what ``resize="average"`` means.
+
+    Example:
+        >>> resize_to(torch.ones(2, 3, 8, 8), (4, 4)).shape
+        torch.Size([2, 3, 4, 4])
+    """
+    averages: dict[int, Callable[..., Tensor]] = {4: functional.adaptive_avg_pool2d, 5: functional.adaptive_avg_pool3d}
+    if maps.ndim not in averages:
+        raise ShapeError(
+            f"only feature maps n × c × h × w or n × c × d × h × w can be resized; got shape {tuple(maps.shape)}."
+        )
+    return averages[maps.ndim](_raised(maps), size)
+
+
+SHAPES: dict[str, Callable[..., Tensor]] = {
+    function.__name__: function for function in (flatten, positions, pool, tokens, mean, cls, last)
+}
+FOR_MAPS = ("pool", "positions", "flatten")
+FOR_TOKENS = ("mean", "tokens", "cls", "last", "flatten")
+
+
+def rows_of(output: Tensor, shape: Shape = None, mask: Tensor | None = None) -> tuple[Tensor, str]:
+    """Return a layer's output as a matrix of rows, and the name of the shape that made it.
+
+    Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
+    """
+    name = name_of(shape)
+    if callable(shape) and name not in SHAPES:
+        return _matrix_from(shape(output), name), name
+    if output.ndim == 0:
+        raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
+    if output.ndim <= 2:
+        return _raised(output.reshape(len(output), _count(output.shape[1:]))), "matrix"
+    name = name or ("mean" if output.ndim == 3 else "pool")
+    function = SHAPES[name]
+    return (function(output, mask) if name in FOR_TOKENS else function(output)), name
+
+
+def name_of(shape: Shape) -> str:
+    """Return the name of a shape, empty for the default; a name that is none is refused."""
+    if shape is None:
+        return ""
+    if callable(shape):
+        name = getattr(shape, "__name__", type(shape).__name__)
+        return name if shape is SHAPES.get(name) or name not in SHAPES else f"custom {name}"
+    if shape not in SHAPES:
+        raise UnknownName(
+            f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}."
+        )
+    return shape
+
+
+def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
+    """Return the shape for the layer `name`, where `shape` may be one for all or a mapping from layers or globs.
+
+    Example:
+        >>> shape_for("layer1.0", {"layer*": "pool", "fc": "flatten"})
+        'pool'
+    """
+    if not isinstance(shape, Mapping):
+        return shape
+    names = (name, split_call(name)[0])
+    exact = next((one for one in names if one in shape), None)
+    matching = (pattern for pattern in shape if any(fnmatchcase(one, pattern) for one in names))
+    key = exact if exact is not None else next(matching, None)
+    return None if key is None else shape[key]
+
+
+def _fitting(output: Tensor, name: str) -> Tensor:
+    """Return `output` if the shape `name` fits it, otherwise say which ones do."""
+    fitting = FOR_MAPS if output.ndim >= 4 else FOR_TOKENS if output.ndim == 3 else ()
+    if name in fitting:
+        return output
+    kind = "n × c × space" if output.ndim >= 4 else "n × tokens × features"
+    fact = f"shape {name!r} does not fit an output of shape {tuple(output.shape)}"
+    if not fitting:
+        raise ShapeError(f"{fact}, which needs none: use it as it is.")
+    raise ShapeError(f"{fact}, taken as {kind}; choose {_list(fitting)}, or pass a function.")
+
+
+def _valid(sequences: Tensor, mask: Any) -> Tensor:
+    mask = torch.as_tensor(mask)
+    if mask.is_floating_point() or mask.is_complex():
+        raise ValueFault(f"a mask must be boolean or integer, true for valid tokens; got {mask.dtype}.")
+    if mask.shape != sequences.shape[:2]:
+        raise ShapeError(
+            f"the mask has shape {tuple(mask.shape)} and the output {tuple(sequences.shape)}; "
+            "the mask must be examples × tokens of this output, so pass a function as shape for this layer."
+        )
+    return mask.to(sequences.device) != 0
+
+
+def _never_empty(valid: Tensor) -> Tensor:
+    empty = int((~valid.any(dim=1)).sum())
+    if empty:
+        raise ValueFault(
+            f"{empty} of {len(valid)} examples have no valid token in their mask; leave these examples out."
+        )
+    return valid
+
+
+def _first(valid: Tensor) -> Tensor:
+    return valid.to(torch.uint8).argmax(dim=1)
+
+
+def _picked(sequences: Tensor, places: Tensor) -> Tensor:
+    return sequences[torch.arange(len(sequences), device=sequences.device), places]
+
+
+def _matrix_from(rows: Any, name: str) -> Tensor:
+    if not isinstance(rows, Tensor) or rows.ndim != 2:
+        got = f"shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+        raise ShapeError(f"the shape function {name!r} must return a matrix with one row per example; it gave {got}.")
+    return _raised(rows)
+
+
+def _raised(tensor: Tensor) -> Tensor:
+    return tensor.to(_summing_dtype(tensor))
+
+
+def _summing_dtype(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _count(sizes: torch.Size) -> int:
+    return sizes.numel()
+
+
+def _list(names: Any) -> str:
+    *most, final = [repr(name) for name in names]
+    return f"{', '.join(most)} or {final}"

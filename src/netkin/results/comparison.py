@@ -1,0 +1,184 @@
+"""The comparison of two models: a table for each measure, and everything needed to say what the numbers are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import product
+from typing import Any, overload
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.results.extras import optional
+from netkin.results.identifiers import asks_for
+from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
+from netkin.results.records import distinct, freeze, frozen_mapping, plain_fields, rebuild, same_fields
+from netkin.results.text import comparison_as_text
+from netkin.results.values import Values
+
+__all__ = ["Comparison", "Values", "unpacked"]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Comparison:
+    """Two models compared, layer by layer: frozen, labelled, and with its provenance.
+
+    `c["cka"]` is a measure's table and `c["cka"]["layer1", "layer2"]` a number in it; with one measure
+    `c["layer1", "layer2"]` is that number at once.
+    """
+
+    a: str
+    b: str
+    layers_a: tuple[str, ...]
+    layers_b: tuple[str, ...]
+    tables: Mapping[str, Values]
+    shapes_a: Mapping[str, str]
+    shapes_b: Mapping[str, str]
+    widths_a: Mapping[str, int]
+    widths_b: Mapping[str, int]
+    data: str
+    examples: int
+    seed: int
+    version: str
+    created: str = field(default_factory=_now)
+    warnings: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
+        for name in ("tables", "shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        freeze(self, warnings=tuple(self.warnings))
+        for name, table in self.tables.items():
+            self._refuse_stranger(name, table)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The ids of the measures, in the order they were asked for."""
+        return tuple(self.tables)
+
+    @overload
+    def __getitem__(self, key: str) -> Values: ...
+
+    @overload
+    def __getitem__(self, key: tuple[str, str]) -> float: ...
+
+    def __getitem__(self, key: str | tuple[str, str]) -> Values | float:
+        """Return a measure's table, or with one measure the value of a pair of layers."""
+        return self._named(key) if isinstance(key, str) else self._only()[key]
+
+    def __contains__(self, measure: object) -> bool:
+        return isinstance(measure, str) and self._found(measure) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, Comparison) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Comparison, plain_fields(self))
+
+    def __repr__(self) -> str:
+        size = f"{len(self.layers_a)} × {len(self.layers_b)} layers, {self.examples:,} examples"
+        return f"Comparison({self.a!r}, {self.b!r}, measures={list(self.measures)}, {size})"
+
+    def __str__(self) -> str:
+        return comparison_as_text(self)
+
+    def table(self, measure: str | None = None) -> Values:
+        """Return the table of `measure`; with one measure it need not be named."""
+        return self._only() if measure is None else self._named(measure)
+
+    def best_matches(self, measure: str | None = None) -> dict[str, tuple[str, float]]:
+        """Return for every layer of the first model its closest layer of the second and the value there."""
+        return self.table(measure).best_matches()
+
+    def to_numpy(self, measure: str | None = None) -> np.ndarray:
+        """Return a measure's matrix; without `measure` and with several, measures × rows × columns."""
+        if measure is None and len(self.tables) != 1:
+            return np.array([table.values for table in self.tables.values()])
+        return self.table(measure).to_numpy()
+
+    def to_pandas(self, measure: str | None = None) -> Any:
+        """Return a measure's table as a data frame; without `measure` and with several, one row for each number."""
+        if measure is None and len(self.tables) != 1:
+            names = ["measure", "layer_a", "layer_b", "value", "error", "reason"]
+            return optional("pandas").DataFrame(list(self._numbers()), columns=names)
+        return self.table(measure).to_pandas()
+
+    def to_xarray(self) -> Any:
+        """Return a data set with an array for each measure, one for its standard errors, and the provenance."""
+        arrays = {name: table.to_xarray() for name, table in self.tables.items()}
+        for name, table in self.tables.items():
+            if table.errors is not None:
+                arrays[f"{name} standard error"] = (("layer_a", "layer_b"), table.errors.copy())
+        words = ("a", "b", "data", "examples", "seed", "version", "created")
+        facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
+        return optional("xarray").Dataset(arrays, attrs=facts)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison, with all its labels, to one file; the file appears whole or not at all."""
+        files.write(path, "comparison", *packed(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Return the comparison that was saved at `path`."""
+        header, arrays = files.read(path, "comparison")
+        with files.damage_reported(path):
+            return unpacked(header, arrays)
+
+    def _found(self, measure: str) -> Values | None:
+        same = (t for t in self.tables.values() if asks_for(measure, t.id, t.parameters))
+        return self.tables.get(measure) or next(same, None)
+
+    def _named(self, measure: str) -> Values:
+        table = self._found(measure)
+        if table is None:
+            hint = did_you_mean(measure, self.tables) or "."
+            raise UnknownName(f"no measure {measure!r} in this comparison{hint} It holds {self._listed()}.")
+        return table
+
+    def _only(self) -> Values:
+        if len(self.tables) != 1:
+            first = next(iter(self.tables), "cka")
+            raise UnknownName(
+                f"this comparison holds {len(self.tables)} measures: {self._listed()}. Name one, as in `c[{first!r}]`."
+            )
+        return next(iter(self.tables.values()))
+
+    def _listed(self) -> str:
+        return ", ".join(self.tables) or "none"
+
+    def _numbers(self) -> Iterator[tuple[str, str, str, float, float, str]]:
+        for name, table in self.tables.items():
+            errors = np.full_like(table.values, np.nan) if table.errors is None else table.errors
+            for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
+                yield name, a, b, float(table.values[i, j]), float(errors[i, j]), table.holes.get((a, b), "")
+
+    def _refuse_stranger(self, name: str, table: Values) -> None:
+        if table.id != name:
+            raise ValueFault(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
+        if (table.layers_a, table.layers_b) != (self.layers_a, self.layers_b):
+            raise ShapeError(
+                f"the table of {name!r} has {len(table.layers_a)} × {len(table.layers_b)} layers, the comparison "
+                f"{len(self.layers_a)} × {len(self.layers_b)}, or others' names; give both the same layers."
+            )
+
+
+def unpacked(header: Mapping[str, Any], arrays: Arrays, key: str = "") -> Comparison:
+    """Return the comparison that `packed` took apart into a header and arrays."""
+    tables = [Values(**table_fields(own, arrays, f"{key}{i}")) for i, own in enumerate(header["tables"])]
+    return Comparison(tables={table.id: table for table in tables}, **comparison_fields(header))

@@ -1,0 +1,122 @@
+"""All pairs of several models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import NameClash, UnknownName, did_you_mean
+from netkin.results.comparison import Comparison, unpacked
+from netkin.results.packing import Arrays, packed
+from netkin.results.records import freeze, frozen_mapping
+from netkin.results.text import summary_as_text
+from netkin.results.values import Values
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparisons(Mapping[Pair, Comparison]):
+    """The comparisons of several models with each other, by the names of the two: ``many["seed0", "seed1"]``."""
+
+    pairs: Mapping[Pair, Comparison]
+
+    def __init__(self, comparisons: Iterable[Comparison] | Mapping[Pair, Comparison]) -> None:
+        found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
+        for i, one in enumerate(found):
+            if any((one.a, one.b) == (other.a, other.b) for other in found[:i]):
+                raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
+        freeze(self, pairs=frozen_mapping({(c.a, c.b): c for c in found}))
+
+    def __getitem__(self, pair: Pair) -> Comparison:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise UnknownName(f"ask for a pair of models, as in `many['first', 'second']`; got {pair!r}.")
+        if pair not in self.pairs:
+            raise UnknownName(f"no comparison of {pair[0]!r} with {pair[1]!r}{self._advice(pair)}")
+        return self.pairs[pair]
+
+    def __contains__(self, pair: object) -> bool:
+        return pair in self.pairs
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Comparisons, (list(self.pairs.values()),)
+
+    def __repr__(self) -> str:
+        return f"Comparisons({len(self.models)} models, {len(self)} pairs)"
+
+    def __str__(self) -> str:
+        return summary_as_text(self)
+
+    # Mapping's own `get` waits for KeyError, which our refusal is not
+    def get(self, pair: Pair, default: Any = None) -> Any:
+        """Return the comparison of a pair, or `default` where there is none."""
+        return self.pairs.get(pair, default)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models, in the order in which they were given."""
+        return tuple(dict.fromkeys(name for pair in self.pairs for name in pair))
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The ids of the measures, in the order they were asked for."""
+        return tuple(dict.fromkeys(name for comparison in self.pairs.values() for name in comparison.measures))
+
+    def summary(self, measure: str | None = None) -> np.ndarray:
+        """Return one number for each pair of models, models × models in the order of `models`.
+
+        It is the mean over layers of the same name; for models that share no name, the mean over each row's best match.
+        NaN stands where nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
+        pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
+        """
+        models = self.models
+        means = np.full((len(models), len(models)), np.nan)
+        for (a, b), comparison in self.pairs.items():
+            i, j, table = models.index(a), models.index(b), comparison.table(measure)
+            means[i, j] = _mean(table)
+            if table.symmetric and (b, a) not in self.pairs:
+                means[j, i] = means[i, j]
+        return means
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all comparisons to one file; the file appears whole or not at all."""
+        headers, arrays = [], Arrays()
+        for position, comparison in enumerate(self.pairs.values()):
+            header, own = packed(comparison, f"{position}/")
+            headers.append(header)
+            arrays |= own
+        files.write(path, "comparisons", {"comparisons": headers}, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparisons:
+        """Return the comparisons that were saved at `path`."""
+        header, arrays = files.read(path, "comparisons")
+        with files.damage_reported(path):
+            return cls([unpacked(own, arrays, f"{position}/") for position, own in enumerate(header["comparisons"])])
+
+    def _advice(self, pair: Pair) -> str:
+        if tuple(reversed(pair)) in self.pairs:
+            return f", but one of {pair[1]!r} with {pair[0]!r}; ask for that."
+        strange = next((name for name in pair if name not in self.models), "")
+        hint = did_you_mean(str(strange), self.models) or "."
+        return f"{hint} The models are {', '.join(self.models) or 'none'}."
+
+
+def _mean(table: Values) -> float:
+    """Return the mean over layers of the same name, or over the best matches where no name is shared."""
+    places = [(i, table.layers_b.index(name)) for i, name in enumerate(table.layers_a) if name in table.layers_b]
+    chosen = [float(table.values[place]) for place in places]
+    chosen = chosen if places else [value for _, value in table.best_matches().values()]
+    known = [value for value in chosen if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")

@@ -1,0 +1,69 @@
+"""Small reference networks whose layers have clear names; `netkin:NAME` on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import UnknownName, did_you_mean
+
+
+class ConvNet(nn.Module):
+    """Convolution, batch norm and ReLU several times over, then the mean over positions and a linear head.
+
+    Layers are `conv1`, `bn1`, `relu1`, `conv2` and so on, and `fc`. Weights lie in all but the ReLUs, so that a state
+    dict has the keys of the first two and of `fc`.
+    """
+
+    def __init__(
+        self, channels: tuple[int, ...], kernels: tuple[int, ...], strides: tuple[int, ...], padding: int
+    ) -> None:
+        super().__init__()
+        self.depth = len(kernels)
+        blocks = zip(pairwise(channels), kernels, strides, strict=True)
+        for number, ((inputs, outputs), kernel, stride) in enumerate(blocks, start=1):
+            self.add_module(f"conv{number}", nn.Conv2d(inputs, outputs, kernel, stride, padding))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
+            self.add_module(f"relu{number}", nn.ReLU())
+        self.fc = nn.Linear(channels[-1], 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return ten scores for each image."""
+        features = images
+        for number in range(1, self.depth + 1):
+            for kind in ("conv", "bn", "relu"):
+                features = self.get_submodule(f"{kind}{number}")(features)
+        return self.fc(features.mean(dim=(2, 3)))
+
+
+def tiny10() -> nn.Module:
+    """Return a fresh Tiny-10 for 3 × 32 × 32 images in ten classes: eight blocks, no padding, 86,778 parameters."""
+    channels = (3, 16, 16, 32, 32, 32, 64, 64, 64)
+    return ConvNet(channels, kernels=(3, 3, 3, 3, 3, 3, 3, 1), strides=(1, 1, 2, 1, 1, 2, 1, 1), padding=0)
+
+
+def digits() -> nn.Module:
+    """Return a fresh network for the bundled digits, which `netkin demo` trains: four blocks, 33,482 parameters."""
+    return ConvNet((1, 16, 32, 32, 64), kernels=(3, 3, 3, 3), strides=(1, 1, 2, 1), padding=1)
+
+
+ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {"tiny10": tiny10, "digits": digits}
+
+
+def architecture(name: str) -> Callable[[], nn.Module]:
+    """Return the function that builds the reference architecture `name`."""
+    if name not in ARCHITECTURES:
+        known = ", ".join(f"`netkin:{each}`" for each in ARCHITECTURES)
+        near = did_you_mean(name, ARCHITECTURES)
+        raise UnknownName(f"no reference architecture named {name!r}{near or '.'} We have {known}.")
+    return ARCHITECTURES[name]
+
+
+def seeded(builder: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """Return what `builder` makes with torch's random numbers starting at `seed`; afterwards they go on undisturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return builder()

@@ -1,0 +1,72 @@
+"""`package.module:function`: finding a function by its name and calling it without arguments."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from netkin.errors import SourceError, did_you_mean
+
+
+def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
+    """Return the function that `spec` names; `known` are the words before a colon that mean something else to us."""
+    module_name, _, name = spec.partition(":")
+    with current_directory_importable():
+        module = _module(module_name, spec, list(known))
+    found = getattr(module, name, None)
+    if found is None:
+        near = did_you_mean(name, [each for each in vars(module) if not each.startswith("_")])
+        raise SourceError(f"module {module_name!r} has no function {name!r}{near or '.'}")
+    if not callable(found):
+        raise SourceError(f"{spec!r} must be a function without arguments; it is of type {type(found).__name__}.")
+    return found
+
+
+def call(function: Callable[[], Any], spec: str) -> Any:
+    """Return what `function` returns; what it raises becomes one sentence that names `spec`."""
+    try:
+        with current_directory_importable():
+            return function()
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"{spec!r} was called without arguments and raised {_in_short(error)}") from error
+
+
+@contextmanager
+def current_directory_importable() -> Iterator[None]:
+    """Let modules of the current directory be imported inside the `with`."""
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if directory in sys.path:
+            sys.path.remove(directory)
+
+
+def _module(name: str, spec: str, known: list[str]) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise SourceError(_not_found(name, spec, known))
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise SourceError(_not_found(name, spec, known)) from error
+        raise SourceError(f"module {name!r} of {spec!r} could not be imported: {_in_short(error)}") from error
+
+
+def _not_found(name: str, spec: str, known: list[str]) -> str:
+    near = did_you_mean(name, known)
+    advice = near or "; run netkin in the folder that holds it, or install its package."
+    return f"found no module {name!r} for {spec!r}{advice}"
+
+
+def _in_short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    sentence = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

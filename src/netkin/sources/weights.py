@@ -1,0 +1,141 @@
+"""Weights files: safetensors and torch state dicts, read without ever running what is in them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import tarfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import SourceError, did_you_mean
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+_PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
+_SHOWN = 5
+
+
+def load_weights(model: nn.Module, path: str | Path, name: str = "the model") -> None:
+    """Put the weights of the file at `path` into `model`, or refuse if any is missing, unexpected or of another shape.
+
+    `name` is what a refusal calls the model.
+    """
+    wanted = model.state_dict()
+    state = renamed(read_state(Path(path)), wanted)
+    faults = _mismatches(state, wanted)
+    if faults:
+        raise SourceError(
+            f"the weights in {str(path)!r} do not fit {name}: {'; '.join(faults)}. "
+            "Choose the builder these weights were trained with."
+        )
+    model.load_state_dict(state)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the named tensors of a weights file; nothing in it is unpickled beyond tensors and plain containers."""
+    _refuse_absent(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    return _unwrapped(content, path)
+
+
+def renamed(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Return `state` under the `wanted` names, where only prefixes such as `module.` keep a name from fitting."""
+    wanted = set(wanted)
+    counts = Counter(_bare(name) for name in wanted)
+    by_bare_name = {_bare(name): name for name in wanted - state.keys() if counts[_bare(name)] == 1}
+    result = {name: tensor for name, tensor in state.items() if name in wanted}
+    for name, tensor in state.items():
+        if name not in wanted:
+            fitting = by_bare_name.pop(_bare(name), name)
+            result[fitting] = tensor
+    return result
+
+
+def _bare(name: str) -> str:
+    """Return `name` without what DataParallel, `torch.compile` and training frameworks put before it."""
+    return _PREFIXES.sub("", name).replace("._orig_mod.", ".")
+
+
+def _mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
+    missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in wanted]
+    differing = [
+        f"{name} ({_shape(state[name])} in the file, {_shape(wanted[name])} in the model)"
+        for name in wanted
+        if name in state and state[name].shape != wanted[name].shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
+    return [f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds.items() if names]
+
+
+def _first(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    return " × ".join(str(size) for size in tensor.shape) or "one number"
+
+
+def _refuse_absent(path: Path) -> None:
+    if path.is_dir():
+        raise SourceError(f"{str(path)!r} is a folder; name the weights file in it.")
+    if not path.is_file():
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise SourceError(f"found no weights file {str(path)!r}{did_you_mean(path.name, beside) or '.'}")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except Exception as error:  # its errors have no common root but Exception
+        raise SourceError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from error
+
+
+def _read_torch(path: Path) -> Any:
+    # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
+    if tarfile.is_tarfile(path):
+        raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        raise SourceError(_why_unreadable(path, error)) from error
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    refused = re.search(r"GLOBAL (\S+) was not|(\S+) whose module \S+ is blocked", str(error))
+    if isinstance(error, pickle.UnpicklingError) and refused:
+        what = refused.group(1) or refused.group(2)
+        return (
+            f"{str(path)!r} holds more than tensors ({what}), and netkin runs nothing that comes in a file; "
+            "save `model.state_dict()` alone, or as safetensors."
+        )
+    return f"{str(path)!r} is damaged or not a weights file; save `model.state_dict()` with torch or as safetensors."
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    wrappers = [name for name in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(name), Mapping)]
+    state = content[wrappers[0]] if wrappers else content
+    if not isinstance(state, Mapping) or not state:
+        raise SourceError(f"{str(path)!r} holds {_described(state)} instead of a state dict.")
+    others = [str(name) for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    if others:
+        raise SourceError(
+            f"{str(path)!r} is no state dict: {_first(others)} are no tensors. netkin looks for the "
+            f"weights at the top and under {', '.join(repr(name) for name in WRAPPERS)}."
+        )
+    return dict(state)
+
+
+def _described(content: Any) -> str:
+    return "nothing" if isinstance(content, Mapping) else f"a {type(content).__name__}"

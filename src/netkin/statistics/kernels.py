@@ -1,0 +1,73 @@
+"""Gram and kernel matrices of one set of examples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import summing_dtype
+from netkin.errors import NoValue, ValueFault
+
+
+def u_centred(kernel: Tensor) -> Tensor:
+    """Return `kernel` with zero diagonal, U-centred in float64 (Song 2012; Székely & Rizzo 2014).
+
+    The mean product of two such matrices is HSIC₁. What is added to all features alike falls out here.
+    """
+    m = kernel.shape[-1]
+    kernel = kernel.to(summing_dtype(kernel.device))
+    kernel = kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+    sums = kernel.sum(-1, keepdim=True)
+    kernel = kernel - (sums + sums.mT) / (m - 2) + sums.sum(-2, keepdim=True) / ((m - 1) * (m - 2))
+    return kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+
+
+def centred(kernel: Tensor) -> Tensor:
+    """Return ``HKH``: `kernel` with the mean of every row and column taken off, in float64."""
+    kernel = kernel.to(summing_dtype(kernel.device))
+    return kernel - kernel.mean(-1, keepdim=True) - kernel.mean(-2, keepdim=True) + kernel.mean((-2, -1), keepdim=True)
+
+
+def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:
+    """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs, from a Gram matrix."""
+    if not fraction > 0:
+        raise ValueFault(f"`fraction` must be above 0; got {fraction}.")
+    gram = gram.to(summing_dtype(gram.device))
+    norms = torch.diagonal(gram)
+    squares = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0)
+    distinct = squares[tuple(torch.triu_indices(len(gram), len(gram), 1, device=gram.device))]
+    if distinct.numel() == 0:
+        raise NoValue("an RBF kernel needs at least two examples; got one.")
+    width = median(distinct)  # of the squares: the square of the median, as the root is monotone
+    if not float(width.detach()) > 0:
+        raise NoValue(
+            "more than half of the examples are the same point, so the RBF width is zero; use other examples."
+        )
+    return torch.exp(-squares / (2 * fraction**2 * width))
+
+
+def median(values: Tensor) -> Tensor:
+    """Return the square of the median of the roots of `values`, the two middle ones averaged when even in number."""
+    middle = len(values) // 2
+    upper = torch.kthvalue(values, middle + 1).values
+    if len(values) % 2:
+        return upper
+    return ((torch.kthvalue(values, middle).values.sqrt() + upper.sqrt()) / 2).square()
+
+
+def offset_is_large(gram: Tensor) -> bool:
+    """Say whether the features behind a Gram matrix lie so far from the origin that float32 would lose their spread."""
+    gram = gram.detach()
+    offset = float(gram.sum(dtype=summing_dtype(gram.device))) / gram.numel()
+    spread = float(torch.diagonal(gram).sum(dtype=summing_dtype(gram.device))) / len(gram) - offset
+    return offset > 16 * max(spread, 0.0)
+
+
+def power_of_two(rows: Tensor) -> float:
+    """Return 1, or for features whose squares would leave float32 the power of two that brings them near 1."""
+    largest = float(torch.linalg.vector_norm(rows.detach(), torch.inf))
+    if 1e-12 < largest < 1e12 or largest == 0 or not math.isfinite(largest):
+        return 1.0
+    return 2.0 ** -math.frexp(largest)[1]

@@ -1,0 +1,158 @@
+"""`Moments`: what the linear measures read of a pair of layers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_matrix, summing_dtype
+from netkin.errors import NoValue, ShapeError
+from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm, whitened
+
+
+class Moments:
+    """A pair of layers: the number of examples, an x side, a y side and their cross moment.
+
+    `Moments.of(X, Y)` takes them from two matrices, differentiably. `LayerMoments` streams them.
+    """
+
+    def __init__(self, x: Side, y: Side, cross: Tensor | None = None, norm_product: Tensor | None = None):
+        self.x, self.y, self.n = x, y, x.n
+        self._cross, self._norm_product = cross, norm_product
+
+    @classmethod
+    def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
+        """Return the moments of two matrices whose rows are the same examples.
+
+        `precision` is that of the products; None keeps the matrices' own.
+        """
+        X, Y = as_matrix(X, "X", check=False), as_matrix(Y, "Y", check=False)
+        return cls(RowsSide(X, "`X`", precision), RowsSide(Y.to(X.device), "`Y`", precision)).checked()
+
+    def checked(self) -> Moments:
+        if self.x.n != self.y.n:
+            raise ShapeError(
+                f"{self.x.name} and {self.y.name} must describe the same examples; "
+                f"got {self.x.n} rows and {self.y.n} rows. Run both models on the same probe batch."
+            )
+        return self
+
+    @property
+    def swapped(self) -> Moments:
+        """The same pair seen from the other side, sharing what each side has computed."""
+        cross = None if self._cross is None else self._cross.mH
+        return Moments(self.y, self.x, cross, self._norm_product)
+
+    @property
+    def x_norm(self) -> Tensor:
+        return self.x.norm
+
+    @property
+    def y_norm(self) -> Tensor:
+        return self.y.norm
+
+    @cached_property
+    def cross(self) -> Tensor:
+        """``XᵀY`` of the centred sides, (blocks, p, q), in the coordinates of the sides' second moments."""
+        if self._cross is not None:
+            return self._cross
+        x, y = _rows(self.x), _rows(self.y)
+        return (x.coordinates.mT @ y.coordinates.to(x.coordinates.dtype)).unsqueeze(0)
+
+    @cached_property
+    def cross_squared(self) -> Tensor:
+        """``‖XᵀY‖²``; from the Gram matrices where a side is wider than its rows."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide) and (x.is_wide or y.is_wide):
+            double = summing_dtype(x.gram.device)
+            return (x.gram.to(double) * y.gram.to(double)).sum()
+        return squared_norm(self.cross)
+
+    @cached_property
+    def norm_product(self) -> Tensor:
+        """``Σ ‖xᵢ‖² ‖yᵢ‖²`` over the centred examples: all that debiasing needs beyond the moments."""
+        if self._norm_product is not None:
+            return self._norm_product
+        return (_rows(self.x).row_norms * _rows(self.y).row_norms).sum()
+
+    @cached_property
+    def nuclear(self) -> Tensor:
+        """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
+        self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
+        return torch.linalg.svdvals(self.cross).to(summing_dtype(self.cross.device)).sum()
+
+    @cached_property
+    def alignment(self) -> Tensor:
+        """``QxᵀQy``, the cross moment of the whitened sides, (blocks, k, l)."""
+        return self.x.whitener.mH @ self.cross @ self.y.whitener
+
+    @cached_property
+    def correlations(self) -> Tensor:
+        """The canonical correlations, falling, as many as the smaller rank."""
+        return canonical(self.alignment, min(self.x.rank, self.y.rank))
+
+    @cached_property
+    def uncentred(self) -> Moments:
+        """The same pair about the origin instead of the means."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            return Moments(x.uncentred, y.uncentred)
+        mean_x, mean_y = x.mean * x.scale, y.mean * y.scale
+        cross = self.cross + x.n * mean_x.unsqueeze(-1) * mean_y.conj().unsqueeze(-2)
+        return Moments(_about_origin(x), _about_origin(y), cross)
+
+    @property
+    def few_examples(self) -> str | None:
+        """A sentence if there are too few examples for a measure that whitens, else None."""
+        wanted = self.x.width + self.y.width
+        if self.n >= wanted:
+            return None
+        return (
+            f"{self.n:,} examples are fewer than the {self.x.width:,} + {self.y.width:,} features of the two layers: "
+            f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {wanted:,} examples would do."
+        )
+
+
+def canonical(alignment: Tensor, count: int) -> Tensor:
+    """Return the `count` largest singular values over all blocks, which rounding must not lift over one."""
+    values = torch.linalg.svdvals(alignment).flatten().to(summing_dtype(alignment.device))
+    return values.sort(descending=True).values[:count].clamp(max=1)
+
+
+def leading(side: Side, keep: Tensor) -> Tensor:
+    """Return the whitener of the principal directions marked in `keep` (blocks, r).
+
+    Their span turns with the data; to first order by ``V⊥ (V⊥ᵀ C V) / (λ - λ⊥)``, written out here so that the
+    derivative divides by the gap at the cut alone and not by gaps between kept directions.
+    """
+    values, vectors = side.eigen
+    widest = int(keep.sum(-1).max())
+    basis = (vectors * keep.unsqueeze(-2))[..., :widest]
+    if side.second.requires_grad:
+        lost = side.kept & ~keep
+        gaps = values[..., None, :widest] - values[..., :, None]
+        gaps = torch.where(lost.unsqueeze(-1) & keep[..., :widest].unsqueeze(-2), gaps, torch.inf)
+        basis = basis + vectors @ ((vectors.mH @ side.second @ basis) / gaps)
+    inside = basis.mH @ side.second @ basis
+    kept = keep[..., :widest]
+    ones = torch.eye(widest, dtype=inside.dtype, device=inside.device)
+    inside = torch.where(kept.unsqueeze(-1) & kept.unsqueeze(-2), inside, ones)
+    return whitened(basis, inside, side.second.requires_grad)
+
+
+def _about_origin(side: Side) -> Side:
+    mean = side.mean * side.scale
+    second = side.second + side.n * mean.unsqueeze(-1) * mean.conj().unsqueeze(-2)
+    return CovarianceSide(
+        side.name, side.n, torch.zeros_like(mean), second,
+        scale=side.scale, resolution=side.resolution, rounding=side.rounding,
+    )  # fmt: skip
+
+
+def _rows(side: Side) -> RowsSide:
+    if not isinstance(side, RowsSide):
+        raise NoValue(f"{side.name} was streamed without the debiasing sums; collect with `debiased=True`.")
+    return side

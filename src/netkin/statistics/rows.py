@@ -1,0 +1,171 @@
+"""`LayerRows` and `Rows`: the rows themselves, up to a stated cap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_matrix, paired, refuse_non_finite
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.statistics.moments import Moments
+from netkin.statistics.sides import RowsSide
+from netkin.statistics.statistic import Statistic
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Sample:
+    """One layer's rows, with the Gram matrix and side that all its pairs share."""
+
+    def __init__(self, X: Tensor, name: str):
+        self.X, self.name = X, name
+        self._sides: dict[torch.dtype | None, RowsSide] = {}
+
+    def side(self, precision: torch.dtype | None = None) -> RowsSide:
+        """Return the rows as a side of `Moments`, with products in `precision` (None: their own)."""
+        if precision not in self._sides:
+            self._sides[precision] = RowsSide(self.X, self.name, precision)
+        return self._sides[precision]
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """``XXᵀ`` of the centred rows."""
+        side = self.side()
+        side.trace  # noqa: B018  refuses a constant layer
+        return side.gram
+
+
+class Rows:
+    """A pair of layers, row by row."""
+
+    def __init__(self, x: Sample, y: Sample):
+        if len(x.X) != len(y.X):
+            raise NoValue(
+                f"{x.name} gives {len(x.X):,} rows and {y.name} {len(y.X):,} for the same examples; "
+                "compare layers of the same size, or choose another shape."
+            )
+        self.x, self.y, self.n = x, y, len(x.X)
+
+    @classmethod
+    def of(cls, X: Any, Y: Any) -> Rows:
+        """Return two matrices whose rows are the same examples as a pair."""
+        X, Y = paired(X, Y)
+        return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
+
+    def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
+        """Return the moments of the pair."""
+        return Moments(self.x.side(precision), self.y.side(precision))
+
+
+class LayerRows(Statistic):
+    """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
+
+    Of more than `cap` examples those are kept whose hash of (seed, index) is smallest, so that merging in any order
+    keeps the same ones. `indices` names the examples; by default they are counted as they come. A layer may have
+    several rows an example (positions, tokens): all rows of an example stay or go together.
+    """
+
+    kind = "LayerRows"
+
+    def __init__(self, names: Sequence[str], *, cap: int | None = None, seed: int = 0):
+        if cap is not None and cap < 1:
+            raise ValueFault(f"`cap` must be at least 1; got {cap}.")
+        self.names, self.cap, self.seed, self.seen = list(names), cap, seed, 0
+        self._parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        self._indices = np.empty(0, dtype=np.int64)
+        self._samples: dict[str, Sample] = {}
+
+    def update(self, rows: Mapping[str, Any], indices: Sequence[int] | None = None) -> None:
+        """Fold in one batch: a matrix of rows for every layer; `indices` are the examples' places in the data."""
+        matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
+        for name, matrix in matrices.items():
+            refuse_non_finite(matrix, f"layer {name!r}")
+        count = min(len(matrix) for matrix in matrices.values()) if indices is None else len(indices)
+        places = np.arange(self.seen, self.seen + count) if indices is None else np.asarray(indices, dtype=np.int64)
+        if self.cap is not None and any(len(matrix) != count for matrix in matrices.values()):
+            raise ShapeError("a cap needs one row an example in every layer; choose `pool`, `mean` or `flatten`.")
+        self.seen += count
+        self._indices = np.concatenate([self._indices, places])
+        for name, matrix in matrices.items():
+            self._parts[name].append(matrix)
+        self._samples = {}
+        if self.cap is not None and len(self._indices) >= 2 * self.cap:
+            self._shrink()
+
+    def __getitem__(self, pair: tuple[str, str]) -> Rows:
+        """Return the rows of the layers `a` and `b`, in that order."""
+        for name in pair:
+            if name not in self._parts:
+                raise UnknownName(f"no layer {name!r} in these rows{did_you_mean(name, self.names)}")
+        return Rows(self._sample(pair[0]), self._sample(pair[1]))
+
+    @property
+    def n(self) -> int:
+        """The number of examples kept."""
+        return len(self._indices) if self.cap is None else min(len(self._indices), self.cap)
+
+    def merge(self, other: Self) -> Self:
+        """Return the rows of both, up to the cap."""
+        self._refuse_unlike(
+            other, layers=(self.names, other.names), cap=(self.cap, other.cap), seed=(self.seed, other.seed)
+        )
+        merged = type(self)(self.names, cap=self.cap, seed=self.seed)
+        merged.seen, merged._indices = self.seen + other.seen, np.concatenate([self._indices, other._indices])
+        if len(np.unique(merged._indices)) < len(merged._indices):
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
+        merged._parts = {name: [*self._parts[name], *other._parts[name]] for name in self.names}
+        if self.cap is not None:
+            merged._shrink()
+        return merged
+
+    def _sample(self, name: str) -> Sample:
+        if not self._parts[name]:
+            raise NoValue("no batch has been folded in yet; call `update` first.")
+        if name not in self._samples:
+            if self.cap is not None:
+                self._shrink()
+            self._samples[name] = Sample(self._together(name), f"layer {name!r}")
+        return self._samples[name]
+
+    def _shrink(self) -> None:
+        """Keep the rows with the smallest hashes, in the order of their indices."""
+        order = np.argsort(_hashes(self.seed, self._indices), kind="stable")[: self.cap]
+        order = order[np.argsort(self._indices[order])]
+        chosen = torch.from_numpy(order)
+        for name in self.names if len(self._indices) else []:
+            together = self._together(name)
+            self._parts[name] = [together[chosen.to(together.device)]]
+        self._indices = self._indices[order]
+
+    def _together(self, name: str) -> Tensor:
+        if len(self._parts[name]) > 1:
+            self._parts[name] = [torch.cat(self._parts[name])]
+        return self._parts[name][0]
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"rows.{i}": self._together(name) for i, name in enumerate(self.names) if self._parts[name]}
+        header = {"names": self.names, "cap": self.cap, "seed": self.seed, "seen": self.seen}
+        return tensors | {"indices": torch.from_numpy(self._indices)}, header
+
+    @classmethod
+    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
+        statistic = cls(header["names"], cap=header["cap"], seed=header["seed"])
+        statistic.seen, statistic._indices = header["seen"], tensors["indices"].numpy()
+        if "rows.0" in tensors:
+            statistic._parts = {name: [tensors[f"rows.{i}"]] for i, name in enumerate(statistic.names)}
+        return statistic
+
+
+def _hashes(seed: int, indices: np.ndarray) -> np.ndarray:
+    """Return a well-mixed 64-bit number for every (seed, index): the finaliser of SplitMix64."""
+    with np.errstate(over="ignore"):
+        mixed = indices.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
+        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier)
+        return mixed ^ (mixed >> np.uint64(31))

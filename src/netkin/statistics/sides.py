@@ -1,0 +1,292 @@
+"""One layer as a pair of moments sees it: its mean, its second moment and what follows from them.
+
+A side comes in two forms. `RowsSide` holds the centred rows and takes whichever product is smaller, the covariance
+``XᵀX`` or the Gram matrix ``XXᵀ``. `CovarianceSide` holds moments that were streamed and has no rows any more.
+Everything is kept in units of ``1 / scale``, a power of two, so that no square over- or underflows.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.errors import NoValue
+
+
+class Side(ABC):
+    """One layer's own moments; matrices have a leading axis of blocks."""
+
+    name: str
+    n: int
+    width: int
+    scale: float
+    mean: Tensor
+    resolution: float  # the rounding unit of the data as they came
+    rounding: float  # the rounding unit of the products
+
+    @property
+    @abstractmethod
+    def second(self) -> Tensor:
+        """The centred second moment, (blocks, r, r), in coordinates that a rotation turns into the units."""
+
+    @property
+    @abstractmethod
+    def total(self) -> Tensor:
+        """The sum of all centred squares, before anybody asks whether the layer varies."""
+
+    @property
+    @abstractmethod
+    def squared(self) -> Tensor:
+        """``‖XᵀX‖²`` in the Frobenius norm."""
+
+    @property
+    @abstractmethod
+    def units(self) -> Tensor:
+        """The map from the coordinates of `second` to the layer's own units, (blocks, r, width)."""
+
+    @property
+    @abstractmethod
+    def norm_squares(self) -> Tensor:
+        """``Σ ‖xᵢ‖⁴`` over the centred examples."""
+
+    @cached_property
+    def trace(self) -> Tensor:
+        """The sum of all centred squares; a layer that does not vary is refused here, for every measure alike."""
+        noise = self.n * (2 * self.resolution * self.scale) ** 2 * float(self.mean.detach().double().square().sum())
+        if not float(self.total.detach()) > noise:
+            raise NoValue(
+                f"{self.name} is constant over the {self.n:,} examples (width {self.width:,}); a measure needs a layer "
+                "that varies. Pass more or other examples, or leave the layer out."
+            )
+        return self.total
+
+    @property
+    def norm(self) -> Tensor:
+        return self.trace.sqrt()
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (blocks, r), falling, and eigenvectors (blocks, r, r) of the second moment, without gradient."""
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = torch.linalg.eigh(self.second.detach())
+        return values.flip(-1).clamp(min=0), vectors.flip(-1)
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """Which eigenvalues stand above the rounding of the products: the numerical rank, (blocks, r) of booleans."""
+        values, _ = self.eigen
+        return values > max(self.n, self.width) * self.rounding * values.max()
+
+    @cached_property
+    def rank(self) -> int:
+        return int(self.kept.sum())
+
+    @cached_property
+    def principal(self) -> Tensor:
+        """The second moment in its own numerical range, (blocks, k, k), differentiable; dead directions are ones."""
+        basis = self.basis
+        inside = basis.mH @ self.second @ basis
+        return torch.where(
+            self._inside_square, inside, torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device)
+        )
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """The eigenvectors that span the numerical range, without gradient, (blocks, r, k)."""
+        _, vectors = self.eigen
+        widest = int(self.kept.sum(-1).max())
+        return (vectors * self.kept.unsqueeze(-2))[..., :widest]
+
+    @property
+    def _inside_square(self) -> Tensor:
+        kept = self.kept[..., : self.basis.shape[-1]]
+        return kept.unsqueeze(-1) & kept.unsqueeze(-2)
+
+    @cached_property
+    def whitener(self) -> Tensor:
+        """The matrix F (blocks, r, k) for which XF has orthonormal columns; zero columns in dead directions.
+
+        The numerical range is entered through a basis without gradient and whitened there by Cholesky: for every
+        measure unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
+        """
+        return whitened(self.basis, self.principal, self.second.requires_grad)
+
+
+class RowsSide(Side):
+    """A side that still has its rows.
+
+    Of a layer wider than its rows only the Gram matrix is kept beside the rows as they came: a centred copy would
+    double the memory, and is made again when the units themselves are asked for.
+    """
+
+    def __init__(self, X: Tensor, name: str = "`X`", precision: torch.dtype | None = None, centred: bool = True):
+        self.name, (self.n, self.width) = name, X.shape
+        self.resolution, self._X, self._precision = torch.finfo(X.dtype).eps, X, precision or X.dtype
+        self.rounding = torch.finfo(self._precision).eps
+        self.mean = self._mean().unsqueeze(0) if centred else X.new_zeros(1, self.width, dtype=self._precision)
+        self.scale = 1.0
+        self._rows: Tensor | None = self._centred()
+        self._norm = torch.linalg.vector_norm(self._rows)
+        if not 1e-12 < float(self._norm.detach()) < 1e15:
+            self._rescale()
+        if self.is_wide and not X.requires_grad:
+            self.gram = self._rows @ self._rows.mT
+            self._rows = None
+
+    def _mean(self) -> Tensor:
+        X = self._X.to(self._precision)
+        mean = X.mean(0)
+        if not bool(torch.isfinite(mean.detach().sum())):
+            refuse_non_finite(X, self.name)
+            mean = X.to(summing_dtype(X.device)).mean(0).to(X.dtype)  # finite values whose sum overflowed
+        return mean
+
+    def _centred(self) -> Tensor:
+        return self._X.to(self._precision) - self.mean
+
+    def _rescale(self) -> None:
+        largest = float(self.rows.detach().abs().max())
+        if largest > 0 and math.isfinite(largest):
+            self.scale = 2.0 ** -math.frexp(largest)[1]
+            self._rows = self.rows * self.scale
+            self._norm = torch.linalg.vector_norm(self._rows)
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows, centred and scaled."""
+        return self._rows if self._rows is not None else self._centred() * self.scale
+
+    @property
+    def is_wide(self) -> bool:
+        return self.width > self.n
+
+    @property
+    def total(self) -> Tensor:
+        return self._norm.to(summing_dtype(self._norm.device)).square()
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """``XXᵀ`` of the centred rows, n × n."""
+        return self.rows @ self.rows.mT
+
+    @cached_property
+    def uncentred(self) -> RowsSide:
+        """The same rows about the origin instead of their mean."""
+        return RowsSide(self._X, self.name, self._precision, centred=False)
+
+    @cached_property
+    def squared(self) -> Tensor:
+        return squared_norm(self.gram if self.is_wide else self.second)
+
+    @cached_property
+    def row_norms(self) -> Tensor:
+        """The squared length of every centred row."""
+        norms = torch.diagonal(self.gram) if self.is_wide else self.rows.square().sum(1)
+        return norms.to(summing_dtype(norms.device))
+
+    @property
+    def norm_squares(self) -> Tensor:
+        return self.row_norms.square().sum()
+
+    @cached_property
+    def coordinates(self) -> Tensor:
+        """The rows, in their own row space if there are fewer of them than units: ``U√Λ``, with ``XXᵀ = UΛUᵀ``."""
+        if not self.is_wide:
+            return self.rows
+        if self._X.requires_grad:
+            return self.rows @ self.units[0].mT
+        values, vectors = self._row_space
+        return vectors * values.sqrt()
+
+    @cached_property
+    def second(self) -> Tensor:
+        if self.is_wide and not self._X.requires_grad:
+            return torch.diag(self._row_space[0]).unsqueeze(0)
+        return (self.coordinates.mT @ self.coordinates).unsqueeze(0)
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        if self.is_wide and not self._X.requires_grad:  # diagonal already
+            values = self._row_space[0]
+            return values.unsqueeze(0), torch.eye(self.n, dtype=values.dtype, device=values.device).unsqueeze(0)
+        return super().eigen
+
+    @cached_property
+    def units(self) -> Tensor:
+        if not self.is_wide:
+            return torch.eye(self.width, dtype=self.rows.dtype, device=self.rows.device).unsqueeze(0)
+        values, vectors = self._row_space
+        real = values > self.n * self.rounding * values.max()
+        turned = torch.where(real, vectors / values.sqrt(), 0)
+        basis = turned[:, real] if self._X.requires_grad else turned
+        return (basis.mT @ self.rows.detach()).unsqueeze(0)
+
+    @cached_property
+    def _row_space(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, falling, and eigenvectors of the Gram matrix, without gradient."""
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = torch.linalg.eigh(self.gram.detach())
+        return values.flip(-1).clamp(min=0), vectors.flip(-1)
+
+
+class CovarianceSide(Side):
+    """A side of streamed moments."""
+
+    def __init__(
+        self,
+        name: str,
+        n: int,
+        mean: Tensor,
+        second: Tensor,
+        *,
+        scale: float,
+        resolution: float,
+        rounding: float,
+        norm_squares: Tensor | None = None,
+    ):
+        self.name, self.n, self.mean, self.scale = name, n, mean, scale
+        self.width, self.resolution, self.rounding = second.shape[-1], resolution, rounding
+        self._second, self._norm_squares = second, norm_squares
+
+    @property
+    def norm_squares(self) -> Tensor:
+        if self._norm_squares is None:
+            raise NoValue(f"{self.name} was streamed without the debiasing sums; collect with `debiased=True`.")
+        return self._norm_squares
+
+    @property
+    def second(self) -> Tensor:
+        return self._second
+
+    @cached_property
+    def total(self) -> Tensor:
+        return torch.diagonal(self._second, dim1=-2, dim2=-1).real.sum()
+
+    @cached_property
+    def squared(self) -> Tensor:
+        return squared_norm(self._second)
+
+    @cached_property
+    def units(self) -> Tensor:
+        return torch.eye(self.width, dtype=self._second.dtype, device=self._second.device).expand(
+            len(self._second), -1, -1
+        )
+
+
+def whitened(basis: Tensor, inside: Tensor, needs_gradient: bool) -> Tensor:
+    """Return `basis` recombined so that the second moment `inside` it becomes the identity."""
+    if not needs_gradient:  # the basis holds eigenvectors: `inside` is diagonal already
+        return basis * torch.diagonal(inside, dim1=-2, dim2=-1).real.rsqrt().unsqueeze(-2)
+    lower = torch.linalg.cholesky(inside)
+    return torch.linalg.solve_triangular(lower, basis.mH, upper=False).mH
+
+
+def squared_norm(matrix: Tensor) -> Tensor:
+    """Return the sum of squares of all entries, added up in float64."""
+    values = matrix.abs() if matrix.is_complex() else matrix
+    return values.to(summing_dtype(values.device)).square().sum()

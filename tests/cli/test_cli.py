@@ -1,0 +1,88 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import click.testing
+import pytest
+
+import netkin as package
+from netkin.cli import cli
+from netkin.cli.refusals import refusing
+from netkin.errors import ShapeError
+
+
+def example_of(command):
+    lines = (command.epilog or "").replace("Example: ", "").splitlines()
+    return next(line.strip() for line in lines if line.strip().startswith("netkin "))
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
+    example = example_of(cli.commands[name])
+    assert netkin(f"{name} --help").stdout.rstrip().endswith(example)
+    result = netkin(example.removeprefix("netkin "))
+    assert (result.exit_code, result.exception) == (0, None)
+    assert result.stdout
+
+
+def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
+    result = netkin("--help")
+    assert result.exit_code == 0
+    for word in ("demo", "compare", "measures", "layers", "BUILDER[@WEIGHTS]", "cifar10:DIR", "Example: netkin demo"):
+        assert word in result.stdout
+
+
+def test_the_version_is_the_packages(netkin):
+    assert netkin("--version").stdout == f"netkin, version {package.__version__}\n"
+
+
+def run_python(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_help_does_not_import_torch():
+    script = "import sys; from netkin.cli import cli; cli(['compare', '--help'], standalone_mode=False); {}"
+    result = run_python("-c", script.format("sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_package_runs_as_a_module():
+    result = run_python("-m", "netkin", "compare")
+    assert result.returncode == 2
+    assert "netkin compare" in result.stderr
+
+
+@pytest.mark.parametrize("line", ["compare", "compare netkin:digits", "nonsense", "layers", "measures --nonsense"])
+def test_a_misuse_gives_2(netkin, line):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def command_that_raises(error):
+    @click.command()
+    @refusing
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "error, code, words",
+    [
+        (ShapeError("`X` has 5 rows\n and `Y` 4."), 1, "netkin: `X` has 5 rows and `Y` 4.\n"),
+        (KeyboardInterrupt(), 130, "\nnetkin: interrupted.\n"),
+        (PermissionError(13, "Permission denied", "/root/x"), 1, "netkin: [Errno 13] Permission denied: '/root/x'\n"),
+    ],
+)
+def test_a_refusal_is_one_sentence_on_stderr_and_an_exit_code(error, code, words):
+    result = click.testing.CliRunner().invoke(command_that_raises(error))
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", words)
+
+
+def test_a_fault_of_ours_is_not_hidden():
+    result = click.testing.CliRunner().invoke(command_that_raises(ZeroDivisionError()))
+    assert isinstance(result.exception, ZeroDivisionError)

@@ -1,0 +1,100 @@
+import json
+import math
+
+import pytest
+
+from netkin import results
+from netkin.comparing import compare
+from netkin.sources import load_data, load_model
+
+DIGITS = "compare netkin:digits --data digits:test"
+
+
+def test_a_model_is_compared_with_itself_when_alone(netkin):
+    result = netkin(f"{DIGITS} --layers relu1 --layers fc --save self.netkin")
+    assert result.exit_code == 0
+    assert "cka" in result.stdout
+    assert "relu1" in result.stdout
+    saved = results.load("self.netkin")
+    assert (saved.a, saved.b) == ("netkin:digits", "netkin:digits")
+    assert saved["relu1", "relu1"] == pytest.approx(1)
+
+
+def test_the_numbers_are_those_of_the_library(netkin):
+    netkin(f"{DIGITS} --measure cka --measure nbs --layers relu1 --layers fc --save a.netkin")
+    model = load_model("netkin:digits")
+    data = load_data("digits:test")
+    expected = compare(model, data=data, measures=["cka", "nbs"], layers=["relu1", "fc"])
+    saved = results.load("a.netkin")
+    assert saved.measures == ("cka", "nbs")
+    for measure in saved.measures:
+        assert saved[measure]["relu1", "fc"] == pytest.approx(expected[measure]["relu1", "fc"], abs=1e-6)
+
+
+def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
+    line = f'{DIGITS} --measure "svcca(variance=0.95)" --measure gulp --layers "relu*" --pairs corresponding --json'
+    document = json.loads(netkin(line).stdout, parse_constant=pytest.fail)
+    assert document["layers_a"] == ["relu1", "relu2", "relu3", "relu4"]
+    assert document["examples"] == 360
+    table = document["tables"]["svcca(variance=0.95)"]
+    assert table["parameters"] == {"variance": 0.95}
+    assert table["values"][0][0] == pytest.approx(1)
+    assert table["values"][0][1] is None
+    assert {"layer_a", "layer_b", "reason"} == set(table["holes"][0])
+    assert document["tables"]["gulp"]["bounds"] == [0, None]
+
+
+def test_options_reach_the_library(netkin):
+    options = "--examples 100 --batch-size 30 --shape flatten --memory 1GB --device cpu --seed 5"
+    document = json.loads(netkin(f"{DIGITS} --layers relu4 {options} --json").stdout)
+    assert (document["examples"], document["seed"]) == (100, 5)
+    assert document["shapes_a"] == {"relu4": "flatten"}
+    assert document["widths_a"] == {"relu4": 64 * 4 * 4}
+
+
+def test_two_models_keep_their_names_in_the_order_given(netkin, tmp_path):
+    (tmp_path / "nk_cli_net.py").write_text("from netkin.sources.training import untrained_digits_net\n"
+        "def other():\n    return untrained_digits_net(9)\n")  # fmt: skip
+    document = json.loads(netkin("compare netkin:digits nk_cli_net:other --data digits:test --layers fc --json").stdout)
+    assert (document["a"], document["b"]) == ("netkin:digits", "nk_cli_net:other")
+    assert 0 < document["tables"]["cka"]["values"][0][0] < 1
+    assert math.isfinite(document["tables"]["cka"]["values"][0][0])
+
+
+def test_warnings_stand_below_the_table_and_nowhere_else(netkin):
+    result = netkin(f"{DIGITS} --measure cca_mean --layers relu4 --examples 40")
+    assert result.exit_code == 0
+    assert result.stdout.count("warning:") == 1
+    assert "InflatedWarning" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"{DIGITS} --measure ckaa", "no measure named 'ckaa'; did you mean 'cka'?"),
+        (f"{DIGITS} --layers reluu1", "did you mean 'relu1'?"),
+        ("compare netkin:digits --data digit", "no data set named 'digit'; did you mean 'digits'?"),
+        ("compare netkin:digits@gone.pt --data digits", "found no weights file 'gone.pt'."),
+    ],
+)
+def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("netkin: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--memory much", "'much' is no amount of memory"),
+        ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
+        ("--examples 0", "0 is not in the range x>=1"),
+    ],
+)
+def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
+    result = netkin(f"{DIGITS} {options}")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

@@ -1,0 +1,48 @@
+import json
+
+from netkin.measures import measures
+
+
+def test_every_measure_is_listed_with_its_direction_and_summary(netkin):
+    lines = netkin("measures").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(measures())
+    for line, measure in zip(lines, measures().values(), strict=True):
+        assert line.split()[1] == ("similarity" if measure.facts.higher_is_closer else "distance")
+        assert line.endswith(measure.summary)
+
+
+def test_ranges_are_written_with_infinity_as_a_sign(netkin):
+    listed = {line.split()[0]: line.split()[2] for line in netkin("measures").stdout.splitlines()}
+    assert (listed["cka"], listed["procrustes_distance"], listed["gulp"]) == ("0..1", "0..1.414", "0..∞")
+
+
+def test_the_list_is_there_for_programs_too(netkin):
+    listed = json.loads(netkin("measures --json").stdout)
+    found = {measure["name"]: measure for measure in listed}
+    assert found["cka"]["bounds"] == [0, 1]
+    assert found["gulp"]["bounds"] == [0, None]
+    assert found["svcca"]["parameters"] == {"variance": 0.99}
+    assert found["pwcca"]["symmetric"] is False
+
+
+def test_one_measure_is_told_in_full(netkin):
+    text = netkin("measures procrustes_distance").stdout
+    assert text.startswith("procrustes_distance: Return")
+    for words in (
+        "direction",
+        "0..1.414",
+        "is metric     yes",
+        "unchanged by  rotation, scaling, translation",
+        "arXiv",
+    ):
+        assert words in text
+
+
+def test_a_measure_may_be_asked_for_with_its_parameters(netkin):
+    assert "variance=0.9" in netkin('measures "svcca(variance=0.9)"').stdout
+
+
+def test_an_unknown_measure_is_refused_with_the_nearest_name(netkin):
+    result = netkin("measures ckaa")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "netkin: no measure named 'ckaa'; did you mean 'cka'? `netkin measures` lists all.\n"

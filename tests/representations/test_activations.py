@@ -1,0 +1,220 @@
+"""Layer outputs over data."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.representations.activations import Reader, activations
+from netkin.representations.guests import guest
+
+
+class Sometimes(nn.Module):
+    """Runs its step as many times as the first input says."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Linear(2, 2)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, batch):
+        for _ in range(int(batch[0, 0])):
+            batch = self.step(batch)
+        return batch
+
+
+class Sequence(nn.Module):
+    """A recurrent net that wants time before examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return self.head(self.rnn(batch.transpose(0, 1))[0][-1])
+
+
+@pytest.fixture
+def sentences():
+    """Four sentences padded on the right, then on the left."""
+    ids = torch.randint(1, 11, (4, 5))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(4)}
+
+
+def test_all_default_layers_are_given_in_the_models_order(residual, images):
+    rows = activations(residual, data=images)
+    assert list(rows) == ["conv1", "bn1", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "fc"]
+    assert {tuple(matrix.shape) for matrix in rows.values()} == {(10, 4), (10, 5)}
+    assert torch.equal(rows["fc"], residual.eval()(images).detach())
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_batches_of_any_size_give_the_same_rows(residual, images, size):
+    whole = activations(residual, data=images, shape="flatten")
+    split = activations(residual, data=iter(images.split(size)), shape="flatten")
+    assert all(torch.allclose(split[name], whole[name], atol=1e-6) for name in whole)
+
+
+def test_in_place_relus_do_not_spoil_the_rows(residual, images):
+    before = activations(residual, ["bn1", "relu"], images, shape="flatten")
+    assert before["bn1"].min() < 0
+    assert torch.equal(before["relu"], before["bn1"].relu())
+
+
+def test_calls_come_one_after_the_other(residual, images):
+    rows = activations(residual, ["layer1.0.relu", "conv1"], images)
+    assert list(rows) == ["layer1.0.relu", "layer1.0.relu#2", "conv1"]
+
+
+def test_a_shuffling_loader_is_read_once_and_all_layers_see_the_same_order(chain):
+    order = torch.arange(12.0)[:, None].repeat(1, 4)
+    loader = DataLoader(TensorDataset(order), batch_size=5, shuffle=True)
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    rows = activations(model, data=loader)
+    assert torch.equal(rows["0"], rows["1"])
+    assert torch.equal(rows["0"].sort(0).values, order)
+    assert not torch.equal(rows["0"], order)
+
+
+def test_examples_are_the_first_ones(chain):
+    data = torch.randn(300, 4)
+    assert torch.equal(activations(chain, "0", data, examples=130)["0"], activations(chain, "0", data[:130])["0"])
+
+
+def test_each_layer_may_have_its_own_shape(residual, images):
+    rows = activations(residual, ["conv1", "layer1.0", "fc"], images, shape={"conv*": "positions", "layer*": "flatten"})
+    assert [tuple(matrix.shape) for matrix in rows.values()] == [(360, 4), (10, 144), (10, 5)]
+
+
+def test_padded_tokens_do_not_count(language, sentences):
+    rows = activations(language, data=[sentences])
+    ids, mask = sentences["input_ids"], sentences["attention_mask"].bool()
+    table = language.embeddings.weight.detach()
+    expected = torch.stack([table[words[valid]].mean(0) for words, valid in zip(ids, mask, strict=True)])
+    assert torch.allclose(rows["embeddings"], expected)
+    last = activations(language, "embeddings", [sentences], shape="last")["embeddings"]
+    assert torch.equal(last, table[torch.stack([words[valid][-1] for words, valid in zip(ids, mask, strict=True)])])
+    assert activations(language, "encoder", [(sentences, None)], shape="tokens")["encoder"].shape == (15, 6)
+
+
+def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language, sentences):
+    single = {name: value[:1] for name, value in sentences.items()}
+    rows = activations(language, data=[sentences, single])
+    assert list(rows) == ["embeddings", "encoder.layer.0", "encoder.layer.1", "encoder.layer.2", "pooler"]
+    assert all(len(matrix) == 5 for matrix in rows.values())
+
+
+def test_a_named_layer_whose_output_does_not_begin_with_the_examples_is_refused(language, sentences):
+    with pytest.raises(
+        ShapeError, match=r"layer 'places' gives an output of shape \(1, 5, 6\) for a batch of 4 examples"
+    ):
+        activations(language, "places", [sentences])
+    with pytest.raises(ShapeError, match=r"layer 'rnn' gives an output of shape \(7, 2, 3\).*function as `shape`"):
+        activations(Sequence(), "rnn", torch.ones(2, 7, 4))
+    assert activations(Sequence(), "rnn", torch.ones(2, 7, 4), shape=lambda states: states[-1])["rnn"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_in_any_precision_are_read(residual, images, dtype):
+    exact = activations(residual, data=images)
+    rows = activations(residual.to(dtype), data=images)
+    kept = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {matrix.dtype for matrix in rows.values()} == {kept}
+    assert torch.allclose(rows["fc"].float(), exact["fc"], atol=0.05)
+
+
+def test_wrapped_models_are_read(residual, images, tmp_path):
+    plain = activations(residual, data=images)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        compiled = torch.compile(residual, backend="eager")
+        for model in (nn.DataParallel(residual), DistributedDataParallel(residual), compiled):
+            rows = activations(model, data=images)
+            assert list(rows) == list(plain)
+            assert all(torch.equal(rows[name], plain[name]) for name in plain)
+        del model
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_forward_and_transform_are_used(chain):
+    data = [(torch.ones(3, 2), torch.zeros(3))]
+    rows = activations(
+        chain, "0", data, transform=lambda x: x.repeat(1, 2), forward=lambda model, batch: model[0](batch[0] * 2)
+    )
+    assert torch.equal(rows["0"], chain[0](torch.full((3, 4), 2.0)).detach())
+
+
+def test_default_layers_that_do_not_run_are_left_out_and_named_ones_refused():
+    batch = torch.ones(3, 2)
+    assert list(activations(Sometimes(), data=batch)) == ["step"]
+    with pytest.raises(ForwardError, match="layer 'idle' did not run in batch 0; choose layers that always run"):
+        activations(Sometimes(), ["step", "idle"], batch)
+    with pytest.raises(ForwardError, match="none of the model's 2 default layers ran in batch 0; name some that do"):
+        activations(Sometimes(), data=batch * 0)
+
+
+def test_a_changing_number_of_calls_is_refused():
+    with pytest.raises(ForwardError, match="layer 'step#2' ran in one of the batches 0 and 1 but not in both"):
+        activations(Sometimes(), data=[torch.ones(3, 2), torch.full((3, 2), 2.0)])
+    assert list(activations(Sometimes(), "step#1", [torch.ones(3, 2), torch.full((3, 2), 2.0)])) == ["step#1"]
+
+
+def test_nan_and_inf_are_refused_with_layer_batch_and_count(chain):
+    spoilt = torch.ones(3, 4)
+    spoilt[1] = float("nan")
+    spoilt[2] = float("inf")
+    with pytest.raises(ValueFault, match="layer '0' in batch 1 holds 16 NaN or Inf among 24 values"):
+        activations(chain, data=[torch.ones(3, 4), spoilt])
+
+
+def test_large_finite_numbers_are_not_taken_for_inf():
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    assert activations(model, data=torch.full((4, 4), 3e38))["0"].max() == torch.tensor(3e38)
+
+
+def test_no_data_no_activations(chain):
+    with pytest.raises(ValueFault, match="the data gave no batches"):
+        activations(chain, data=[])
+    with pytest.raises(ValueFault, match="got NoneType"):
+        activations(chain)
+
+
+def test_faults_of_shape_name_the_layer(residual, images):
+    with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
+        activations(residual, data=images, shape="cls")
+    with pytest.raises(UnknownName, match="no shape named 'pol'"):
+        activations(residual, data=images, shape={"fc": "pol"})
+
+
+def test_batches_of_other_widths_are_refused():
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    batches = [torch.ones(2, 3, 4), torch.ones(2, 5, 4)]
+    with pytest.raises(ShapeError, match="layer '0' has 12 features in one batch and 20 in another; pad"):
+        activations(model, data=batches, shape="flatten")
+    assert activations(model, data=batches)["0"].shape == (4, 4)
+
+
+def test_two_readers_of_one_model_do_not_disturb_each_other(residual, images):
+    read, read_nothing = Reader(residual), Reader(residual, "fc", transform=lambda x: x[:1] * 0)
+    with guest(residual):
+        for batch in images.split(4):
+            rows, nothing = read(batch), read_nothing(batch)
+    assert read.shapes["conv1"] == "pool"
+    assert read.shapes["fc"] == "matrix"
+    assert read.batches == 3
+    assert (len(rows["fc"]), len(nothing["fc"])) == (2, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_elsewhere_gets_its_batches_there(residual, images):
+    here = activations(residual, data=images)
+    there = activations(residual.cuda(), data=images)
+    assert there["fc"].device.type == "cpu"
+    assert torch.allclose(there["fc"], here["fc"], atol=1e-3)
+    assert activations(residual, data=images, device="cuda")["fc"].is_cuda

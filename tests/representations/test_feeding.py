@@ -1,0 +1,189 @@
+"""How data become batches, and how a batch reaches a model."""
+
+from collections import UserDict
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.representations.feeding import (
+    batch_length,
+    batches_of,
+    call,
+    device_of,
+    dtype_of,
+    feed,
+    inputs_of,
+    mask_of,
+    take,
+)
+
+X = torch.arange(20.0).reshape(10, 2)
+Y = torch.arange(10)
+
+
+class Encoding(UserDict):
+    """A mapping with manners of its own, like Hugging Face's `BatchEncoding`."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    inputs: torch.Tensor
+    names: list
+
+
+class Taking(nn.Module):
+    """Gives back what it was called with."""
+
+    def forward(self, *inputs, **keywords):
+        return inputs or keywords
+
+
+def test_a_tensor_is_passed_as_it_is_and_of_a_tuple_the_first_element():
+    assert torch.equal(call(Taking(), X)[0], X)
+    assert torch.equal(call(Taking(), (X, Y))[0], X)
+    assert torch.equal(call(Taking(), [X, Y])[0], X)
+
+
+@pytest.mark.parametrize("kind", [dict, Encoding, lambda items: (Encoding(items), Y), MappingProxyType])
+def test_a_mapping_is_passed_as_keywords_without_its_labels(kind):
+    batch = kind({"input_ids": Y, "attention_mask": Y, "labels": Y, "label": Y, "targets": Y, "target": Y, "y": Y})
+    assert set(feed(Taking(), batch)) == {"input_ids", "attention_mask"}
+    assert torch.equal(mask_of(batch), Y)
+
+
+def test_batches_without_a_mask_have_none():
+    assert mask_of(X) is None
+    assert mask_of((X, Y)) is None
+    assert mask_of({"x": X}) is None
+    assert mask_of(()) is None
+
+
+def test_a_forward_function_gets_the_model_and_the_whole_batch():
+    result = feed(Taking(), (X, Y), forward=lambda model, batch: model(batch[1], batch[0]))
+    assert torch.equal(result[0], Y)
+
+
+def test_wrappers_are_left_out(chain):
+    chain.double()
+    batch = torch.randn(3, 4)
+    plain = feed(chain, batch)
+    for model in (nn.DataParallel(chain), torch.compile(chain, backend="eager")):
+        assert torch.equal(feed(model, batch), plain)
+        feed(model, batch, forward=lambda inner, _: inner[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_floating_inputs_take_the_models_precision(dtype):
+    model = nn.Sequential(Taking()).to(dtype)
+    model.register_buffer("scale", torch.ones(1, dtype=dtype))
+    inputs = feed(model, {"x": X, "ids": Y, "name": "text", "array": np.ones(3)}, forward=lambda model, batch: batch)
+    assert (inputs["x"].dtype, inputs["ids"].dtype, inputs["array"].dtype) == (dtype, torch.int64, dtype)
+    assert inputs["name"] == "text"
+    assert X.dtype == torch.float32
+
+
+def test_a_model_without_parameters_takes_what_comes():
+    assert device_of(Taking()) == torch.device("cpu")
+    assert dtype_of(Taking()) is None
+    assert feed(Taking(), X.double())[0].dtype == torch.float64
+
+
+def test_arrays_become_tensors_even_when_read_only():
+    array = np.ones((3, 4), dtype=np.float64)
+    array.flags.writeable = False
+    assert feed(nn.Linear(4, 2), array).shape == (3, 2)
+
+
+def test_a_transform_works_on_the_inputs_only():
+    fed = feed(Taking(), (X, Y), transform=lambda x: x * 2, forward=lambda model, batch: batch)
+    assert torch.equal(fed[0], X * 2)
+    assert torch.equal(fed[1], Y)
+    assert torch.equal(feed(Taking(), X, transform=lambda x: x + 1)[0], X + 1)
+    assert set(feed(Taking(), {"x": X, "y": Y}, transform=lambda batch: {"z": batch["x"], "y": batch["y"]})) == {"z"}
+
+
+def test_an_empty_tuple_is_refused():
+    with pytest.raises(ForwardError, match="a batch is an empty tuple"):
+        feed(Taking(), ())
+    with pytest.raises(ForwardError, match="a batch is an empty list"):
+        inputs_of([])
+
+
+@pytest.mark.parametrize("data", [X, X.numpy()], ids=["tensor", "array"])
+def test_one_array_is_split_into_batches(data):
+    assert [len(batch) for batch in batches_of(data, batch_size=4)] == [4, 4, 2]
+    assert [len(batch) for batch in batches_of(torch.ones(300, 1))] == [128, 128, 44]
+
+
+def test_a_mapping_of_arrays_is_split_into_batches():
+    batches = list(batches_of({"x": X, "y": Y, "texts": list("abcdefghij")}, batch_size=4))
+    assert [len(batch["x"]) for batch in batches] == [4, 4, 2]
+    assert batches[2]["texts"] == ["i", "j"]
+
+
+def test_a_data_set_is_split_into_batches():
+    assert [len(batch[0]) for batch in batches_of(TensorDataset(X, Y), batch_size=4)] == [4, 4, 2]
+
+
+def test_loaders_lists_and_iterables_without_length_give_their_batches():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(X)
+
+    lengths = [4, 4, 2]
+    assert [len(x) for x, _ in batches_of(DataLoader(TensorDataset(X, Y), batch_size=4))] == lengths
+    assert [len(batch) for batch in batches_of(DataLoader(Stream(), batch_size=4))] == lengths
+    assert [len(batch) for batch in batches_of(list(X.split(4)))] == lengths
+    assert [len(batch) for batch in batches_of(batch for batch in X.split(4))] == lengths
+
+
+@pytest.mark.parametrize("examples, lengths", [(1, [1]), (4, [4]), (5, [4, 1]), (10, [4, 4, 2]), (99, [4, 4, 2])])
+def test_the_last_batch_is_cut_to_the_examples_asked_for(examples, lengths):
+    batches = list(batches_of(zip(X.split(4), Y.split(4), strict=True), examples))
+    assert [len(x) for x, _ in batches] == lengths
+    assert [len(y) for _, y in batches] == lengths
+
+
+def test_no_batch_is_fetched_beyond_what_is_needed():
+    stream = iter(X.split(2))
+    list(batches_of(stream, 4))
+    assert torch.equal(next(stream), X[4:6])
+
+
+def test_batches_of_any_build_are_cut():
+    assert take(Pair(X, list("abcdefghij")), 2).names == ["a", "b"]
+    cut = take(Encoding(x=X, scale=torch.ones(1), name="data"), 3)
+    assert isinstance(cut, Encoding)
+    assert (len(cut["x"]), len(cut["scale"]), cut["name"]) == (3, 1, "data")
+    first, second = take([torch.ones(2, 5), torch.ones(2)], 1)
+    assert (len(first), len(second)) == (1, 1)
+    assert batch_length((torch.tensor(3.0), {"ids": Y})) == 10
+
+
+def test_empty_batches_are_passed_over():
+    assert [len(batch) for batch in batches_of([X[:0], X, X[:0]])] == [10]
+
+
+@pytest.mark.parametrize("data", [[], iter([]), X[:0], [X[:0]]])
+def test_data_without_batches_are_refused(data):
+    with pytest.raises(ValueFault, match="the data gave no batches; an iterator can be read only once"):
+        list(batches_of(data))
+
+
+def test_data_that_cannot_be_read_are_refused():
+    with pytest.raises(ValueFault, match="must be an iterable of batches, or one array of inputs; got NoneType"):
+        list(batches_of(None))
+    with pytest.raises(ValueFault, match="got str"):
+        list(batches_of("digits"))
+    with pytest.raises(ValueFault, match=r"`data` is a tuple of arrays.*`\[\(inputs, labels\)\]`"):
+        list(batches_of((X, Y)))
+    with pytest.raises(ValueFault, match="`examples` must be at least 1; got 0"):
+        list(batches_of(X, 0))
+    with pytest.raises(ShapeError, match="a batch of type str holds no tensor or array.*leave `examples` out"):
+        list(batches_of(["text"], 3))

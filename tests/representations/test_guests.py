@@ -1,0 +1,125 @@
+"""We are guests: everything is as it was when we leave."""
+
+import random
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from netkin.representations.activations import activations
+from netkin.representations.guests import guest
+
+
+def state(model):
+    """Return all that a guest could have changed, in comparable form."""
+    return {
+        "training": [module.training for module in model.modules()],
+        "grad": [parameter.requires_grad for parameter in model.parameters()],
+        "buffers": [buffer.tolist() for buffer in model.buffers()],
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "enabled": torch.is_grad_enabled(),
+        "fused": torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+@pytest.fixture
+def uneven(residual):
+    """A model some of whose modules train, others do not; the same for its gradients."""
+    residual.train()
+    residual.layer1.eval()
+    residual.layer1[1].train()
+    residual.fc.weight.requires_grad_(False)
+    return residual
+
+
+def expecting(fault):
+    return pytest.raises(fault) if fault else nullcontext()
+
+
+def disturb():
+    torch.rand(3)
+    random.random()
+    np.random.rand(3)
+
+
+def test_inside_the_models_evaluate_and_build_no_graph(uneven, images):
+    with guest(uneven):
+        assert not any(module.training for module in uneven.modules())
+        assert not uneven(images).requires_grad
+        assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError, KeyboardInterrupt])
+def test_afterwards_all_is_as_it_was(uneven, images, fault):
+    before = state(uneven)
+    with expecting(fault), guest(uneven, nn.Dropout()):
+        disturb()
+        uneven(images)
+        if fault:
+            raise fault
+    assert state(uneven) == before
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError, KeyboardInterrupt])
+def test_activations_leave_all_as_it_was(uneven, images, fault):
+    def stream():
+        yield images
+        disturb()
+        if fault:
+            raise fault
+        yield images
+
+    before = state(uneven)
+    with expecting(fault):
+        activations(uneven, data=stream())
+    assert state(uneven) == before
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, KeyboardInterrupt])
+def test_a_fault_inside_the_forward_leaves_all_as_it_was(uneven, images, fault):
+    def crash(module, inputs):
+        raise fault
+
+    before = state(uneven)
+    handle = uneven.layer2.register_forward_pre_hook(crash)
+    with pytest.raises(fault):
+        activations(uneven, data=images)
+    handle.remove()
+    assert state(uneven) == before
+
+
+def test_an_overridden_eval_is_not_called():
+    class Merging(nn.Linear):
+        def train(self, mode=True):
+            if not mode:
+                self.weight.data.zero_()
+            return super().train(mode)
+
+    model = Merging(2, 2)
+    with guest(model):
+        assert not model.training
+    assert model.weight.abs().sum() > 0
+
+
+def test_a_compiled_model_is_a_host_too(residual):
+    compiled = torch.compile(residual.train(), backend="eager")
+    residual.bn1.eval()
+    before = [module.training for module in residual.modules()]
+    with guest(compiled):
+        assert not any(module.training for module in residual.modules())
+    assert [module.training for module in residual.modules()] == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_random_state_of_the_models_device_is_as_it_was(residual):
+    residual.cuda()
+    before = torch.cuda.get_rng_state()
+    with guest(residual):
+        torch.rand(3, device="cuda")
+    assert torch.equal(torch.cuda.get_rng_state(), before)

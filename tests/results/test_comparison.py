@@ -1,0 +1,135 @@
+import copy
+import pickle
+import sys
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+from netkin.errors import MissingExtra, NoValue, ShapeError, UnknownName, ValueFault
+
+
+@pytest.fixture
+def two(made):
+    cca = made.table("svcca", parameters={"variance": 0.99}, values=np.eye(3), errors=np.full((3, 3), 0.125))
+    return made.comparison(made.table("cka"), cca)
+
+
+def test_with_one_measure_a_pair_is_a_number(made):
+    assert made.comparison()["conv1", "conv2"] == 0.5
+
+
+def test_with_several_measures_one_must_be_named(two):
+    assert two["svcca"]["conv1", "conv1"] == 1
+    with pytest.raises(UnknownName, match=r"holds 2 measures: cka, svcca. Name one, as in `c\['cka'\]`"):
+        two["conv1", "conv2"]
+    with pytest.raises(UnknownName, match="holds 2 measures"):
+        two.best_matches()
+
+
+def test_a_hole_speaks_through_the_comparison(made):
+    with pytest.raises(NoValue, match="constant over the data"):
+        made.comparison(made.holed())["in", "out"]
+
+
+def test_measures_keep_their_order(two):
+    assert two.measures == tuple(two) == ("cka", "svcca")
+    assert len(two) == 2
+
+
+def test_defaults_spelled_out_find_the_same_table(two):
+    assert two["svcca(variance=0.99)"] is two["svcca"]
+    assert two["svcca( variance = 0.990 )"] is two["svcca"]
+    assert "svcca(variance=0.95)" not in two
+    assert "cka" in two
+    assert 3 not in two
+
+
+def test_a_name_never_stands_for_other_parameters(made):
+    c = made.comparison(made.table("svcca(variance=0.95)", parameters={"variance": 0.95, "k": 3}))
+    assert c["svcca(k=3, variance=0.95)"] is c["svcca(variance=0.95)"]
+    for other in ("svcca", "svcca(k=3)", "svcca(variance=0.9)", "svcca(variance=", "3", "svcca(0.95)", "svcca(**x)"):
+        assert other not in c
+
+
+def test_an_unknown_measure_gets_a_hint(two):
+    with pytest.raises(
+        UnknownName, match="no measure 'ckaa' in this comparison; did you mean 'cka'. It holds cka, svcca."
+    ):
+        two["ckaa"]
+    with pytest.raises(UnknownName, match=r"no measure 'qqqq' in this comparison\. It holds"):
+        two.to_numpy("qqqq")
+
+
+def test_best_matches_come_from_the_chosen_measure(two):
+    assert two.best_matches("svcca")["conv2"] == ("conv2", 1.0)
+
+
+def test_numpy_stacks_several_measures(two):
+    assert two.to_numpy().shape == (2, 3, 3)
+    assert (two.to_numpy("svcca") == np.eye(3)).all()
+
+
+def test_pandas_is_a_table_for_one_and_a_list_for_several(two, made):
+    frame = two.to_pandas()
+    assert list(frame.columns) == ["measure", "layer_a", "layer_b", "value", "error", "reason"]
+    assert len(frame) == 18
+    assert frame[frame.measure == "svcca"].error.eq(0.125).all()
+    assert two.to_pandas("cka").loc["conv1", "conv2"] == made.comparison().to_pandas().loc["conv1", "conv2"] == 0.5
+
+
+def test_pandas_lists_the_reason_of_each_hole(made):
+    frame = made.comparison(made.holed(), made.holed(id="nbs")).to_pandas()
+    assert frame[frame.value.isna()].reason.tolist() == ["layer 'out' is constant over the data"] * 2
+
+
+def test_xarray_carries_names_errors_and_provenance(two):
+    data = two.to_xarray()
+    assert data["cka"].sel(layer_a="conv1", layer_b="conv2") == 0.5
+    assert data["svcca standard error"].max() == 0.125
+    assert data.attrs["data"] == "digits"
+    assert data.attrs["device"] == "cpu"
+    assert data["svcca"].attrs["parameter_variance"] == 0.99
+
+
+@pytest.mark.parametrize("package", ["pandas", "xarray"])
+def test_a_missing_package_names_its_extra(made, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf"`to_{package}` needs.*`pip install 'netkin\[{package}\]'`"):
+        getattr(made.comparison(), f"to_{package}")()
+
+
+def test_a_comparison_cannot_be_changed(two, made):
+    with pytest.raises(FrozenInstanceError):
+        two.seed = 3
+    with pytest.raises(TypeError):
+        two.tables["cka"] = made.table("cka")
+
+
+def test_a_table_of_other_layers_is_refused(made):
+    with pytest.raises(ShapeError, match="'cka' has 3 × 3 layers, the comparison 3 × 2.*same layers"):
+        made.comparison(layers_b=("conv1", "conv2"))
+
+
+def test_a_table_under_another_id_is_refused(made):
+    with pytest.raises(ValueFault, match="the table under 'nbs' calls itself 'cka'"):
+        made.comparison(tables={"nbs": made.table("cka")})
+
+
+def test_the_time_is_noted_unless_given(made):
+    assert made.comparison().created[:2] == "20"
+    assert made.comparison(created="then").created == "then"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_are_equal(two, again):
+    assert again(two) == two
+
+
+def test_other_provenance_is_another_comparison(made):
+    assert made.comparison(created="then") != made.comparison(created="then", seed=1)
+    assert made.comparison() != 3
+
+
+def test_the_short_form_says_what_it_is(two):
+    assert repr(two) == "Comparison('seed0', 'seed1', measures=['cka', 'svcca'], 3 × 3 layers, 1,797 examples)"

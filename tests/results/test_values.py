@@ -1,0 +1,136 @@
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault
+
+
+def test_a_number_is_found_by_the_names_of_its_layers(made):
+    assert made.table()["conv1", "head"] == 0.333
+    assert type(made.table()["conv1", "head"]) is float
+
+
+def test_a_hole_says_why(made):
+    with pytest.raises(NoValue, match="^cka has no value for 'in' and 'out': layer 'out' is constant over the data$"):
+        made.holed()["in", "out"]
+
+
+def test_an_unknown_layer_gets_a_hint(made):
+    with pytest.raises(
+        UnknownName, match="no layer named 'conv3' among the rows; did you mean 'conv2'. `layers_a` lists"
+    ):
+        made.table()["conv3", "head"]
+    with pytest.raises(UnknownName, match=r"no layer named 'zzz' among the columns\. `layers_b` lists all"):
+        made.table()["head", "zzz"]
+
+
+@pytest.mark.parametrize("key", ["conv1", 0, ("conv1",)])
+def test_anything_but_a_pair_is_refused(made, key):
+    with pytest.raises(UnknownName, match="ask for a pair of layers"):
+        made.table()[key]
+
+
+def test_a_table_cannot_be_changed(made):
+    table = made.table(parameters={"variance": 0.99})
+    with pytest.raises(FrozenInstanceError):
+        table.id = "nbs"
+    with pytest.raises(ValueError, match="read-only"):
+        table.values[0, 0] = 5
+    with pytest.raises(TypeError):
+        table.parameters["variance"] = 0.5
+
+
+def test_a_table_does_not_follow_its_maker(made):
+    values = np.eye(3)
+    table = made.table(values=values)
+    values[0, 0] = 5
+    assert table["conv1", "conv1"] == 1
+
+
+def test_a_missing_value_without_reason_is_refused(made):
+    with pytest.raises(ValueFault, match="a finite value or a reason.*1 differ, first 'in' and 'out' with nan"):
+        made.holed(holes={})
+    with pytest.raises(ValueFault, match="first 'in' and 'in' with inf"):
+        made.holed(values=[[np.inf, np.nan], [1, 1]])
+
+
+def test_a_reason_beside_a_value_is_refused(made):
+    with pytest.raises(ValueFault, match=r"1 differ, first 'in' and 'out' with 0\.5"):
+        made.holed(values=[[1, 0.5], [1, 1]])
+
+
+def test_a_hole_in_no_layer_is_refused(made):
+    with pytest.raises(UnknownName, match="no layer named 'gone'"):
+        made.holed(holes={("gone", "out"): "?"})
+
+
+def test_other_shapes_than_the_layers_are_refused(made):
+    with pytest.raises(
+        ShapeError, match=r"the values of 'cka' must have shape \(3, 3\), layers by layers; got \(2, 3\)"
+    ):
+        made.table(values=np.ones((2, 3)))
+    with pytest.raises(ShapeError, match="the standard errors of 'cka' must have shape"):
+        made.table(errors=np.ones(3))
+
+
+def test_layers_of_one_name_are_refused(made):
+    with pytest.raises(NameClash, match="rows must have distinct names; 'x' occurs 2 times"):
+        made.table(rows=("x", "x", "y"))
+
+
+def test_best_matches_follow_the_direction(made):
+    values = [[0.1, 0.9], [0.8, 0.2]]
+    near = made.table(rows=("p", "q"), columns=("r", "s"), values=values)
+    far = made.table(rows=("p", "q"), columns=("r", "s"), values=values, higher_is_closer=False)
+    assert near.best_matches() == {"p": ("s", 0.9), "q": ("r", 0.8)}
+    assert far.best_matches() == {"p": ("r", 0.1), "q": ("s", 0.2)}
+
+
+def test_the_first_of_equal_matches_is_named(made):
+    assert made.table(values=np.ones((3, 3))).best_matches()["head"] == ("conv1", 1.0)
+
+
+def test_a_row_of_holes_has_no_best_match(made):
+    holes = {("in", "in"): "dead", ("in", "out"): "dead"}
+    for direction in (True, False):
+        table = made.holed(values=[[np.nan, np.nan], [0.25, 0.5]], holes=holes, higher_is_closer=direction)
+        assert list(table.best_matches()) == ["out"]
+
+
+def test_a_table_without_columns_has_no_matches(made):
+    assert made.table(rows=("x",), columns=(), values=np.ones((1, 0))).best_matches() == {}
+
+
+def test_the_matrix_handed_out_is_your_own(made):
+    table = made.table()
+    table.to_numpy()[:] = 7
+    assert table.values.max() == 1
+
+
+def test_pandas_and_xarray_carry_the_names(made):
+    table = made.holed(parameters={"variance": 0.5})
+    assert table.to_pandas().loc["out", "in"] == 0.25
+    assert table.to_xarray().sel(layer_a="out", layer_b="in") == 0.25
+    assert table.to_xarray().attrs["parameter_variance"] == 0.5
+    assert np.isnan(table.to_pandas().loc["in", "out"])
+
+
+def test_equal_tables_are_equal_holes_included(made):
+    assert made.holed() == made.holed()
+    assert made.holed() != made.holed(symmetric=False)
+    assert made.table() != made.table(errors=np.ones((3, 3)))
+    assert made.table() != "cka"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_are_equal_and_frozen(made, again):
+    twin = again(made.holed(errors=np.ones((2, 2))))
+    assert twin == made.holed(errors=np.ones((2, 2)))
+    assert not twin.values.flags.writeable
+
+
+def test_the_short_form_says_what_it_is(made):
+    assert repr(made.holed()) == "Values('cka', 2 × 2 layers, 1 holes)"

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+
+from netkin.errors import SourceError, UnknownName
+from netkin.sources import load_data, load_model
+from netkin.sources.training import accuracy
+
+NET = "from torch import nn\ndef make():\n    return nn.Linear(3, 2)\n"
+
+
+def test_a_reference_architecture_is_built_ready_to_be_asked():
+    model = load_model("netkin:tiny10")
+    assert not model.training
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_fresh_weights_are_the_same_each_time_and_leave_random_numbers_alone():
+    before = torch.random.get_rng_state()
+    first, second = load_model("netkin:digits"), load_model("netkin:digits")
+    assert torch.equal(first.conv1.weight, second.conv1.weight)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_function_builds_a_model_the_same_each_time(workshop):
+    workshop.write("nk_net", NET)
+    first, second = load_model("nk_net:make"), load_model("nk_net:make")
+    assert isinstance(first, nn.Linear)
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_a_function_and_weights_go_together(workshop):
+    workshop.write("nk_weighted", NET)
+    torch.save({"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, "ones.pt")
+    assert load_model("nk_weighted:make@ones.pt").weight.sum() == 6
+
+
+def test_the_path_of_the_weights_may_hold_an_at_sign(tmp_path):
+    folder = tmp_path / "me@home"
+    folder.mkdir()
+    torch.save(load_model("netkin:digits").state_dict(), folder / "net@1.pt")
+    load_model(f"netkin:digits@{folder / 'net@1.pt'}")
+
+
+def test_an_unknown_architecture_is_refused():
+    with pytest.raises(UnknownName, match="did you mean 'digits'"):
+        load_model("netkin:digit")
+
+
+def test_a_mistyped_netkin_is_recognised(workshop):
+    with pytest.raises(SourceError, match=r"found no module 'netkn' for 'netkn:tiny10'; did you mean 'netkin'\?"):
+        load_model("netkn:tiny10")
+
+
+def test_a_name_without_a_builder_is_refused_with_the_grammar():
+    with pytest.raises(SourceError, match=r"'tiny10' is no model; write BUILDER\[@WEIGHTS\]"):
+        load_model("tiny10")
+
+
+def test_weights_alone_are_refused_with_what_to_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({}, "net.pt")
+    with pytest.raises(SourceError, match="weights alone do not say what network .*'netkin:tiny10@net.pt'"):
+        load_model("net.pt")
+
+
+def test_an_at_sign_without_weights_is_refused():
+    with pytest.raises(
+        SourceError, match="'netkin:digits@' names no weights after the '@'; write 'netkin:digits@FILE'"
+    ):
+        load_model("netkin:digits@")
+
+
+def test_a_function_that_returns_no_model_is_refused(workshop):
+    workshop.write("nk_no_net", "def make():\n    return [1]\n")
+    with pytest.raises(SourceError, match="'nk_no_net:make' must return a torch.nn.Module; .* of type list"):
+        load_model("nk_no_net:make")
+
+
+def test_a_real_checkpoint_reaches_its_recorded_accuracy(checkpoints, cifar10_directory):
+    model = load_model(f"netkin:tiny10@{checkpoints / 'tiny10_cifar10_seed0.pt'}")
+    assert 0.862 <= round(accuracy(model, load_data(f"cifar10:{cifar10_directory}", batch_size=500)), 3) <= 0.871

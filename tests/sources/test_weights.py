@@ -1,0 +1,194 @@
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from netkin.errors import SourceError
+from netkin.sources.weights import load_weights, read_state, renamed
+
+
+class Hostile:
+    """An object whose unpickling would create a file."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+@pytest.fixture
+def state():
+    source = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    nn.init.constant_(source[0].weight, 7)
+    return source.state_dict()
+
+
+def holds_the_state(model):
+    return bool((model[0].weight == 7).all())
+
+
+def saved(content, path):
+    torch.save(content, path)
+    return path
+
+
+def test_a_state_dict_is_loaded(model, state, tmp_path):
+    load_weights(model, saved(state, tmp_path / "net.pt"))
+    assert holds_the_state(model)
+
+
+def test_a_safetensors_file_is_loaded(model, state, tmp_path):
+    save_file(state, tmp_path / "net.safetensors")
+    load_weights(model, tmp_path / "net.safetensors")
+    assert holds_the_state(model)
+
+
+def test_the_layout_of_older_torch_is_loaded(model, state, tmp_path):
+    torch.save(state, tmp_path / "net.th", _use_new_zipfile_serialization=False)
+    load_weights(model, tmp_path / "net.th")
+    assert holds_the_state(model)
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
+def test_weights_are_found_inside_a_training_checkpoint(model, state, tmp_path, wrapper):
+    load_weights(model, saved({"epoch": 3, wrapper: state, "optimizer": {"lr": 0.1}}, tmp_path / "net.pt"))
+    assert holds_the_state(model)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module."])
+def test_usual_prefixes_are_taken_off(model, state, tmp_path, prefix):
+    load_weights(model, saved({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "net.pt"))
+    assert holds_the_state(model)
+
+
+def test_prefixes_that_the_model_has_and_the_file_lacks_are_put_on(state, tmp_path):
+    wrapped = nn.ModuleDict({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))})
+    load_weights(wrapped, saved(state, tmp_path / "net.pt"))
+    assert holds_the_state(wrapped["model"])
+
+
+def test_a_prefix_that_the_model_wants_stays_on():
+    assert renamed({"model.fc": 1, "fc": 2}, ["model.fc", "fc"]) == {"model.fc": 1, "fc": 2}
+
+
+def test_a_compiled_part_inside_a_model_is_recognised():
+    assert renamed({"block._orig_mod.fc": 1}, ["block.fc"]) == {"block.fc": 1}
+
+
+def test_two_names_for_one_weight_are_not_merged_silently(model, state, tmp_path):
+    both = dict(state) | {"module.0.weight": state["0.weight"]}
+    with pytest.raises(SourceError, match=r"1 unexpected: module\.0\.weight"):
+        load_weights(model, saved(both, tmp_path / "net.pt"))
+
+
+def test_files_from_before_batches_were_counted_are_loaded(model, state, tmp_path):
+    del state["1.num_batches_tracked"]
+    load_weights(model, saved(state, tmp_path / "net.pt"))
+    assert holds_the_state(model)
+
+
+def test_mismatching_weights_are_listed_in_one_refusal(model, state, tmp_path):
+    del state["0.bias"]
+    state |= {"1.weight": torch.ones(5), "1.running_mean": torch.tensor(1.0)}
+    state |= {f"extra{number}": torch.ones(1) for number in range(7)}
+    with pytest.raises(SourceError) as refusal:
+        load_weights(model, saved(state, tmp_path / "net.pt"), name="my:net")
+    assert str(refusal.value) == (
+        f"the weights in '{tmp_path / 'net.pt'}' do not fit my:net: 1 missing: 0.bias; "
+        "7 unexpected: extra0, extra1, extra2, extra3, extra4 and 2 more; "
+        "2 of another shape: 1.weight (5 in the file, 2 in the model), 1.running_mean (one number in the file, 2 in "
+        "the model). Choose the builder these weights were trained with."
+    )
+
+
+def test_a_refused_file_leaves_the_model_as_it_was(model, state, tmp_path):
+    before = model[0].weight.clone()
+    del state["0.bias"]
+    with pytest.raises(SourceError, match=r"1 missing: 0\.bias"):
+        load_weights(model, saved(state, tmp_path / "net.pt"))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_a_hostile_pickle_is_refused_and_nothing_in_it_runs(tmp_path, write):
+    write({"weight": Hostile(tmp_path / "was here")}, tmp_path / "net.pt")
+    with pytest.raises(SourceError) as refusal:
+        read_state(tmp_path / "net.pt")
+    assert not (tmp_path / "was here").exists()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_hostile_pickle_is_refused_even_if_the_environment_asks_for_unpickling(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(SourceError, match="holds more than tensors"):
+        read_state(saved({"weight": Hostile(tmp_path / "was here")}, tmp_path / "net.pt"))
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(model, tmp_path):
+    with pytest.raises(SourceError, match=r"holds more than tensors \(\S+\), .* save `model.state_dict\(\)` alone"):
+        read_state(saved(model, tmp_path / "net.pt"))
+
+
+def test_the_old_tar_layout_is_refused_without_being_read(tmp_path):
+    with tarfile.open(tmp_path / "net.pt", "w") as archive:
+        archive.addfile(tarfile.TarInfo("pickle"), io.BytesIO())
+    with pytest.raises(SourceError, match="is in torch's old tar layout; save it again"):
+        read_state(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_torch_file_cut_short_is_refused(state, tmp_path, kept, zipped):
+    torch.save(state, tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
+    content = (tmp_path / "net.pt").read_bytes()
+    (tmp_path / "net.pt").write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
+    with pytest.raises(SourceError, match="is damaged or not a weights file; save"):
+        read_state(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 0.5, 0.99])
+def test_a_safetensors_file_cut_short_is_refused(state, tmp_path, kept):
+    save_file(state, tmp_path / "net.safetensors")
+    content = (tmp_path / "net.safetensors").read_bytes()
+    kept = int(kept * len(content)) if isinstance(kept, float) else kept
+    (tmp_path / "net.safetensors").write_bytes(content[:kept])
+    with pytest.raises(SourceError, match="is damaged or not a safetensors file"):
+        read_state(tmp_path / "net.safetensors")
+
+
+def test_a_missing_file_is_refused_with_the_nearest_name_beside_it(state, tmp_path):
+    saved(state, tmp_path / "seed0.pt")
+    with pytest.raises(SourceError, match=r"found no weights file '.*seed00\.pt'; did you mean 'seed0\.pt'\?"):
+        read_state(tmp_path / "seed00.pt")
+    with pytest.raises(SourceError, match=r"found no weights file '.*net\.pt'\.$"):
+        read_state(tmp_path / "nowhere" / "net.pt")
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="is a folder; name the weights file in it"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("content, words", [(torch.ones(3), "a Tensor"), ({}, "nothing"), ([1, 2], "a list")])
+def test_what_is_no_state_dict_is_refused(tmp_path, content, words):
+    with pytest.raises(SourceError, match=f"holds {words} instead of a state dict"):
+        read_state(saved(content, tmp_path / "net.pt"))
+
+
+def test_weights_in_an_unknown_wrapper_are_refused_with_where_we_look(state, tmp_path):
+    with pytest.raises(
+        SourceError, match="epoch, net are no tensors. netkin looks .* at the top and under 'state_dict', 'mod"
+    ):
+        read_state(saved({"epoch": 3, "net": state}, tmp_path / "net.pt"))

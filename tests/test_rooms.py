@@ -1,0 +1,131 @@
+"""Who may import whom: the shortest description of the house."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import netkin.errors
+
+HOUSE = Path(netkin.errors.__file__).parent
+
+MAY_IMPORT = {
+    "errors": "",
+    "arrays": "errors",
+    "files": "errors",
+    "results": "errors files",
+    "statistics": "errors arrays files",
+    "measures": "errors arrays statistics",
+    "sources": "errors",
+    "representations": "errors arrays",
+    "comparing": "errors arrays files results statistics measures sources representations",
+    "cli": "everything",
+    # the front door hands out names of all rooms, lazily
+    "__init__": "errors arrays files results statistics measures sources representations comparing",
+    "__main__": "cli",
+}
+WITHOUT_TORCH = ("errors", "files", "results")
+
+
+def room_of(path, house=HOUSE):
+    return path.relative_to(house).parts[0].removesuffix(".py")
+
+
+def imports(source, module):
+    """Yield (line, full dotted name) of all imports in `source`, those inside functions included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+def module_of(path, house=HOUSE):
+    """Return a dotted name whose last part an import with one leading dot replaces."""
+    return ".".join(["netkin", *path.relative_to(house).with_suffix("").parts])
+
+
+def trespasses(path, house=HOUSE):
+    """Yield a sentence for each import that the table does not allow."""
+    own, allowed = room_of(path, house), MAY_IMPORT.get(room_of(path, house), "").split()
+    for line, name in imports(path.read_text(encoding="utf-8"), module_of(path, house)):
+        top, _, rest = name.partition(".")
+        room = rest.split(".")[0]
+        where = f"src/netkin/{path.relative_to(house)}:{line} imports {name}"
+        if (
+            top == "netkin"
+            and not room.startswith("__")
+            and room not in (own, *allowed)
+            and "everything" not in allowed
+        ):
+            yield f"{where}; {own!r} may import only itself and: {', '.join(allowed) or 'nothing'}."
+        if top == "torch" and own in WITHOUT_TORCH:
+            yield f"{where}; {own!r} must be readable without torch."
+
+
+@pytest.mark.parametrize("path", sorted(HOUSE.rglob("*.py")), ids=lambda path: str(path.relative_to(HOUSE)))
+def test_imports_look_to_the_left(path):
+    found = list(trespasses(path))
+    assert not found, "\n".join(["the table in tests/test_rooms.py does not allow this:", *found])
+
+
+def test_every_room_stands_in_the_table():
+    rooms = {room_of(path) for path in HOUSE.rglob("*.py")}
+    assert rooms <= MAY_IMPORT.keys(), f"rooms missing from the table: {sorted(rooms - MAY_IMPORT.keys())}"
+
+
+@pytest.mark.parametrize(
+    "line, fault",
+    [
+        ("import netkin.comparing.plan", "'measures' may import only itself and: errors, arrays, statistics"),
+        ("from netkin import results", "imports netkin.results;"),
+        ("from netkin.cli import cli", "imports netkin.cli.cli;"),
+        ("from ..sources import models", "imports netkin.sources.models;"),
+        ("from .. import sources", "imports netkin.sources;"),
+        ("def f():\n    from netkin.sources.models import load_model", "cka.py:2 imports"),
+        ("import netkin", "imports netkin;"),
+    ],
+)
+def test_a_trespass_is_noticed(tmp_path, line, fault):
+    (tmp_path / "measures").mkdir()
+    path = tmp_path / "measures" / "cka.py"
+    path.write_text(line)
+    assert [fault in sentence for sentence in trespasses(path, tmp_path)] == [True]
+
+
+@pytest.mark.parametrize(
+    "line", ["from . import matrices", "from .matrices import f", "from netkin import __version__", "import torch"]
+)
+def test_what_is_allowed_passes(tmp_path, line):
+    (tmp_path / "measures").mkdir()
+    path = tmp_path / "measures" / "cka.py"
+    path.write_text(line)
+    assert not list(trespasses(path, tmp_path))
+
+
+def test_torch_in_a_light_room_is_noticed(tmp_path):
+    (tmp_path / "files.py").write_text("from torch import Tensor")
+    assert "'files' must be readable without torch" in next(trespasses(tmp_path / "files.py", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import netkin",
+        "import netkin.results",
+        "import runpy\nsys.argv = ['netkin', '--help']\n"
+        "try: runpy.run_module('netkin', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as leaving: assert not leaving.code",
+    ],
+    ids=["import netkin", "import netkin.results", "python -m netkin --help"],
+)
+def test_a_start_does_not_wait_for_torch(start):
+    program = f"import sys\n{start}\nassert 'torch' not in sys.modules, 'torch was imported'"
+    environment = os.environ | {"PYTHONPATH": str(HOUSE.parent)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
