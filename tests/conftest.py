@@ -3,10 +3,15 @@
 import warnings
 
 import pytest
-from worlds import Worlds
+from hypothesis import settings
 
 from netkin.errors import InflatedWarning
 from netkin.measures import measures
+from worlds import Worlds
+
+# the same examples in every run, and none kept on disk
+settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
+settings.load_profile("netkin")
 
 
 @pytest.fixture

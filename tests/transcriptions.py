@@ -188,11 +188,14 @@ def nbs_uncentered(X, Y):
 
 
 def nbs(X, Y):
-    """Eq. 11 of the gradients paper on centred rows: the trace of a root of a product of Gram matrices."""
-    Xc, Yc = centred(X), centred(Y)
-    root = psd_power(Xc @ Xc.T, 0.5)
-    inner = np.linalg.eigvalsh(root @ Yc @ Yc.T @ root)
-    return np.sqrt(np.clip(inner, 0, None)).sum() / np.sqrt(np.trace(Xc @ Xc.T) * np.trace(Yc @ Yc.T))
+    return nbs_uncentered(centred(X), centred(Y))
+
+
+def nbs_of_grams(K, L):
+    """Eq. 11 of the gradients paper: the trace of a root of a product of Gram matrices (roots double the rounding)."""
+    root = psd_power(K, 0.5)
+    inner = np.linalg.eigvalsh(root @ L @ root)
+    return np.sqrt(np.clip(inner, 0, None)).sum() / np.sqrt(np.trace(K) * np.trace(L))
 
 
 def unit(X):

@@ -52,6 +52,14 @@ def test_options_reach_the_library(netkin):
     assert document["widths_a"] == {"relu4": 64 * 4 * 4}
 
 
+def test_larger_maps_are_averaged_down_where_asked(netkin):
+    line = f"{DIGITS} --layers relu1 --layers relu4 --shape positions --examples 50 --json"
+    apart, together = (json.loads(netkin(f"{line} {more}").stdout) for more in ("", "--resize average"))
+    assert apart["tables"]["cka"]["values"][0][1] is None
+    assert 0 < together["tables"]["cka"]["values"][0][1] < 1
+    assert together["shapes_a"]["relu1"] == "positions, larger maps averaged down"
+
+
 def test_two_models_keep_their_names_in_the_order_given(netkin, tmp_path):
     (tmp_path / "nk_cli_net.py").write_text("from netkin.sources.training import untrained_digits_net\n"
         "def other():\n    return untrained_digits_net(9)\n")  # fmt: skip

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from pytest import approx
-from transcriptions import TRANSCRIPTIONS, canonical
-from worlds import RANDOM
 
 from netkin.errors import NoValue
 from netkin.measures import measures
+from transcriptions import TRANSCRIPTIONS, canonical
+from worlds import RANDOM
 
 VARIANTS = [
     ("svcca", {"variance": 0.5}),
@@ -51,7 +50,7 @@ def check(value, name, X, Y, tolerance, inputs=None, **parameters):
         with pytest.raises(NoValue, match="infinite"):
             value(name, *given)
         return
-    assert float(value(name, *given, **parameters)) == approx(
+    assert float(value(name, *given, **parameters)) == pytest.approx(
         TRANSCRIPTIONS[name](X, Y, **parameters), abs=tolerance, rel=tolerance
     )
 
@@ -82,7 +81,7 @@ def test_tensors_and_arrays_give_the_same_number(worlds, value, name):
     assert isinstance(of_tensors, torch.Tensor)
     assert of_tensors.ndim == 0
     assert type(value(name, X, Y)) is float
-    assert value(name, X, Y) == approx(of_tensors.item(), abs=1e-14)
+    assert value(name, X, Y) == pytest.approx(of_tensors.item(), abs=1e-14)
 
 
 @pytest.mark.parametrize("name", measures())

@@ -45,11 +45,31 @@ def test_defaults_spelled_out_find_the_same_table(two):
     assert 3 not in two
 
 
-def test_a_name_never_stands_for_other_parameters(made):
+def test_parameters_that_are_asked_for_must_be_what_the_table_has(made):
     c = made.comparison(made.table("svcca(variance=0.95)", parameters={"variance": 0.95, "k": 3}))
-    assert c["svcca(k=3, variance=0.95)"] is c["svcca(variance=0.95)"]
-    for other in ("svcca", "svcca(k=3)", "svcca(variance=0.9)", "svcca(variance=", "3", "svcca(0.95)", "svcca(**x)"):
+    for same in ("svcca", "svcca(k=3)", "svcca(k=3, variance=0.95)"):
+        assert c[same] is c["svcca(variance=0.95)"]
+    for other in ("svcca(variance=0.9)", "svcca(variance=", "3", "svcca(0.95)", "svcca(**x)", "svcc"):
         assert other not in c
+
+
+def test_a_name_shared_by_two_tables_needs_its_parameters(made):
+    tables = [made.table(f"svcca(variance={share})", parameters={"variance": share}) for share in (0.9, 0.95)]
+    c = made.comparison(*tables)
+    with pytest.raises(
+        UnknownName, match=r"'svcca' may mean 'svcca\(variance=0.9\)' and 'svcca\(variance=0.95\)'; ask"
+    ):
+        c["svcca"]
+    assert "svcca" not in c
+    assert c["svcca(variance=0.95)"].parameters == {"variance": 0.95}
+
+
+def test_an_exact_id_comes_before_others_of_its_name(made):
+    tables = [
+        made.table("svcca(variance=0.9)", parameters={"variance": 0.9}),
+        made.table("svcca", parameters={"variance": 0.99}),
+    ]
+    assert made.comparison(*tables)["svcca"].parameters == {"variance": 0.99}
 
 
 def test_an_unknown_measure_gets_a_hint(two):

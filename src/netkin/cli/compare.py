@@ -27,6 +27,7 @@ Example:
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`.")
 @click.option("--pairs", type=click.Choice(["all", "corresponding"]), default="all", show_default=True)
 @click.option("--shape", help="What one example is: pool, flatten, positions, mean, tokens, cls, last.")
+@click.option("--resize", type=click.Choice(["average"]), help="With --shape positions: average larger maps down.")
 @click.option("--examples", type=click.IntRange(min=1), help="Stop after so many examples.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, as 500MB or 2GB.")

@@ -2,163 +2,208 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from netkin.comparing.pairing import Pairs
-from netkin.comparing.plan import CAP, GramKey, Layer, Needs, Plan, make_plan
+from netkin.arrays import refuse_non_finite
+from netkin.comparing import costs
+from netkin.comparing.costs import CAP, GramKey, Needs, gram_key
+from netkin.comparing.interrupting import Interruption
+from netkin.comparing.meeting import Layer, Meeting
+from netkin.comparing.pairing import Pairs, Rectangle
+from netkin.comparing.plan import Plan, make_plan, refuse_over
 from netkin.comparing.subjects import Subject
-from netkin.errors import NoValue, ShapeError
+from netkin.errors import NameClash, ShapeError
 from netkin.measures.registry import Measure
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Moments, Rows
+
+ONE_ROW = ("cls", "flatten", "last", "matrix", "mean", "pool")  # shapes that give one row an example
+
+Kept = tuple[Tensor | None, tuple[Tensor, ...], Tensor, int]  # rows, Gram matrices, witness, number of rows
 
 
 class Collection:
     """The statistics of one pass, and what was learnt about the layers on the way."""
 
-    def __init__(self, subjects: Sequence[Subject], needs: Needs, pairs: Pairs, memory: int | None, seed: int):
+    def __init__(
+        self, subjects: Sequence[Subject], needs: Needs, pairs: Pairs, memory: int | None, seed: int, partial: bool
+    ):
         self.subjects, self.needs, self.pairs, self.memory, self.seed = subjects, needs, pairs, memory, seed
+        self.interruption = Interruption(partial)
         self.expected: int | None = None
-        self.examples, self.complete, self.plan = 0, True, Plan("", 0, 0, ())
+        self.examples, self.batches, self.plan, self.meeting = 0, 0, Plan("", 0, 0, ()), Meeting([], [])
         self.layers: dict[str, list[Layer]] = {}
-        self.grams: dict[GramKey, LayerGrams] = {}
+        self._seen: dict[str, Layer] = {}
+        self._searching = False
+        self._resizes = any(subject.resizes for subject in subjects)
         self._moments: LayerMoments | None = None
         self._all_rows: LayerRows | None = None
-        self._sample: LayerRows | None = None
+        # layers with as many rows share a sample and a set of Gram matrices
+        self._samples: dict[int, LayerRows] = {}
+        self._grams: dict[tuple[GramKey, int], LayerGrams] = {}
 
-    def run(self, batches: Iterable[Any], expected: int | None, partial: bool) -> None:
-        """Take the pass; with `partial`, Ctrl-C ends it after the batch at hand."""
+    def run(self, batches: Iterable[Any], expected: int | None) -> None:
+        """Take the pass; an interruption that was asked for ends it after the batch at hand."""
         self.expected = expected
         with ExitStack() as stack:
-            stopping = stack.enter_context(_gentle_interrupt(partial))
+            stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
+            stack.enter_context(self.interruption.noticed())
             for subject in self.subjects:
                 stack.enter_context(subject.ready(self._keeper(subject)))
-            stack.enter_context(torch.no_grad())
-            bar = stack.enter_context(tqdm(batches, desc="reading", unit="batch", delay=2, leave=False))
-            try:
-                for batch in bar:
-                    self._fold([subject.rows(batch) for subject in self.subjects])
-                    if stopping.is_set():
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                if not partial or not self.examples:
-                    raise
-                self.complete = False
+            bar = stack.enter_context(tqdm(total=expected, desc="reading", unit=" examples", delay=2, leave=False))
+            for batch in batches:
+                bar.update(self._take(batch))
 
     def statistic(self, measure: Measure, a: str, b: str) -> Any:
         """Return the pair of layers `a` and `b` ("model/layer") as the measure reads it."""
+        a, b = self.meeting.pair(a, b)
         if measure.facts.reads is Moments:
-            return self.moments(a, b)
-        if measure.facts.reads is Rows:
-            assert self._sample is not None
-            return self._sample[a, b]
-        settings = measure.settings
-        return self.grams[settings["batch"], settings["kernel"], settings["fraction"]][a, b]
+            return self._moments_of(a, b)
+        rows = self.meeting.layers[a].rows
+        return self._samples[rows][a, b] if measure.facts.reads is Rows else self._grams[gram_key(measure), rows][a, b]
 
-    def moments(self, a: str, b: str) -> Moments:
+    @property
+    def sampled(self) -> str:
+        """What measures on rows saw, if that was a part: "a sample of 4,096 of 10,000 examples"; else empty."""
+        largest = max(self._samples.values(), key=lambda sample: sample.seen, default=None)
+        if largest is None or largest.seen <= largest.n:
+            return ""
+        unit = "examples" if largest.seen == self.examples else "rows"
+        return f"a sample of {largest.n:,} of {largest.seen:,} {unit}"
+
+    def _moments_of(self, a: str, b: str) -> Moments:
         """Return the moments of a pair, streamed or from the rows that were kept."""
         if self._moments is not None:
             return self._moments[a, b]
         assert self._all_rows is not None
-        return self._all_rows[a, b].moments(self.needs.precision)
+        return self._all_rows[a, b].moments(self._precision)
 
-    @property
-    def sampled(self) -> bool:
-        """Whether measures on rows saw a sample of the examples only."""
-        return self._sample is not None and self._sample.seen > self._sample.n
+    # --- one batch ----------------------------------------------------------------------------------------------------
 
-    @property
-    def sample_size(self) -> int:
-        """How many examples measures on rows saw."""
-        return self._sample.n if self._sample is not None else 0
+    def _take(self, batch: Any) -> int:
+        """Run every subject on one batch, fold in what they gave and return the number of examples."""
+        kept: dict[str, Kept] = {
+            f"{subject.name}/{layer}": value
+            for subject in self.subjects
+            for layer, value in subject.rows(batch).items()
+        }
+        self._refuse_non_finite(kept, batch)
+        count = self._examples_in(kept, batch)
+        with self.interruption.held():
+            if not self.layers:
+                self._begin(count)
+            self._fold(kept)
+            self.examples, self.batches = self.examples + count, self.batches + 1
+        if self.plan.linear == "rows" and self.examples > (self.expected or 0):
+            self._refuse_outgrown()
+        return count
 
-    def _keeper(self, subject: Subject) -> Any:
+    def _keeper(self, subject: Subject) -> Callable[[str, Tensor], Kept]:
         """Return what a hook keeps of a layer's rows: Gram matrices at once, the rows only if somebody needs them."""
 
-        def keep(layer: str, rows: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...], tuple[int, int]]:
+        def keep(layer: str, rows: Tensor) -> Kept:
             key = f"{subject.name}/{layer}"
-            grams = tuple(self._gram_collector(gram_key).reduce(key, rows) for gram_key in self.needs.grams)
-            needs_rows = self.needs.moments or self.needs.rows
-            return rows if needs_rows else None, grams, (rows.shape[0], rows.shape[1])
+            if not self.layers:
+                self._learn(key, layer, subject, rows)
+            if self._searching:
+                refuse_non_finite(rows, f"layer {layer!r} of {subject.name!r} in batch {self.batches}")
+            grams = () if self._resizes else self._grams_of(key, rows)
+            needed = self.needs.moments or self.needs.rows or self._resizes
+            return rows if needed else None, grams, (grams[0] if grams else rows).sum(), len(rows)
 
         return keep
 
-    def _gram_collector(self, key: GramKey) -> LayerGrams:
-        if key not in self.grams:  # before the first batch has named the layers
-            self.grams[key] = LayerGrams([], batch=key[0], kernel=key[1], fraction=key[2])
-        return self.grams[key]
+    def _learn(self, key: str, layer: str, subject: Subject, rows: Tensor) -> None:
+        known = self._seen.get(key)
+        if known is not None and known.model != subject.name:
+            raise NameClash(
+                f"layer {known.name!r} of {known.model!r} and layer {layer!r} of {subject.name!r} read alike; "
+                "give the models other `names`."
+            )
+        space = subject.space
+        shape = "matrix" if subject.resizes and not space else subject.shapes[layer]
+        self._seen[key] = Layer(
+            subject.name, layer, rows.shape[1], len(rows), shape=shape, space=space, itemsize=rows.element_size()
+        )
 
-    def _fold(self, kept: Sequence[dict[str, Any]]) -> None:
-        count = _examples_in(kept)
-        if not self.layers:
-            self._begin(kept, count)
-        flat = {
-            f"{subject.name}/{layer}": value
-            for subject, rows in zip(self.subjects, kept, strict=True)
-            for layer, value in rows.items()
-        }
-        rows = {key: value[0] for key, value in flat.items()}
-        for statistic in (self._moments, self._all_rows, self._sample):
+    def _grams_of(self, key: str, rows: Tensor) -> tuple[Tensor, ...]:
+        group = self._seen[key].rows
+        for gram in self.needs.grams:
+            if (gram, group) not in self._grams:  # before the first batch has named the layers
+                self._grams[gram, group] = LayerGrams([], batch=gram[0], kernel=gram[1], fraction=gram[2])
+        return tuple(self._grams[gram, group].reduce(key, rows) for gram in self.needs.grams)
+
+    def _refuse_non_finite(self, kept: Mapping[str, Kept], batch: Any) -> None:
+        """Look for NaN and Inf, at the price of one number for each layer; where they are is asked in a second run."""
+        witnesses = [witness.double() for _, _, witness, _ in kept.values()]
+        if bool(torch.isfinite(torch.stack([witness.to(witnesses[0].device) for witness in witnesses])).all()):
+            return
+        self._searching = True
+        for subject in self.subjects:
+            subject.rows(batch)
+        self._searching = False
+
+    def _examples_in(self, kept: Mapping[str, Kept], batch: Any) -> int:
+        """Return the number of examples in a batch, which all models must have kept."""
+        single = {key: rows for key, (*_, rows) in kept.items() if self._seen[key].shape in ONE_ROW}
+        if len(set(single.values())) > 1:
+            (a, n), (b, m) = min(single.items(), key=lambda one: one[1]), max(single.items(), key=lambda one: one[1])
+            raise ShapeError(
+                f"layer {a!r} gave {n:,} rows and layer {b!r} {m:,} for the same batch; models and "
+                "transforms must keep every example."
+            )
+        return next(iter(single.values()), None) or self.subjects[0].length(batch) or min(v[3] for v in kept.values())
+
+    def _fold(self, kept: Mapping[str, Kept]) -> None:
+        rows: dict[str, Any] = {key: value[0] for key, value in kept.items()}
+        if self._moments or self._all_rows or self._samples or self._resizes:
+            rows = self.meeting.rows(rows)
+        for statistic in (self._moments, self._all_rows, *self._samples.values()):
             if statistic is not None:
                 statistic.update({name: rows[name] for name in statistic.names})
-        for place, gram_key in enumerate(self.needs.grams):
-            self.grams[gram_key].fold({key: value[1][place] for key, value in flat.items()})
-        self.examples += count
+        for (gram, _), collector in self._grams.items():
+            place = self.needs.grams.index(gram)
+            if self._resizes:
+                collector.update(rows)
+            elif collector.names:
+                collector.fold({name: kept[name][1][place] for name in collector.names})
 
-    def _begin(self, kept: Sequence[dict[str, Any]], count: int) -> None:
+    # --- the first batch ----------------------------------------------------------------------------------------------
+
+    def _begin(self, count: int) -> None:
         """Plan and make the statistics, now that the first batch has told names and widths."""
-        for subject, rows in zip(self.subjects, kept, strict=True):
-            self.layers[subject.name] = [
-                Layer(subject.name, layer, size[1], size[0] / count) for layer, (_, _, size) in rows.items()
-            ]
-        rectangles = self.pairs.rectangles({model: [layer.name for layer in ls] for model, ls in self.layers.items()})
-        everything = [layer for layers in self.layers.values() for layer in layers]
-        self.plan = make_plan(self.needs, everything, rectangles, self.expected, self.memory)
-        names = list(dict.fromkeys(name for left, right in rectangles for name in (*left, *right)))
+        everything = [replace(layer, examples=count) for layer in self._seen.values()]
+        self.layers = {s.name: [layer for layer in everything if layer.model == s.name] for s in self.subjects}
+        names = {model: [layer.name for layer in layers] for model, layers in self.layers.items()}
+        self.meeting = Meeting(everything, self.pairs.rectangles(names))
+        self._precision = self.needs.precision(self.meeting.layers.values())
+        if self.meeting.layers:
+            self.plan = make_plan(self.needs, self.meeting, self.expected, self.memory)
+            self._make_statistics(self.meeting.rectangles)
+
+    def _make_statistics(self, rectangles: Sequence[Rectangle]) -> None:
+        names = list(self.meeting.layers)
         if self.plan.linear == "moments":
-            self._moments = LayerMoments(rectangles, precision=self.needs.precision, debiased=self.needs.debiased)
+            self._moments = LayerMoments(rectangles, precision=self._precision, debiased=self.needs.debiased)
         if self.plan.linear == "rows":
             self._all_rows = LayerRows(names, seed=self.seed)
-        if self.needs.rows:
-            self._sample = LayerRows(names, cap=CAP, seed=self.seed)
-        for collector in self.grams.values():
-            collector.pair_up(rectangles)
+        for rows in dict.fromkeys(layer.rows for layer in self.meeting.layers.values()):
+            here = [name for name in names if self.meeting.layers[name].rows == rows]
+            if self.needs.rows:
+                self._samples[rows] = LayerRows(here, cap=CAP, seed=self.seed)
+            for batch, kernel, fraction in self.needs.grams:
+                collector = self._grams.setdefault(
+                    ((batch, kernel, fraction), rows), LayerGrams([], batch=batch, kernel=kernel, fraction=fraction)
+                )
+                collector.pair_up([(left, right) for left, right in rectangles if left[0] in here])
 
-
-def _examples_in(kept: Sequence[dict[str, Any]]) -> int:
-    """Return the number of examples in a batch: the smallest number of rows any layer gave."""
-    counts = [min(size[0] for _, _, size in rows.values()) for rows in kept if rows]
-    if not counts:
-        raise NoValue("no layer of any model ran; see `nk.layers(model)`.")
-    if len(set(counts)) > 1:
-        raise ShapeError(
-            f"the models gave {counts[0]} and {counts[1]} rows for the same batch; both must keep one row an example."
-        )
-    return counts[0]
-
-
-@contextmanager
-def _gentle_interrupt(wanted: bool) -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that no statistic is left half updated; a second one acts at once."""
-    flag = threading.Event()
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-
-    def note(signum: int, frame: Any) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _refuse_outgrown(self) -> None:
+        layers = self.meeting.layers.values()
+        size = costs.of_rows(self.needs, layers, self.examples)
+        refuse_over(self.plan.limit, size, layers, f"the rows of the first {self.examples:,} examples")

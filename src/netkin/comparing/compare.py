@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from netkin import __version__
 from netkin.comparing.collecting import Collection
+from netkin.comparing.costs import Needs
+from netkin.comparing.meeting import ResizablePositions
 from netkin.comparing.pairing import Pairs
-from netkin.comparing.plan import Needs
 from netkin.comparing.subjects import ModelSubject, RecordedSubject, Subject
 from netkin.comparing.tabulating import Tables
-from netkin.errors import NameClash, ShapeError, ValueFault
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
 from netkin.measures.registry import Measure, find
-from netkin.representations import batch_length, batches_of
+from netkin.representations import batches_of, positions
+from netkin.representations.feeding import length_if_known
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
@@ -37,6 +40,7 @@ def compare(
     pairs: Any = "all",
     examples: int | None = None,
     shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
     memory: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -51,10 +55,11 @@ def compare(
     layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
 
     `layers` is a choice for both (see `nk.layers`) or a mapping from "a" and "b" to a choice each; `pairs` is "all",
-    "corresponding" or a list of (layer, layer); `shape` says what one example is; `examples` ends the pass early;
-    `memory` limits the statistics, in bytes (by default a quarter of what is free); `device` is where the models run.
-    `transforms` and `forward` are functions, or a pair of them, one for each model. With ``partial=True`` Ctrl-C
-    returns what is finished.
+    "corresponding" or a list of (layer, layer); `shape` says what one example is, and with ``shape="positions"``
+    ``resize="average"`` averages the larger of two feature maps down; `examples` ends the pass early; `memory` limits
+    the statistics, in bytes (by default a quarter of what is free); `device` is where the models run. `transforms` and
+    `forward` are functions, or a pair of them, one for each model. With ``partial=True`` Ctrl-C returns what is
+    finished.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
@@ -68,11 +73,12 @@ def compare(
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
     pair = (names[0], names[0] if alone else names[1])
     places = dict(zip(given, ("a", "b"), strict=False))
-    options = _Options(layers, places, shape, transforms, forward, device)
+    options = _Options(layers, places, shape, resize, transforms, forward, device)
     collection, found = _collected(
         given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
     )
-    return _comparison(collection, found, pair, names, data, seed, partial)
+    shown = (names[0], names[0]) if b is None or (alone and names[1] == "b") else names
+    return _comparison(collection, found, pair, shown, data, seed)
 
 
 def compare_many(
@@ -84,6 +90,7 @@ def compare_many(
     pairs: Any = "all",
     examples: int | None = None,
     shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
     memory: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -105,9 +112,9 @@ def compare_many(
     if len(given) < 2:
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
     of = list(combinations(given, 2))
-    options = _Options(layers, {name: name for name in given}, shape, transforms, forward, device)
+    options = _Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
     collection, found = _collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
-    return Comparisons([_comparison(collection, found, pair, pair, data, seed, partial) for pair in of])
+    return Comparisons([_comparison(collection, found, pair, pair, data, seed) for pair in of])
 
 
 class _Options:
@@ -118,13 +125,23 @@ class _Options:
         layers: Any,
         places: Mapping[str, str],
         shape: Any,
+        resize: str | None,
         transforms: Any,
         forward: Any,
         device: torch.device | str | None,
     ):
-        self.layers, self.places, self.shape, self.device = layers, places, shape, device
+        if resize not in (None, "average"):
+            raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
+        if resize and shape not in ("positions", positions):
+            raise ValueFault(f"`resize` goes with shape='positions' only; got shape={shape!r}.")
+        self.layers, self.places, self.device = layers, places, device
+        self._shape, self._resizes = shape, bool(resize)
         self.transforms = _one_each("transforms", transforms, list(places))
         self.forward = _one_each("forward", forward, list(places))
+
+    @property
+    def shape(self) -> Any:
+        return ResizablePositions() if self._resizes else self._shape
 
     def layers_of(self, name: str) -> Spec:
         if not isinstance(self.layers, Mapping):
@@ -142,7 +159,7 @@ class _Options:
                 name, thing, self.layers_of(name), self.shape, self.forward[name], self.transforms[name], self.device
             )
         if isinstance(thing, Mapping):
-            return RecordedSubject(name, thing, self.shape)
+            return RecordedSubject(name, thing, self.layers_of(name), self.shape)
         raise ValueFault(
             f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
         )
@@ -175,8 +192,8 @@ def _collected(
         raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
     subjects = [options.subject(name, thing) for name, thing in given.items()]
     batches, expected = _feed(subjects, data, examples)
-    collection = Collection(subjects, Needs.of(found), pairs, memory, seed)
-    collection.run(batches, expected, partial)
+    collection = Collection(subjects, Needs.of(found), pairs, memory, seed, partial)
+    collection.run(batches, expected)
     return collection, found
 
 
@@ -195,6 +212,10 @@ def _feed(subjects: Sequence[Subject], data: Any, examples: int | None) -> tuple
     if len(set(counts.values())) > 1:
         (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
         raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
+    if data is not None:
+        raise ValueFault("recorded rows are compared as they are; leave `data` out.")
+    if examples is not None and examples < 1:
+        raise ValueFault(f"`examples` must be at least 1; got {examples}.")
     total = min(recorded[0].examples, examples or recorded[0].examples)
     return [slice(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK)], total
 
@@ -203,13 +224,15 @@ def _expected(data: Any, examples: int | None) -> int | None:
     """Return how many examples `data` will give, as far as it says so."""
     known: int | None = None
     if isinstance(data, (torch.Tensor, np.ndarray, Mapping)):
-        known = batch_length(data)
+        known = length_if_known(data)
     elif isinstance(getattr(data, "examples", None), int):
         known = data.examples
-    elif hasattr(getattr(data, "dataset", None), "__len__"):
-        known = len(data.dataset)
     elif isinstance(data, (list, tuple)):
-        known = sum(batch_length(batch) for batch in data)
+        lengths = [length_if_known(batch) for batch in data]
+        known = None if None in lengths else sum(length or 0 for length in lengths)
+    else:
+        counted: Any = data if isinstance(data, Dataset) else getattr(data, "sampler", getattr(data, "dataset", None))
+        known = len(counted) if hasattr(counted, "__len__") else None
     return min(known, examples) if known is not None and examples else known or examples
 
 
@@ -220,20 +243,19 @@ def _comparison(
     names: tuple[str, str],
     data: Any,
     seed: int,
-    partial: bool,
 ) -> Comparison:
     tables = Tables(collection, measures, *pair)
-    tables.fill(partial)
+    tables.fill()
     subjects = {subject.name: subject for subject in collection.subjects}
     a, b = pair
     return Comparison(
         a=names[0],
-        b=names[0] if a == b and names[1] == "b" else names[1],
+        b=names[1],
         layers_a=tuple(tables.layers_a),
         layers_b=tuple(tables.layers_b),
         tables=tables.tables(),
-        shapes_a={layer.name: subjects[a].shapes[layer.name] for layer in collection.layers[a]},
-        shapes_b={layer.name: subjects[b].shapes[layer.name] for layer in collection.layers[b]},
+        shapes_a={layer.name: layer.shape for layer in collection.layers[a]},
+        shapes_b={layer.name: layer.shape for layer in collection.layers[b]},
         widths_a={layer.name: layer.width for layer in collection.layers[a]},
         widths_b={layer.name: layer.width for layer in collection.layers[b]},
         data=_name_of(data),
@@ -242,7 +264,7 @@ def _comparison(
         warnings=tables.warnings(),
         version=__version__,
         provenance=_provenance(collection, subjects[a], subjects[b]),
-        complete=collection.complete and tables.complete,
+        complete=not collection.interruption.ended,
     )
 
 

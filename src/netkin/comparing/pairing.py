@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from netkin.errors import ShapeError, UnknownName, did_you_mean
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 
 Rectangle = tuple[list[str], list[str]]
 
 
-@dataclass(frozen=True)
 class Pairs:
     """The pairs asked for: `of` the models, and within each pair of models "all", "corresponding" or a list."""
 
-    of: Sequence[tuple[str, str]]
-    which: Any = "all"
+    def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
+        self.of = of
+        self.which: Any = which if isinstance(which, str) else _listed(which)
+        if isinstance(which, str) and which not in ("all", "corresponding"):
+            raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}.")
 
     def rectangles(self, layers: Mapping[str, Sequence[str]]) -> list[Rectangle]:
         """Return the pairs as (names, names), each meaning all of the first against all of the second."""
@@ -30,12 +31,10 @@ class Pairs:
             return [(x, y) for x in layers[a] for y in layers[b]]
         if self.which == "corresponding":
             return corresponding(layers[a], layers[b])
-        if isinstance(self.which, str):
-            raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {self.which!r}.")
         for x, y in self.which:
             _refuse_unknown(x, a, layers[a])
             _refuse_unknown(y, b, layers[b])
-        return [(x, y) for x, y in self.which]
+        return list(self.which)
 
 
 def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
@@ -54,6 +53,16 @@ def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
             "pass `pairs=[(layer, layer), ...]`."
         )
     return list(zip(a, b, strict=True))
+
+
+def _listed(which: Any) -> list[tuple[str, str]]:
+    """Return a list of pairs without repetitions."""
+    found = list(which) if isinstance(which, Iterable) else [which]
+    wrong = [pair for pair in found if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
+    if wrong or not found:
+        got = repr(wrong[0]) if wrong else "an empty list"
+        raise ValueFault(f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}.")
+    return list(dict.fromkeys((x, y) for x, y in found))
 
 
 def _keys(model: str, layers: Sequence[str]) -> list[str]:

@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from netkin.comparing import costs
+from netkin.comparing.costs import CAP, Needs
+from netkin.comparing.meeting import Layer, Meeting
 from netkin.errors import MemoryLimit
-from netkin.measures.registry import Measure
-from netkin.statistics import Grams, Moments, Rows
-
-CAP = 4096  # examples that measures on rows look at: their distance matrices grow with the square
-GramKey = tuple[int, str, float]
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a list of measures must have collected."""
-
-    moments: bool
-    rows: bool
-    grams: tuple[GramKey, ...]
-    precision: torch.dtype
-    debiased: bool
-
-    @classmethod
-    def of(cls, measures: Sequence[Measure]) -> Needs:
-        linear = [m for m in measures if m.facts.reads is Moments]
-        grams = [gram_key(m) for m in measures if m.facts.reads is Grams]
-        return cls(
-            moments=bool(linear),
-            rows=any(m.facts.reads is Rows for m in measures),
-            grams=tuple(dict.fromkeys(grams)),
-            precision=torch.float64 if any(m.facts.precise for m in linear) else torch.float32,
-            debiased=any(m.facts.debiases for m in linear),
-        )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What the plan knows of one layer after the first batch."""
-
-    model: str
-    name: str
-    width: int
-    rows_per_example: float
-
-    @property
-    def key(self) -> str:
-        return f"{self.model}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -67,76 +28,55 @@ class Plan:
         return "\n".join(self.lines)
 
 
-def gram_key(measure: Measure) -> GramKey:
-    """Return which `LayerGrams` serves a measure: batch size, kernel and width of the kernel."""
-    settings = measure.settings
-    return settings["batch"], settings["kernel"], settings["fraction"]
+def make_plan(needs: Needs, meeting: Meeting, examples: int | None, memory: int | None) -> Plan:
+    """Choose the statistics for the layers that meet; refuse what does not fit `memory`, naming the ways out.
 
-
-def make_plan(
-    needs: Needs,
-    layers: Sequence[Layer],
-    rectangles: Sequence[tuple[Sequence[str], Sequence[str]]],
-    examples: int | None,
-    memory: int | None,
-) -> Plan:
-    """Choose the statistics for `layers`; refuse, naming the layer and the ways out, what does not fit `memory`."""
+    `examples` is how many the data will give, None where nobody knows.
+    """
     limit = free_memory() // 4 if memory is None else memory
-    by_key = {layer.key: layer for layer in layers}
-    lines, total, linear = [], 0, ""
+    layers, lines, total, linear = meeting.layers.values(), [], 0, ""
     if needs.moments:
-        linear, size, line = _linear(needs, by_key, rectangles, examples, limit)
+        linear, total, line = _linear(needs, meeting, examples, limit)
         lines.append(line)
-        total += size
     if needs.rows:
-        size = int(min(CAP, examples or CAP) * sum(layer.width for layer in layers) * 4)
-        _refuse_over(limit, size, layers, f"a sample of {CAP:,} rows")
-        lines.append(f"Rows of at most {CAP:,} examples: {_size(size)}")
+        size = costs.of_sample(layers, examples)
+        lines.append(f"Rows, a sample of at most {CAP:,}: {_size(size)}")
         total += size
-    for batch, kernel, _ in needs.grams:
-        lines.append(f"Grams of mini-batches of {batch} ({kernel} kernel): {_size(len(layers) * batch**2 * 8)}")
-        total += len(layers) * batch**2 * 8
+    for key in needs.grams:
+        size = costs.of_grams(key, layers)
+        lines.append(f"Grams of mini-batches of {key[0]}, {key[1]} kernel: {_size(size)}")
+        total += size
+    refuse_over(limit, total, layers, "the statistics")
     return Plan(linear, total, limit, tuple(lines))
 
 
-def _linear(
-    needs: Needs,
-    layers: dict[str, Layer],
-    rectangles: Sequence[tuple[Sequence[str], Sequence[str]]],
-    examples: int | None,
-    limit: int,
-) -> tuple[str, int, str]:
+def _linear(needs: Needs, meeting: Meeting, examples: int | None, limit: int) -> tuple[str, int, str]:
     """Choose between streamed moments and kept rows for the linear measures."""
-    moments = _moments_bytes(layers, rectangles)
-    rows = _rows_bytes(layers, examples) if examples else None
-    wide = any(layer.width > (examples or 0) * layer.rows_per_example for layer in layers.values())
-    precision = "float64" if needs.precision == torch.float64 else "float32"
-    if rows is not None and rows <= limit and wide and rows < moments:
-        return "rows", rows, f"Rows, all {examples:,} examples, as some layers are wider than that: {_size(rows)}"
-    if moments <= limit:
-        return "moments", moments, f"Moments, streamed, products in {precision}: {_size(moments)}"
-    if rows is not None and rows <= limit:
-        return "rows", rows, f"Rows, all {examples:,} examples, as moments would need {_size(moments)}: {_size(rows)}"
-    least = moments if rows is None else min(moments, rows)
-    _refuse_over(
-        limit, least, list(layers.values()), "moments" if least == moments else f"the rows of {examples:,} examples"
+    layers = meeting.layers.values()
+    moments = costs.of_moments(needs, layers, meeting.rectangles)
+    streamed = "moments", moments, f"Moments, streamed, products in {_precision(needs, layers)}: {_size(moments)}"
+    if examples is None:
+        return streamed if moments <= limit else _open_ended(needs, layers, moments, limit)
+    rows = costs.of_rows(needs, layers, examples)
+    wide = any(layer.width > examples * layer.rows_per_example for layer in layers)
+    if moments <= limit and not (wide and rows < moments):
+        return streamed
+    refuse_over(
+        limit, min(moments, rows), layers, "moments" if moments < rows else f"the rows of {examples:,} examples"
     )
-    raise AssertionError  # unreachable: the least does not fit
+    why = "some layers are wider than that" if wide else f"moments would need {_size(moments)}"
+    return "rows", rows, f"Rows, all {examples:,} examples, as {why}: {_size(rows)}"
 
 
-def _moments_bytes(layers: dict[str, Layer], rectangles: Sequence[tuple[Sequence[str], Sequence[str]]]) -> int:
-    own = sum(layer.width**2 for layer in layers.values())
-    cross = sum(sum(layers[x].width for x in left) * sum(layers[y].width for y in right) for left, right in rectangles)
-    return 8 * (own + cross)
+def _open_ended(needs: Needs, layers: Collection[Layer], moments: int, limit: int) -> tuple[str, int, str]:
+    """Keep the rows of data of unknown length, as moments don't fit; the limit is watched after each batch."""
+    first = costs.of_rows(needs, layers, max(layer.examples for layer in layers))
+    refuse_over(limit, first, layers, "the rows of the first batch")
+    return "rows", first, f"Rows, as moments would need {_size(moments)}; watched, to stay below {_size(limit)}"
 
 
-def _rows_bytes(layers: dict[str, Layer], examples: int) -> int:
-    """Rows in float32, and for each layer the Gram or covariance matrix that its pairs share."""
-    counts = [(layer.width, int(examples * layer.rows_per_example)) for layer in layers.values()]
-    return sum(4 * width * n + 8 * min(width, n) ** 2 + 8 * n * min(width, n) for width, n in counts)
-
-
-def _refuse_over(limit: int, size: int, layers: Sequence[Layer], what: str) -> None:
+def refuse_over(limit: int, size: int, layers: Collection[Layer], what: str) -> None:
+    """Refuse a size over the limit, naming the widest layer and the ways out."""
     if size <= limit:
         return
     widest = max(layers, key=lambda layer: layer.width)
@@ -155,6 +95,10 @@ def free_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _precision(needs: Needs, layers: Collection[Layer]) -> str:
+    return "float64" if needs.precision(layers) == torch.float64 else "float32"
 
 
 def _size(count: float) -> str:

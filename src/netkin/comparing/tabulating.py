@@ -36,19 +36,15 @@ class Tables:
         }
         self.notes: dict[str, str] = {}
         self.few: list[tuple[int, str]] = []
-        self.complete = False
 
-    def fill(self, partial: bool) -> None:
-        """Compute every wanted value; with `partial`, Ctrl-C leaves the rest as holes."""
-        mirrored = self.a == self.b
-        try:
-            with torch.no_grad():
-                for x, y in tqdm(self.wanted, desc="measuring", unit="pair", delay=2, leave=False):
-                    self._pair(x, y, mirrored)
-            self.complete = True
-        except KeyboardInterrupt:
-            if not partial:
-                raise
+    def fill(self) -> None:
+        """Compute every wanted value; an interruption that was asked for leaves the rest as holes."""
+        mirrored, interruption = self.a == self.b, self.collection.interruption
+        if "measuring" in interruption.ended:  # in the tables of another pair of models
+            return
+        with interruption.ending("measuring"), torch.no_grad():
+            for x, y in tqdm(self.wanted, desc="measuring", unit=" pairs", delay=2, leave=False):
+                self._pair(x, y, mirrored)
 
     def _pair(self, x: str, y: str, mirrored: bool) -> None:
         statistics: dict[type, object] = {}
@@ -59,7 +55,7 @@ class Tables:
             try:
                 value = self._value(measure, x, y, statistics)
             except NoValue as reason:
-                self.holes[measure.id][x, y] = str(reason)
+                self.holes[measure.id][x, y] = self.collection.meeting.plainly(str(reason))
             else:
                 self._set(measure, x, y, value)
 
@@ -93,15 +89,17 @@ class Tables:
         return {measure.id: self._table(measure) for measure in self.measures}
 
     def _table(self, measure: Measure) -> Values:
-        facts = measure.facts
+        facts, values = measure.facts, self.values[measure.id]
+        rows, columns = {x: i for i, x in enumerate(self.layers_a)}, {y: j for j, y in enumerate(self.layers_b)}
+        holes = {(x, y): why for (x, y), why in self.holes[measure.id].items() if np.isnan(values[rows[x], columns[y]])}
         return Values(
             id=measure.id,
             name=measure.name,
             parameters=measure.settings,
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
-            values=self.values[measure.id],
-            holes=self.holes[measure.id],
+            values=values,
+            holes=holes,
             higher_is_closer=facts.higher_is_closer,
             bounds=facts.bounds,
             symmetric=facts.symmetric,
@@ -111,9 +109,8 @@ class Tables:
         )
 
     def _exactness(self, measure: Measure) -> str:
-        if measure.facts.reads is Rows and self.collection.sampled:
-            return f"a sample of {self.collection.sample_size:,} of {self.collection.examples:,} examples"
-        return self.notes.get(measure.id, "exact")
+        sampled = self.collection.sampled if measure.facts.reads is Rows else ""
+        return sampled or self.notes.get(measure.id, "exact")
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""
@@ -121,6 +118,8 @@ class Tables:
         if self.few:
             pairs = len({text for _, text in self.few})
             said.append(max(self.few)[1] + (f" This holds for {len(self.few):,} values." if pairs > 1 else ""))
-        if not self.collection.complete or not self.complete:
+        if "reading" in self.collection.interruption.ended:
             said.append(f"interrupted: these numbers rest on the first {self.collection.examples:,} examples.")
+        if "measuring" in self.collection.interruption.ended:
+            said.append("interrupted: some pairs were not reached, and have no value.")
         return tuple(said)

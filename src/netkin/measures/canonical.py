@@ -12,7 +12,7 @@ from netkin.errors import NoValue, ValueFault
 from netkin.measures.matrices import arccos, holding, spectrum
 from netkin.measures.registry import measure
 from netkin.statistics import Moments
-from netkin.statistics.moments import canonical, leading
+from netkin.statistics.moments import canonical
 from netkin.statistics.sides import Side, squared_norm
 
 AFFINE = frozenset({"rotation", "scaling", "translation", "invertible"})
@@ -123,6 +123,8 @@ def pwcca(moments: Moments) -> Tensor:
     ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its units. Not
     symmetric, and not unchanged by a rotation of X: it looks at single units.
     """
+    if moments.spans_all:
+        return moments.correlations.mean()
     variates, correlations, _ = torch.linalg.svd(moments.alignment, full_matrices=False)
     # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
     inner = variates.mH @ moments.x.whitener.mH @ moments.x.second @ moments.x.units
@@ -185,9 +187,9 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5) -> Tensor:
     """
     if not 0 <= alpha <= 1:
         raise ValueFault(f"`alpha` must lie between 0 and 1; got {alpha}.")
-    x, y = _partly_whitened(moments.x, alpha), _partly_whitened(moments.y, alpha)
+    (x, x_size), (y, y_size) = _partly_whitened(moments.x, alpha), _partly_whitened(moments.y, alpha)
     nuclear = torch.linalg.svdvals(x.mH @ moments.cross @ y).to(summing_dtype(x.device)).sum()
-    return arccos(nuclear / (_size(moments.x, x) * _size(moments.y, y)))
+    return arccos(nuclear / (x_size * y_size))
 
 
 @measure(
@@ -232,13 +234,13 @@ def gaussian_mutual_information(moments: Moments) -> Tensor:
     if exact:
         raise NoValue(
             f"the mutual information is infinite: {exact} of {len(left_over)} canonical correlations are 1 at "
-            f"{moments.n:,} examples; use more examples than the {moments.x.width + moments.y.width:,} features of both."
+            f"{moments.n:,} examples; use more than the {moments.x.width + moments.y.width:,} features of both."
         )
     return -left_over.log().sum() / 2
 
 
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
-    alignment = leading(moments.x, keep_x).mH @ moments.cross @ leading(moments.y, keep_y)
+    alignment = moments.x.whitening(keep_x).mH @ moments.cross @ moments.y.whitening(keep_y)
     return canonical(alignment, min(int(keep_x.sum()), int(keep_y.sum()))).mean()
 
 
@@ -255,19 +257,20 @@ def _share(variance: float) -> float:
     return variance
 
 
-def _partly_whitened(side: Side, alpha: float) -> Tensor:
-    """Return the map ``αI + (1-α)C^(-1/2)`` on the numerical range of a layer, (blocks, r, k)."""
-    roots = torch.where(side.kept, side.eigen[0], 1).sqrt()[..., : side.basis.shape[-1]]
-    pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
-    now = torch.diag_embed(roots.square()).to(side.principal.dtype)
+def _partly_whitened(side: Side, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return the map ``αI + (1-α)C^(-1/2)`` on the numerical range of a layer, and the layer's size after it."""
+    basis, kept = side.spanning(side.kept)
+    roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
+    values = alpha + (1 - alpha) * side.scale / roots
+    if not side.needs_gradient:
+        return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
     # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
-    inverse_root = torch.diag_embed(1 / roots) - (side.principal - now) / pairs
-    identity = torch.eye(roots.shape[-1], dtype=roots.dtype, device=roots.device)
-    return side.basis @ (alpha * identity + (1 - alpha) * side.scale * inverse_root).to(side.basis.dtype)
-
-
-def _size(side: Side, transform: Tensor) -> Tensor:
-    return torch.diagonal(transform.mH @ side.second @ transform, dim1=-2, dim2=-1).real.sum().sqrt()
+    inside = side.inside(basis, kept)
+    pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
+    change = (inside - torch.diag_embed(roots.square())) / pairs
+    within = torch.diag_embed(values) - (1 - alpha) * side.scale * change
+    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1) * kept).sum().sqrt()
+    return basis @ within, size
 
 
 def _ridged(side: Side, ridge: float) -> Tensor:

@@ -201,7 +201,10 @@ def procrustes_disparity(moments: Moments) -> Tensor:
     reference="Klabunde et al. (2024), arXiv:2408.00531",
 )
 def magnitude_difference(moments: Moments) -> Tensor:
-    """Return how much the lengths of two layers' mean activations differ, from 0 up: ``| ‖mean x‖ - ‖mean y‖ |``."""
+    """Return how much the lengths of two layers' mean activations differ, from 0 up.
+
+    ``| ‖mean x‖ - ‖mean y‖ |``. It sees nothing of how the examples are arranged.
+    """
     return (moments.x.mean.norm() - moments.y.mean.norm()).abs()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.extras import optional
-from netkin.results.identifiers import asks_for
+from netkin.results.identifiers import asks_for, fits
 from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
 from netkin.results.records import distinct, freeze, frozen_mapping, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
@@ -77,7 +77,7 @@ class Comparison:
         return self._named(key) if isinstance(key, str) else self._only()[key]
 
     def __contains__(self, measure: object) -> bool:
-        return isinstance(measure, str) and self._found(measure) is not None
+        return isinstance(measure, str) and len(self._found(measure)) == 1
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)
@@ -140,16 +140,22 @@ class Comparison:
         with files.damage_reported(path):
             return unpacked(header, arrays)
 
-    def _found(self, measure: str) -> Values | None:
-        same = (t for t in self.tables.values() if asks_for(measure, t.id, t.parameters))
-        return self.tables.get(measure) or next(same, None)
+    def _found(self, measure: str) -> list[Values]:
+        """Return the table of that id, else of an id that says the same, else all that fit what is asked."""
+        if measure in self.tables:
+            return [self.tables[measure]]
+        same = [t for t in self.tables.values() if asks_for(measure, t.id, t.parameters)]
+        return same[:1] or [t for t in self.tables.values() if fits(measure, t.id, t.parameters)]
 
     def _named(self, measure: str) -> Values:
-        table = self._found(measure)
-        if table is None:
+        found = self._found(measure)
+        if not found:
             hint = did_you_mean(measure, self.tables) or "."
             raise UnknownName(f"no measure {measure!r} in this comparison{hint} It holds {self._listed()}.")
-        return table
+        if len(found) > 1:
+            ids = " and ".join(repr(table.id) for table in found)
+            raise UnknownName(f"{measure!r} may mean {ids}; ask for one of them by its whole id.")
+        return found[0]
 
     def _only(self) -> Values:
         if len(self.tables) != 1:

@@ -34,9 +34,18 @@ def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> b
     is asked for must be what the table has.
     """
     asked, held = taken_apart(identifier), taken_apart(table_id)
-    if asked is None or held is None or asked[0] != held[0]:
-        return False
-    return held[1].keys() <= asked[1].keys() and asked[1].items() <= dict(parameters).items()
+    return fits(identifier, table_id, parameters) and bool(asked and held and held[1].keys() <= asked[1].keys())
+
+
+def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
+    """Tell whether the table has the name that `identifier` asks for, and the parameters as far as it names them.
+
+    Example:
+        >>> fits("svcca", "svcca(variance=0.95)", {"variance": 0.95})
+        True
+    """
+    asked, held = taken_apart(identifier), taken_apart(table_id)
+    return bool(asked and held and asked[0] == held[0] and asked[1].items() <= dict(parameters).items())
 
 
 def _value(node: ast.expr) -> Any:

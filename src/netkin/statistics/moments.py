@@ -10,7 +10,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError
-from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm, whitened
+from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
 
 class Moments:
@@ -92,7 +92,16 @@ class Moments:
     @cached_property
     def correlations(self) -> Tensor:
         """The canonical correlations, falling, as many as the smaller rank."""
-        return canonical(self.alignment, min(self.x.rank, self.y.rank))
+        count = min(self.x.rank, self.y.rank)
+        if self.spans_all:
+            return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
+        return canonical(self.alignment, count)
+
+    @property
+    def spans_all(self) -> bool:
+        """Whether one side spans everything that n centred examples can do, so that it explains the other by itself."""
+        streams = len(self.x.kept) > 1 or self.x.needs_gradient or self.y.needs_gradient
+        return not streams and max(self.x.rank, self.y.rank) == self.n - 1
 
     @cached_property
     def uncentred(self) -> Moments:
@@ -120,27 +129,6 @@ def canonical(alignment: Tensor, count: int) -> Tensor:
     """Return the `count` largest singular values over all blocks, which rounding must not lift over one."""
     values = torch.linalg.svdvals(alignment).flatten().to(summing_dtype(alignment.device))
     return values.sort(descending=True).values[:count].clamp(max=1)
-
-
-def leading(side: Side, keep: Tensor) -> Tensor:
-    """Return the whitener of the principal directions marked in `keep` (blocks, r).
-
-    Their span turns with the data; to first order by ``V⊥ (V⊥ᵀ C V) / (λ - λ⊥)``, written out here so that the
-    derivative divides by the gap at the cut alone and not by gaps between kept directions.
-    """
-    values, vectors = side.eigen
-    widest = int(keep.sum(-1).max())
-    basis = (vectors * keep.unsqueeze(-2))[..., :widest]
-    if side.second.requires_grad:
-        lost = side.kept & ~keep
-        gaps = values[..., None, :widest] - values[..., :, None]
-        gaps = torch.where(lost.unsqueeze(-1) & keep[..., :widest].unsqueeze(-2), gaps, torch.inf)
-        basis = basis + vectors @ ((vectors.mH @ side.second @ basis) / gaps)
-    inside = basis.mH @ side.second @ basis
-    kept = keep[..., :widest]
-    ones = torch.eye(widest, dtype=inside.dtype, device=inside.device)
-    inside = torch.where(kept.unsqueeze(-1) & kept.unsqueeze(-2), inside, ones)
-    return whitened(basis, inside, side.second.requires_grad)
 
 
 def _about_origin(side: Side) -> Side:

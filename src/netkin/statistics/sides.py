@@ -86,35 +86,49 @@ class Side(ABC):
     def rank(self) -> int:
         return int(self.kept.sum())
 
-    @cached_property
-    def principal(self) -> Tensor:
-        """The second moment in its own numerical range, (blocks, k, k), differentiable; dead directions are ones."""
-        basis = self.basis
-        inside = basis.mH @ self.second @ basis
-        return torch.where(
-            self._inside_square, inside, torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device)
-        )
-
-    @cached_property
-    def basis(self) -> Tensor:
-        """The eigenvectors that span the numerical range, without gradient, (blocks, r, k)."""
-        _, vectors = self.eigen
-        widest = int(self.kept.sum(-1).max())
-        return (vectors * self.kept.unsqueeze(-2))[..., :widest]
-
     @property
-    def _inside_square(self) -> Tensor:
-        kept = self.kept[..., : self.basis.shape[-1]]
-        return kept.unsqueeze(-1) & kept.unsqueeze(-2)
+    def needs_gradient(self) -> bool:
+        return self.second.requires_grad
 
     @cached_property
     def whitener(self) -> Tensor:
-        """The matrix F (blocks, r, k) for which XF has orthonormal columns; zero columns in dead directions.
+        """The matrix F (blocks, r, k) for which XF has orthonormal columns, on the numerical range."""
+        return self.whitening(self.kept)
 
-        The numerical range is entered through a basis without gradient and whitened there by Cholesky: for every
-        measure unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
+    def whitening(self, keep: Tensor) -> Tensor:
+        """Return the whitener of the principal directions marked in `keep` (blocks, r); zero columns elsewhere.
+
+        The directions are entered through a basis without gradient and whitened there by Cholesky: for every measure
+        unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
         """
-        return whitened(self.basis, self.principal, self.second.requires_grad)
+        basis, kept = self.spanning(keep)
+        if not self.needs_gradient:
+            values = self.eigen[0][..., : kept.shape[-1]]
+            return basis * torch.where(kept, values, 1).rsqrt().unsqueeze(-2)
+        lower = torch.linalg.cholesky(self.inside(basis, kept))
+        return torch.linalg.solve_triangular(lower, basis.mH, upper=False).mH
+
+    def spanning(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the directions marked in `keep`, (blocks, r, k), and which of these k columns are real.
+
+        The span of the kept directions turns with the data; to first order by ``V⊥ (V⊥ᵀ C V) / (λ - λ⊥)``, written out
+        here so that the derivative divides by the gap at the cut alone and not by gaps between kept directions.
+        """
+        values, vectors = self.eigen
+        widest = int(keep.sum(-1).max())
+        kept = keep[..., :widest]
+        basis = vectors[..., :widest] * kept.unsqueeze(-2)
+        if self.needs_gradient:
+            gaps = values[..., None, :widest] - values[..., :, None]
+            across = (self.kept & ~keep).unsqueeze(-1) & kept.unsqueeze(-2)
+            basis = basis + vectors @ ((vectors.mH @ self.second @ basis) / torch.where(across, gaps, torch.inf))
+        return basis, kept
+
+    def inside(self, basis: Tensor, kept: Tensor) -> Tensor:
+        """Return the second moment in the coordinates of `basis`, (blocks, k, k); ones where a column is not real."""
+        inside = basis.mH @ self.second @ basis
+        ones = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device)
+        return torch.where(kept.unsqueeze(-1) & kept.unsqueeze(-2), inside, ones)
 
 
 class RowsSide(Side):
@@ -135,7 +149,7 @@ class RowsSide(Side):
         if not 1e-12 < float(self._norm.detach()) < 1e15:
             self._rescale()
         if self.is_wide and not X.requires_grad:
-            self.gram = self._rows @ self._rows.mT
+            self.gram = self_product(self._rows.mT)
             self._rows = None
 
     def _mean(self) -> Tensor:
@@ -172,7 +186,7 @@ class RowsSide(Side):
     @cached_property
     def gram(self) -> Tensor:
         """``XXᵀ`` of the centred rows, n × n."""
-        return self.rows @ self.rows.mT
+        return self_product(self.rows.mT)
 
     @cached_property
     def uncentred(self) -> RowsSide:
@@ -207,7 +221,7 @@ class RowsSide(Side):
     def second(self) -> Tensor:
         if self.is_wide and not self._X.requires_grad:
             return torch.diag(self._row_space[0]).unsqueeze(0)
-        return (self.coordinates.mT @ self.coordinates).unsqueeze(0)
+        return self_product(self.coordinates).unsqueeze(0)
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
@@ -278,12 +292,17 @@ class CovarianceSide(Side):
         )
 
 
-def whitened(basis: Tensor, inside: Tensor, needs_gradient: bool) -> Tensor:
-    """Return `basis` recombined so that the second moment `inside` it becomes the identity."""
-    if not needs_gradient:  # the basis holds eigenvectors: `inside` is diagonal already
-        return basis * torch.diagonal(inside, dim1=-2, dim2=-1).real.rsqrt().unsqueeze(-2)
-    lower = torch.linalg.cholesky(inside)
-    return torch.linalg.solve_triangular(lower, basis.mH, upper=False).mH
+def self_product(matrix: Tensor) -> Tensor:
+    """Return ``AᵀA``; large ones on the CPU by quarters, so that entries above the diagonal are not computed twice."""
+    width = matrix.shape[1]
+    if matrix.requires_grad or matrix.device.type != "cpu" or width < 256:
+        return matrix.mT @ matrix
+    product, step = matrix.new_empty(width, width), -(-width // 4)
+    for start in range(0, width, step):
+        stop = min(start + step, width)
+        product[start:stop, :stop] = matrix[:, start:stop].mT @ matrix[:, :stop]
+        product[:start, start:stop] = product[start:stop, :start].mT
+    return product
 
 
 def squared_norm(matrix: Tensor) -> Tensor:

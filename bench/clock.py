@@ -1,0 +1,28 @@
+"""Timing: work and floor alternate in one process, and the ratio of their best times is the figure."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return how long `work` takes once."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(work: Callable[[], Any], floor: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
+    """Return the best times of both, taken in turn, and their ratio."""
+    floor()
+    times = [(seconds(floor), seconds(work)) for _ in range(repeats)]
+    best_floor, best_work = (min(column) for column in zip(*times, strict=True))
+    return {"floor_seconds": best_floor, "seconds": best_work, "ratio": best_work / best_floor}
+
+
+def peak_megabytes() -> float:
+    """Return the most memory this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

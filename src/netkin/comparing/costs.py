@@ -1,0 +1,101 @@
+"""Costs: how many bytes the statistics of a pass will hold, while reading and while measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from netkin.comparing.meeting import Layer
+from netkin.comparing.pairing import Rectangle
+from netkin.measures.registry import Measure
+from netkin.statistics import Grams, Moments, Rows
+from netkin.statistics.layer_moments import FOLD
+
+CAP = 4096  # rows that measures on rows look at: their distance matrices grow with the square
+DOUBLE = 8
+GramKey = tuple[int, str, float]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a list of measures must have collected."""
+
+    moments: bool
+    rows: bool
+    grams: tuple[GramKey, ...]
+    precise: bool  # products in float64
+    debiased: bool
+    whitens: bool  # each layer is decomposed, and what comes of it is kept
+    units: bool  # somebody looks at single units
+    uncentred: bool  # somebody looks at the layers about the origin
+
+    @classmethod
+    def of(cls, measures: Sequence[Measure]) -> Needs:
+        linear = [m.facts for m in measures if m.facts.reads is Moments]
+        return cls(
+            moments=bool(linear),
+            rows=any(m.facts.reads is Rows for m in measures),
+            grams=tuple(dict.fromkeys(gram_key(m) for m in measures if m.facts.reads is Grams)),
+            precise=any(facts.precise for facts in linear),
+            debiased=any(facts.debiases for facts in linear),
+            whitens=any(facts.whitens for facts in linear),
+            units=any("rotation" not in facts.unchanged_by for facts in linear),
+            uncentred=any("translation" not in facts.unchanged_by for facts in linear),
+        )
+
+    def precision(self, layers: Collection[Layer]) -> torch.dtype:
+        """Return the precision of the products: never less than the data's own."""
+        doubles = any(layer.itemsize == DOUBLE for layer in layers)
+        return torch.float64 if self.precise or doubles else torch.float32
+
+
+def gram_key(measure: Measure) -> GramKey:
+    """Return which `LayerGrams` serves a measure: batch size, kernel and width of the kernel."""
+    settings = measure.settings
+    return settings["batch"], settings["kernel"], settings["fraction"]
+
+
+def of_moments(needs: Needs, layers: Collection[Layer], rectangles: Sequence[Rectangle]) -> int:
+    """Return the bytes of streamed moments: sums in float64, and rows that wait or the layers' decompositions."""
+    extra = 2 if needs.debiased else 1
+    widths = {layer.key: layer.width + extra for layer in layers}
+    cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in rectangles)
+    own = sum(width**2 for width in widths.values())
+    waiting = sum(FOLD * layer.width * layer.itemsize for layer in layers)
+    sides = sum(layer.width**2 for layer in layers) * (5 if needs.whitens else 1)
+    return DOUBLE * (own + cross) + max(waiting, DOUBLE * sides)
+
+
+def of_rows(needs: Needs, layers: Collection[Layer], examples: int) -> int:
+    """Return the bytes of all rows, and of what is kept of each layer while its pairs are measured."""
+    product = needs.precision(layers).itemsize
+    return sum(_of_layer(needs, layer, int(examples * layer.rows_per_example), product) for layer in layers)
+
+
+def of_sample(layers: Collection[Layer], examples: int | None) -> int:
+    """Return the bytes of a sample of rows, held up to twice its size while reading, and of its Gram matrices."""
+    total = 0
+    for layer in layers:
+        seen = int(examples * layer.rows_per_example) if examples else 2 * CAP
+        n = min(seen, CAP)
+        centred = n * layer.width if layer.width <= n else 0
+        total += layer.itemsize * max(min(seen, 2 * CAP) * layer.width, n * layer.width + centred + n * n)
+    return total
+
+
+def of_grams(key: GramKey, layers: Collection[Layer]) -> int:
+    """Return the bytes of one mini-batch's kernel matrices, and of rows that wait where the data's batches differ."""
+    batch = key[0]
+    waiting = sum((batch + layer.rows) * layer.width * layer.itemsize for layer in layers if layer.rows != batch)
+    return len(layers) * batch**2 * DOUBLE + waiting
+
+
+def _of_layer(needs: Needs, layer: Layer, n: int, product: int) -> int:
+    w, twice = layer.width, 2 if needs.uncentred else 1
+    if w <= n:
+        sides = twice * n * w + w * w * (5 if needs.whitens else 1)
+    else:
+        sides = twice * n * n * (8 if needs.whitens else 3 if needs.precise else 1) + (n * w if needs.units else 0)
+    return layer.itemsize * n * w + product * sides

@@ -1,0 +1,327 @@
+"""The registry: names, parameters, ids, and measures from elsewhere."""
+
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netkin import measures as m
+from netkin.errors import InflatedWarning, NameClash, NetkinError, NoValue, UnknownName, ValueFault
+from netkin.measures import find, measure, measures, registry
+from netkin.measures.registry import value_of
+from netkin.statistics import Grams, Moments
+
+PLAIN = {"higher_is_closer": True, "bounds": (0.0, 1.0), "unchanged_by": {"rotation"}, "reference": "nobody (2024)"}
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    """Let a test add measures that are gone afterwards."""
+    measures()
+    monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
+    yield registry._MEASURES
+    registry._load_entry_points.cache_clear()
+
+
+# --- names and parameters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec, id_, settings",
+    [
+        ("cka", "cka", {}),
+        (" cka ", "cka", {}),
+        ("cka()", "cka", {}),
+        ("svcca(variance=0.95)", "svcca(variance=0.95)", {"variance": 0.95}),
+        ("svcca( variance = .95 )", "svcca(variance=0.95)", {"variance": 0.95}),
+        ("svcca(variance=0.99)", "svcca", {"variance": 0.99}),
+        ("svcca(variance=1)", "svcca(variance=1.0)", {"variance": 1.0}),
+        ("svcca_k(k=10)", "svcca_k", {"k": 10}),
+        ("svcca_k(k=3)", "svcca_k(k=3)", {"k": 3}),
+        ("gulp(ridge=1e-3)", "gulp(ridge=0.001)", {"ridge": 0.001}),
+        ("cka_minibatch", "cka_minibatch(batch=128)", {"batch": 128, "kernel": "linear", "fraction": 0.4}),
+        ("cka_minibatch(batch=128)", "cka_minibatch(batch=128)", {"batch": 128, "kernel": "linear", "fraction": 0.4}),
+        (
+            "cka_minibatch(kernel=rbf, batch=64)",
+            "cka_minibatch(batch=64, kernel=rbf)",
+            {"batch": 64, "kernel": "rbf", "fraction": 0.4},
+        ),
+        (
+            "cka_minibatch(kernel='rbf')",
+            "cka_minibatch(batch=128, kernel=rbf)",
+            {"batch": 128, "kernel": "rbf", "fraction": 0.4},
+        ),
+    ],
+)
+def test_a_written_measure_is_found(spec, id_, settings):
+    found = find(spec)
+    assert found.id == id_
+    assert found.settings == settings
+    assert find(found.id).id == id_
+    assert find(found) is found
+
+
+@pytest.mark.parametrize("name", measures())
+def test_a_measure_is_found_by_name_and_by_its_function(name):
+    assert find(name).name == name
+    assert find(getattr(m, name)).id == find(name).id
+    assert getattr(m, name) is measures()[name].function
+    assert find(find(name).id).settings == find(name).settings
+
+
+def test_parameters_reach_the_number(worlds):
+    X, Y = worlds.related(40, 6, 5)
+    assert float(find("svcca(variance=0.5)")(Moments.of(X, Y))) == pytest.approx(m.svcca(X, Y, variance=0.5))
+    assert float(find("svcca_k(k=1)")(Moments.of(X, Y))) == pytest.approx(m.svcca_k(X, Y, k=1))
+    assert float(find("cka_minibatch(batch=8)")(Grams.of(X, Y, batch=8))) == pytest.approx(
+        m.cka_minibatch(X, Y, batch=8)
+    )
+
+
+def test_two_ids_never_mean_the_same_number():
+    assert find("svcca(variance=1)").id == find("svcca(variance=1.0)").id
+    assert find("cka_minibatch(batch=32, kernel=rbf)").id == find("cka_minibatch(kernel='rbf', batch=32)").id
+
+
+@pytest.mark.parametrize(
+    "spec, sentence",
+    [
+        ("ckaa", "no measure named 'ckaa'; did you mean 'cka'\\? `netkin measures` lists all\\."),
+        ("svca(variance=0.9)", "no measure named 'svca'; did you mean 'svcca'\\?"),
+        ("zzz", "no measure named 'zzz'; `netkin measures` lists all\\."),
+        (
+            "svcca(varianc=0.9)",
+            "'svcca' has no parameter 'varianc'; did you mean 'variance'\\? its parameters are variance\\.",
+        ),
+        ("svcca(q=0.9)", "'svcca' has no parameter 'q'; its parameters are variance\\."),
+        ("cka(variance=0.9)", "'cka' has no parameter 'variance'; it has no parameters\\."),
+        ("svcca(0.9)", "'svcca\\(0.9\\)' is no measure; write a name, or a name with parameters"),
+        ("svcca(variance=0.9", "is no measure; write a name"),
+        ("svcca(**x)", "is no measure; write a name"),
+        ("", "'' is no measure; write a name"),
+        ("cka + nbs", "is no measure; write a name"),
+        ("a.cka", "is no measure; write a name"),
+        ("cka\0", "is no measure; write a name"),
+        ("svcca(variance=1/2)", "'svcca\\(variance=1/2\\)': the value of a parameter must be a number or a word\\."),
+        ("svcca(variance=f(2))", "the value of a parameter must be a number or a word"),
+        ("svcca(variance={[]: 1})", "the value of a parameter must be a number or a word"),
+        ("svcca(variance=0.9, variance=0.8)", "variance"),
+    ],
+)
+def test_what_cannot_be_found_is_refused_with_advice(spec, sentence):
+    with pytest.raises(UnknownName, match=sentence):
+        find(spec)
+
+
+@pytest.mark.parametrize(
+    "spec, sentence",
+    [
+        ("svcca(variance=lots)", "`variance` must be of type float, like its default 0.99; got 'lots'\\."),
+        ("svcca(variance=True)", "`variance` must be of type float"),
+        ("svcca(variance=None)", "`variance` must be of type float.*got None"),
+        ("svcca_k(k=2.5)", "`k` must be of type int, like its default 10; got 2.5\\."),
+        ("svcca_k(k=True)", "`k` must be of type int, like its default 10; got True\\."),
+        ("cka_minibatch(kernel=3)", "`kernel` must be of type str, like its default 'linear'; got 3\\."),
+    ],
+)
+def test_a_parameter_of_the_wrong_type_is_refused(spec, sentence):
+    with pytest.raises(ValueFault, match=sentence):
+        find(spec)
+
+
+def test_a_number_too_large_for_a_float_is_refused():
+    with pytest.raises(NetkinError, match="variance"):
+        find(f"svcca(variance={'9' * 400})")
+
+
+@pytest.mark.parametrize("thing", [5, None, 2.5, ["cka"]])
+def test_what_is_neither_text_nor_function_is_refused(thing):
+    with pytest.raises(UnknownName, match="is no measure"):
+        find(thing)
+
+
+def test_a_function_that_only_bears_the_name_of_a_measure_is_refused():
+    def cka(X, Y):
+        return 0.0
+
+    with pytest.raises(UnknownName, match="cka"):
+        find(cka)
+
+
+@given(st.text("cka sv_()=,.0195'\"{}[]:*-\n#", max_size=25))
+def test_any_text_names_a_measure_or_is_refused(text):
+    with suppress(NetkinError):
+        assert find(text).name in measures()
+
+
+@pytest.mark.parametrize(
+    "name, parameters, sentence",
+    [
+        ("svcca", {"variance": 0.0}, "`variance` must lie above 0 and at most at 1; got 0.0\\."),
+        ("svcca", {"variance": 1.01}, "`variance` must lie above 0 and at most at 1; got 1.01\\."),
+        ("svcca", {"variance": math.nan}, "`variance` must lie above 0"),
+        ("svcca_by_sum", {"variance": -1.0}, "`variance` must lie above 0 and at most at 1; got -1.0\\."),
+        ("svcca_k", {"k": 0}, "`k` must be at least 1; got 0\\."),
+        ("shape_distance", {"alpha": 1.5}, "`alpha` must lie between 0 and 1; got 1.5\\."),
+        ("shape_distance", {"alpha": math.nan}, "`alpha` must lie between 0 and 1"),
+        ("gulp", {"ridge": 0.0}, "`ridge` must be above 0; got 0.0\\."),
+        ("gulp", {"ridge": math.inf}, "`ridge` must be.*inf"),
+        ("cka_rbf", {"fraction": 0.0}, "`fraction` must be above 0; got 0.0\\."),
+        ("cka_rbf", {"fraction": math.inf}, "`fraction` must be.*inf"),
+        ("cka_rbf_debiased", {"fraction": -0.4}, "`fraction` must be above 0; got -0.4\\."),
+        ("cka_minibatch", {"kernel": "rbf", "fraction": 0.0}, "`fraction` must be above 0"),
+        ("cka_minibatch", {"batch": 3}, "a mini-batch needs at least 4 examples for HSIC₁; got batch=3\\."),
+        ("cka_minibatch", {"kernel": "cubic"}, "no kernel named 'cubic'; choose one of linear, rbf\\."),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused(worlds, value, name, parameters, sentence):
+    with pytest.raises((ValueFault, UnknownName), match=sentence):
+        value(name, *worlds.related(20, 4, 3), **parameters)
+
+
+# --- measures from elsewhere ------------------------------------------------------------------------------------------
+
+
+class Entry:
+    """An entry point as an installed package would offer it."""
+
+    def __init__(self, load):
+        self.load = load
+
+
+def offer(monkeypatch, load):
+    registry._load_entry_points.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry(load)] if group == "netkin.measures" else [])
+
+
+def test_a_package_may_offer_measures_of_its_own(monkeypatch, own_registry, worlds):
+    def load():
+        @measure(**PLAIN)
+        def trace_ratio(moments: Moments, *, power: float = 1.0):
+            """Return the smaller size over the larger."""
+            return torch.minimum(moments.x_norm, moments.y_norm) / torch.maximum(moments.x_norm, moments.y_norm)
+
+    offer(monkeypatch, load)
+    assert find("trace_ratio(power=2)").id == "trace_ratio(power=2.0)"
+    assert measures()["trace_ratio"].summary == "Return the smaller size over the larger."
+    X, _ = worlds.related(20, 3, 3)
+    assert measures()["trace_ratio"].function(X, 2 * X) == pytest.approx(0.5)
+
+
+def test_entry_points_are_loaded_once(monkeypatch, own_registry):
+    loads = []
+    offer(monkeypatch, lambda: loads.append(1))
+    measures()
+    measures()
+    assert loads == [1]
+
+
+def test_two_measures_of_one_name_are_refused(monkeypatch, own_registry):
+    def load():
+        @measure(**PLAIN)
+        def cka(moments: Moments):
+            """Return nothing new."""
+
+    offer(monkeypatch, load)
+    with pytest.raises(
+        NameClash, match="two measures are named 'cka'.* one in netkin.measures.linear.* one in .*test_registry; rename"
+    ):
+        find("cka")
+
+
+def test_an_unknown_invariance_is_refused():
+    with pytest.raises(
+        ValueFault, match="`unchanged_by` knows rotation, scaling, translation, invertible; got mirrors\\."
+    ):
+        measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
+
+
+def test_a_measure_must_say_what_it_reads(own_registry):
+    with pytest.raises(
+        ValueFault, match="annotate the first argument of 'unsaid' with the statistic it reads, e.g. `Moments`"
+    ):
+
+        @measure(**PLAIN)
+        def unsaid(moments):
+            """Return nothing."""
+
+    with pytest.raises(ValueFault, match="annotate the first argument of 'wrong'"):
+
+        @measure(**PLAIN)
+        def wrong(moments: int) -> float:
+            """Return nothing."""
+
+
+def test_measures_hands_out_a_copy():
+    measures().clear()
+    assert "cka" in measures()
+
+
+# --- calling ----------------------------------------------------------------------------------------------------------
+
+
+class Borrowed:
+    """An array of another library: it offers DLPack and nothing else."""
+
+    def __init__(self, array):
+        self._tensor = torch.as_tensor(array)
+
+    def __dlpack__(self, **options):
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("name", measures())
+def test_arrays_of_other_libraries_are_welcome_and_give_a_float(worlds, value, name):
+    X, Y = worlds.related(40, 6, 5)
+    number = value(name, Borrowed(X), Borrowed(Y))
+    assert type(number) is float
+    assert number == pytest.approx(value(name, X, Y), abs=1e-14)
+
+
+@pytest.mark.parametrize("name", [name for name, found in measures().items() if found.facts.whitens])
+def test_fewer_examples_than_features_are_warned_about_with_the_numbers(worlds, name):
+    X, Y = worlds.of_rank(10, 8, 3), worlds.of_rank(10, 6, 2)
+    sentence = "10 examples are fewer than the 8 \\+ 6 features of the two layers: .*inflated; 14 examples.* would do"
+    with pytest.warns(InflatedWarning, match=sentence) as caught:
+        measures()[name].function(X, Y)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", measures())
+def test_enough_examples_and_measures_of_norms_are_not_warned_about(worlds, name):
+    n = 14 if measures()[name].facts.whitens else 8
+    X, Y = worlds.normal(n, 8), worlds.normal(n, 6)
+    if name == "gaussian_mutual_information":
+        X, Y = X[:, :3], Y[:, :3]
+    assert math.isfinite(measures()[name].function(X, Y))
+
+
+def test_one_matrix_alone_is_refused(worlds):
+    with pytest.raises(ValueFault, match="`cka` takes two matrices, or one `Moments`; got ndarray\\."):
+        m.cka(worlds.normal(5, 2))
+    with pytest.raises(ValueFault, match="`cka_minibatch` takes two matrices, or one `Grams`; got Moments\\."):
+        m.cka_minibatch(Moments.of(worlds.normal(5, 2), worlds.normal(5, 2)))
+
+
+def test_an_unknown_keyword_is_a_type_error_as_in_any_function(worlds):
+    with pytest.raises(TypeError, match="variance"):
+        m.cka(*worlds.related(20, 3, 3), variance=0.9)
+
+
+def test_a_value_is_a_float_and_an_undefined_one_has_a_reason(own_registry, worlds):
+    @measure(**PLAIN)
+    def undefined(moments: Moments):
+        """Return nothing."""
+        return torch.tensor(math.nan)
+
+    X, Y = worlds.related(20, 3, 3)
+    pair = Moments.of(X, Y)
+    assert value_of(find("cka"), pair) == pytest.approx(m.cka(X, Y))
+    with pytest.raises(NoValue, match="undefined is undefined for this pair \\(0/0\\)"):
+        value_of(find("undefined"), pair)

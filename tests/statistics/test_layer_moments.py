@@ -1,0 +1,235 @@
+"""The collector of moments: many layers, rectangles, rows that do not fit, and refusals that leave no trace."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures import measures
+from netkin.statistics import LayerMoments, Moments
+
+cka = measures()["cka"].function
+SAMPLE = ("cka", "cka_debiased", "cka_uncentered", "pwcca", "linear_regression_r2", "svcca", "gulp", "nbs")
+
+
+def layers(worlds, n=60, **widths):
+    shared = worlds.normal(n, 3)
+    return {name: shared @ worlds.normal(3, width) + worlds.normal(n, width) + 1 for name, width in widths.items()}
+
+
+def fed(rectangles, rows, batch=25, **options):
+    collector = LayerMoments(rectangles, **options)
+    count = max(len(matrix) for matrix in rows.values())
+    for start in range(0, count, batch):
+        collector.update({name: matrix[start : start + batch] for name, matrix in rows.items()})
+    return collector
+
+
+@pytest.mark.parametrize(
+    "rectangles",
+    [
+        [(["a", "b"], ["c", "d"])],
+        [(["a", "b", "c"], ["a", "b", "c"])],
+        [(["a"], ["b", "c"]), (["d"], ["a"])],
+        [(["a", "b"], ["b", "c"]), (["c"], ["c"])],
+    ],
+)
+def test_every_pair_of_every_rectangle_is_right_from_both_sides(worlds, rectangles):
+    rows = layers(worlds, a=4, b=6, c=3, d=5)
+    collector = fed(rectangles, rows, debiased=True)
+    for left, right in rectangles:
+        for a in left:
+            for b in right:
+                for one, other in ((a, b), (b, a)):
+                    for name in SAMPLE:
+                        found = measures()[name]
+                        expected = float(found(Moments.of(rows[one], rows[other])))
+                        assert float(found(collector[one, other])) == pytest.approx(expected, abs=1e-9), (
+                            name,
+                            one,
+                            other,
+                        )
+
+
+def test_reading_does_not_end_the_stream(worlds):
+    rows = layers(worlds, a=4, b=6)
+    collector = LayerMoments([(["a"], ["b"])])
+    for start in range(0, 60, 20):
+        collector.update({name: matrix[start : start + 20] for name, matrix in rows.items()})
+        seen = (matrix[: start + 20] for matrix in rows.values())
+        assert float(cka(collector["a", "b"])) == pytest.approx(cka(*seen), abs=1e-12)
+        assert collector["a", "b"].n == collector.n == collector.rows_of("b") == start + 20
+
+
+def test_layers_that_are_not_asked_for_are_left_alone(worlds):
+    rows = layers(worlds, a=4, b=6) | {"extra": "not a matrix"}
+    collector = LayerMoments([(["a"], ["b"])])
+    collector.update(rows)
+    assert collector.names == ["a", "b"]
+
+
+def test_a_pair_that_was_not_collected_says_so(worlds):
+    collector = fed([(["a"], ["b"]), (["c"], ["b"])], layers(worlds, a=4, b=6, c=3))
+    with pytest.raises(NoValue, match="the pair 'a', 'c' was not collected"):
+        collector["a", "c"]
+    with pytest.raises(NoValue, match="the pair 'a', 'a' was not collected"):
+        collector["a", "a"]
+
+
+def test_layers_with_other_numbers_of_rows_are_holes_and_the_others_right(worlds):
+    rows = layers(worlds, n=20, a=4, b=6) | layers(worlds, n=80, c=3, d=5)
+    collector = LayerMoments([(["a", "c"], ["b", "d"])])
+    for i in range(2):
+        collector.update({name: m[: len(m) // 2] if i == 0 else m[len(m) // 2 :] for name, m in rows.items()})
+    assert float(cka(collector["a", "b"])) == pytest.approx(cka(rows["a"], rows["b"]), abs=1e-12)
+    assert float(cka(collector["c", "d"])) == pytest.approx(cka(rows["c"], rows["d"]), abs=1e-12)
+    assert (collector.rows_of("a"), collector.rows_of("d")) == (20, 80)
+    with pytest.raises(NoValue, match="layer 'a' gives 20 rows and layer 'd' 80 for the same examples"):
+        collector["a", "d"]
+
+
+def of_batches(worlds, *counts):
+    """Return the pair after batches of so many rows of `a` and so many of `b`."""
+    collector = LayerMoments([(["a"], ["b"])])
+    for a, b in counts:
+        collector.update({"a": worlds.normal(a, 2), "b": worlds.normal(b, 2)})
+    return collector["a", "b"]
+
+
+def test_rows_that_do_not_pair_batch_by_batch_are_refused(worlds):
+    # 3 + 5 rows here and 5 + 3 there are eight rows each, but not of the same examples
+    with pytest.raises((ShapeError, NoValue), match="rows"):
+        of_batches(worlds, (3, 5), (5, 3))
+    with pytest.raises((ShapeError, NoValue), match="rows"):
+        of_batches(worlds, (6, 6), (5, 7), (7, 5))
+
+
+def test_a_batch_whose_rows_stop_pairing_is_refused(worlds, monkeypatch):
+    monkeypatch.setattr("netkin.statistics.layer_moments.FOLD", 4)
+    with pytest.raises(ShapeError, match="layers 'a' and 'b' gave different numbers of rows"):
+        of_batches(worlds, (6, 6), (6, 7))
+
+
+def test_names_that_are_unknown_get_a_hint(worlds):
+    collector = fed([(["layer1"], ["layer2"])], layers(worlds, layer1=2, layer2=2))
+    with pytest.raises(UnknownName, match="no layer 'layer3' in these moments; did you mean 'layer[12]'\\?"):
+        collector["layer1", "layer3"]
+
+
+def test_nothing_seen_is_no_value():
+    collector = LayerMoments([(["a"], ["b"])])
+    assert collector.n == 0
+    with pytest.raises(NoValue, match="no batch has been folded in yet; call `update` first"):
+        collector["a", "b"]
+
+
+def test_a_missing_layer_is_refused(worlds):
+    with pytest.raises(ShapeError, match="this batch lacks rows for 'b'; every update needs all 2 layers"):
+        LayerMoments([(["a"], ["b"])]).update({"a": worlds.normal(3, 2)})
+
+
+@pytest.mark.parametrize("count", [5, 600])
+def test_a_width_that_changes_is_refused(worlds, count):
+    collector = LayerMoments([(["a"], ["b"])])
+    collector.update({"a": worlds.normal(count, 2), "b": worlds.normal(count, 2)})
+    with pytest.raises(
+        ShapeError, match="layer 'a' gave 4 features in batch 1 and 2 before; choose a shape whose width"
+    ):
+        collector.update({"a": worlds.normal(count, 4), "b": worlds.normal(count, 2)})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_names_layer_batch_and_count(worlds, bad):
+    collector, rows = LayerMoments([(["a"], ["b"])]), layers(worlds, a=2, b=3)
+    collector.update(rows)
+    rows["b"][1, 2] = rows["b"][4, 0] = bad
+    with pytest.raises(ValueFault, match="layer 'b' in batch 1 holds 2 NaN or Inf among 180 values"):
+        collector.update(rows)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [np.full((60, 3), np.nan), np.ones((60, 3, 2)), np.ones((60, 0)), np.ones((60, 3)) * 1j, "text"],
+    ids=["nan", "three axes", "empty", "complex", "text"],
+)
+def test_a_refused_batch_leaves_no_trace(worlds, bad):
+    collector, rows = LayerMoments([(["a"], ["b"])]), layers(worlds, a=2, b=3)
+    with pytest.raises((ShapeError, ValueFault)):
+        collector.update(rows | {"b": bad})
+    collector.update(rows)
+    assert collector["a", "b"].n == 60
+    assert float(cka(collector["a", "b"])) == pytest.approx(cka(rows["a"], rows["b"]), abs=1e-12)
+
+
+@pytest.mark.parametrize("as_kind", [np.array, torch.tensor])
+def test_rows_may_be_overwritten_after_the_update(worlds, as_kind):
+    rows = {name: as_kind(matrix) for name, matrix in layers(worlds, a=2, b=3).items()}
+    collector, expected = LayerMoments([(["a"], ["b"])]), float(cka(rows["a"], rows["b"]))
+    collector.update(rows)
+    rows["a"][:] = 0
+    assert float(cka(collector["a", "b"])) == pytest.approx(expected, abs=1e-12)
+
+
+def test_debiased_measures_need_the_debiasing_sums(worlds):
+    rows = layers(worlds, a=2, b=3)
+    with pytest.raises(
+        NoValue, match="layer 'a' was streamed without the debiasing sums; collect with `debiased=True`"
+    ):
+        measures()["cka_debiased"](fed([(["a"], ["b"])], rows)["a", "b"])
+
+
+def test_a_constant_layer_names_itself_and_spoils_no_other(worlds):
+    rows = layers(worlds, a=2, b=3) | {"dead": np.zeros((60, 4)), "stuck": np.full((60, 4), 0.1, dtype=np.float32)}
+    collector = fed([(["a", "dead", "stuck"], ["b"])], rows, debiased=True)
+    for name in ("dead", "stuck"):
+        for measure in (
+            "cka",
+            "cka_debiased",
+            "nbs",
+            "cca_mean",
+            "svcca",
+            "gulp",
+            "linear_regression_r2",
+            "shape_distance",
+        ):
+            with pytest.raises(NoValue, match=f"layer '{name}' is constant over the 60 examples \\(width 4\\)"):
+                measures()[measure](collector[name, "b"])
+    assert float(cka(collector["a", "b"])) == pytest.approx(cka(rows["a"], rows["b"]), abs=1e-12)
+
+
+def test_gradients_are_not_kept(worlds):
+    rows = {name: torch.tensor(m, requires_grad=True) for name, m in layers(worlds, a=2, b=3).items()}
+    collector = LayerMoments([(["a"], ["b"])])
+    collector.update(rows)
+    assert not cka(collector["a", "b"]).requires_grad
+
+
+def test_half_precision_rows_are_raised(worlds):
+    rows = {name: torch.tensor(m).bfloat16() for name, m in layers(worlds, a=2, b=3).items()}
+    collector = LayerMoments([(["a"], ["b"])], precision=torch.float32)
+    collector.update(rows)
+    assert float(cka(collector["a", "b"])) == pytest.approx(
+        float(cka(rows["a"].double(), rows["b"].double())), abs=1e-6
+    )
+
+
+def test_pairs_share_what_a_side_has_computed(worlds):
+    collector = fed([(["a"], ["b", "c"])], layers(worlds, a=2, b=3, c=4))
+    assert collector["a", "b"].x is collector["a", "c"].x
+
+
+def test_memory_does_not_grow_with_the_rows(worlds):
+    rows, sizes = layers(worlds, a=4, b=6), []
+    collector = LayerMoments([(["a"], ["b"])])
+    for _ in range(30):
+        collector.update(rows)
+        tensors, _ = collector._state()
+        sizes.append(sum(tensor.numel() for tensor in tensors.values()))
+    assert len(set(sizes)) == 1
+
+
+def test_moments_of_two_matrices_refuse_unpaired_rows(worlds):
+    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 rows and 4 rows"):
+        Moments.of(worlds.normal(5, 2), worlds.normal(4, 2))

@@ -1,0 +1,166 @@
+"""The door: what comes in as a matrix, and what is turned away."""
+
+import numpy as np
+import pytest
+import torch
+
+from netkin.arrays import as_matrix, as_tensor, paired, refuse_non_finite, summing_dtype
+from netkin.errors import ShapeError, ValueFault
+
+
+class Borrowed:
+    """An array that offers DLPack and nothing else."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize(
+    "given, dtype",
+    [
+        (np.float16, torch.float32), (np.float32, torch.float32), (np.float64, torch.float64),
+        (np.longdouble, torch.float64), (np.bool_, torch.float32), (np.int8, torch.float32), (np.uint8, torch.float32),
+        (np.int16, torch.float32), (np.uint16, torch.float64), (np.int32, torch.float64), (np.uint32, torch.float64),
+        (np.int64, torch.float64), (">f4", torch.float32), (">f8", torch.float64), (">i4", torch.float64),
+    ],
+)  # fmt: skip
+def test_numbers_of_any_kind_become_floats_that_hold_them(given, dtype):
+    matrix = as_matrix(np.array([[0, 1], [1, 0], [1, 1]], dtype=given))
+    assert matrix.dtype == dtype
+    assert matrix.tolist() == [[0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "given", [torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16], ids=str
+)
+def test_small_tensors_are_raised_to_float32(given):
+    assert as_tensor(torch.ones(2, 2, dtype=given)).dtype == torch.float32
+
+
+def test_large_integers_stay_apart():
+    assert as_matrix([[2**24, 2**24 + 1]]).diff().item() == 1
+    assert as_matrix(np.array([[2**31 + 1, 2**31]], dtype=np.uint32)).tolist() == [[2**31 + 1, 2**31]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        [[1.0, 2.0], [3.0, 4.0]],
+        ((1, 2), (3, 4)),
+        np.array([[3.0, 4.0], [1.0, 2.0]])[::-1],
+        np.array([[2.0, 1.0], [4.0, 3.0]])[:, ::-1],
+        np.asfortranarray([[1.0, 2.0], [3.0, 4.0]]),
+        np.array([[1.0, 9.0, 2.0], [3.0, 9.0, 4.0]])[:, ::2],
+        Borrowed(torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
+        Borrowed(torch.tensor([[1, 2], [3, 4]])),
+        torch.tensor([[1.0, 3.0], [2.0, 4.0]]).T,
+    ],
+    ids=range(9),
+)
+def test_whatever_people_bring_is_a_matrix(array):
+    assert as_matrix(array).tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_read_only_array_is_copied_in_silence():
+    array = np.ones((2, 2))
+    array.flags.writeable = False
+    assert as_matrix(array).tolist() == [[1, 1], [1, 1]]
+    assert as_matrix(np.broadcast_to(np.float64(2), (2, 2))).tolist() == [[2, 2], [2, 2]]
+
+
+def test_a_float_tensor_passes_as_it_is():
+    tensor = torch.ones(2, 2, requires_grad=True)
+    assert as_matrix(tensor) is tensor
+
+
+@pytest.mark.parametrize("array", [np.ones((2, 2), dtype=complex), torch.ones(2, 2, dtype=torch.complex64)])
+def test_complex_numbers_are_refused_with_advice(array):
+    with pytest.raises(
+        ValueFault, match="`Z` holds complex numbers \\(complex(64|128)\\); pass its real and imaginary parts"
+    ):
+        as_matrix(array, "Z")
+
+
+@pytest.mark.parametrize(
+    "array, dtype",
+    [
+        ("text", "<U4"),
+        ([["a", "b"]], "<U1"),
+        (None, "object"),
+        ([[object()]], "object"),
+        (np.array(["2020"], dtype="M8"), "datetime64"),
+    ],
+)
+def test_what_is_no_number_is_refused(array, dtype):
+    with pytest.raises(ValueFault, match=f"`X` must hold numbers; got {type(array).__name__} of dtype {dtype}"):
+        as_matrix(array)
+
+
+def test_lists_of_unequal_length_are_refused():
+    with pytest.raises((ShapeError, ValueFault), match="`X`"):
+        as_matrix([[1.0, 2.0], [3.0]])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (64, 512, 7, 7)])
+def test_what_is_no_matrix_is_refused_with_ways_out(shape):
+    with pytest.raises(ShapeError) as refusal:
+        as_matrix(np.ones(shape, dtype=np.float32), "Z")
+    assert f"`Z` must be a matrix with one row per example; got shape {shape}." in str(refusal.value)
+    assert "`flatten(Z)`, `pool(Z)`, or `positions(Z)`" in str(refusal.value)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_matrix_is_refused(shape):
+    with pytest.raises(ShapeError) as refusal:
+        as_matrix(np.ones(shape))
+    assert str(refusal.value) == f"`X` is empty: shape {shape}. Pass at least one example and one feature."
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_nan_and_inf_are_counted(bad, dtype):
+    matrix = np.ones((50, 40), dtype=dtype)
+    matrix[3, 4] = matrix[7, 8] = matrix[9, 9] = bad
+    with pytest.raises(
+        ValueFault, match="`X` holds 3 NaN or Inf among 2,000 values; mend the model or leave out the examples"
+    ):
+        as_matrix(matrix)
+    assert as_matrix(matrix, check=False).shape == (50, 40)
+
+
+def test_finite_values_whose_sum_overflows_are_fine():
+    refuse_non_finite(torch.full((10, 10), 3e38), "`X`")
+    with pytest.raises(ValueFault, match="the layer holds 2 NaN or Inf among 4 values"):
+        refuse_non_finite(torch.tensor([torch.inf, -torch.inf, 1, 1]), "the layer")
+
+
+def test_unpaired_rows_are_refused_with_advice():
+    with pytest.raises(ShapeError, match="5 rows and 4 rows.*same probe batch"):
+        paired(torch.ones(5, 2), torch.ones(4, 2))
+
+
+def test_the_second_matrix_is_named_in_a_refusal():
+    with pytest.raises(ShapeError, match="`Y` must be a matrix"):
+        paired(torch.ones(5, 2), torch.ones(4))
+
+
+def test_paired_matrices_keep_their_precision():
+    X, Y = paired(np.ones((3, 2), dtype=np.float32), [[1.0], [2.0], [3.0]])
+    assert (X.dtype, Y.dtype) == (torch.float32, torch.float64)
+
+
+def test_sums_are_kept_in_float64_where_there_is_float64():
+    assert summing_dtype(torch.device("cpu")) == torch.float64
+    assert summing_dtype(torch.device("mps")) == torch.float32
+
+
+def test_the_array_at_the_door_is_never_changed():
+    array = np.arange(6.0).reshape(3, 2)
+    as_matrix(array)
+    assert array.tolist() == [[0, 1], [2, 3], [4, 5]]

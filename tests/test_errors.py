@@ -1,0 +1,55 @@
+"""The family of refusals, as the drawing at the top of its file shows it."""
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from netkin import errors
+from netkin.errors import InflatedWarning, NetkinError, did_you_mean
+
+REFUSALS = [thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, NetkinError)]
+DRAWN = dict(re.findall(r"[├└]── (\w+) \((\w+)\)", errors.__doc__))
+
+
+def test_the_drawing_is_complete_and_true():
+    family = {refusal for refusal in REFUSALS if refusal is not NetkinError}
+    assert {refusal.__name__ for refusal in family} == set(DRAWN)
+    for refusal in family:
+        assert [base.__name__ for base in refusal.__bases__] == ["NetkinError", DRAWN[refusal.__name__]]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_is_caught_as_ours_and_says_what_it_was_told(refusal):
+    with pytest.raises(NetkinError, match="^one clear sentence with 2 numbers\\.$"):
+        raise refusal("one clear sentence with 2 numbers.")
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_travels_between_processes(refusal):
+    again = pickle.loads(pickle.dumps(refusal("text")))
+    assert type(again) is refusal
+    assert str(again) == "text"
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_is_documented(refusal):
+    assert refusal.__doc__.strip().endswith(".")
+
+
+def test_a_warning_is_no_refusal():
+    assert issubclass(InflatedWarning, UserWarning)
+    assert not issubclass(InflatedWarning, NetkinError)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [("ckaa", "; did you mean 'cka'?"), ("cca", "; did you mean 'cka'?"), ("zzzz", ""), ("", "")],
+)
+def test_the_nearest_known_name_is_offered(name, hint):
+    assert did_you_mean(name, iter(["cka", "nbs"])) == hint
+
+
+def test_nothing_known_offers_nothing():
+    assert did_you_mean("cka", []) == ""
