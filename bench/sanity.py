@@ -1,8 +1,8 @@
 """The field's sanity check (Kornblith et al. 2019, table 2): does a measure find the same layer in another seed?
 
-`python bench/sanity.py DATA CHECKPOINTS` reads CIFAR-10 in DATA and `tiny10_cifar10_seed*.pt` in CHECKPOINTS, compares the
-eight post-ReLU layers of all pairs of seeds on the first 2,000 test images, and counts how often a layer is closer to its
-own counterpart than to every other layer. A tie is a miss. Figures go to `bench/sanity.json` and `docs/sanity.md`.
+`python bench/sanity.py DATA CHECKPOINTS` reads CIFAR-10 in DATA and `tiny10_cifar10_seed*.pt` in CHECKPOINTS, compares
+the eight post-ReLU layers of all pairs of seeds on the first 2,000 test images, and counts how often a layer is closer
+to its own counterpart than to any other layer. A tie is a miss. Figures go to `bench/sanity.json` and `docs/sanity.md`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ PUBLISHED = {  # percent, Kornblith et al. (2019), table 2: ten 10-layer nets on
 }
 HEAD = """# Does a measure know a layer again?
 
-The sanity check of Kornblith et al. (2019), table 2, made by `bench/sanity.py`: networks that differ in their seed alone,
-every layer asked for its closest layer in another network, and counted where that is its own counterpart. A tie is a miss.
-Here: Tiny-10 networks trained on CIFAR-10, their eight post-ReLU layers, `shape="flatten"`, the first 2,000 test images.
+The sanity check of Kornblith et al. (2019), table 2, made by `bench/sanity.py`: networks that differ in their seed
+alone, every layer asked for its closest layer in another network, and counted where that is its own counterpart. A tie
+is a miss. Here: Tiny-10 networks trained on CIFAR-10, their eight post-ReLU layers, `shape="flatten"`, the first 2,000
+test images.
 Theirs: ten 10-layer networks, another architecture and more examples; the figures stand side by side, not in one scale.
 
 Five of the eight layers are wider than 2,000: there CCA of any two layers is 1, which is why `cca_*`, `pwcca` and

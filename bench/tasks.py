@@ -137,7 +137,8 @@ def _minibatch(models: Any, images: list[Tensor], layers: list[str]) -> Any:
 TASKS: dict[str, Callable[[], dict[str, Any]]] = {
     task.__name__: task
     for task in (
-        cka_512, cka_2048, cka_wide, minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear, cca, svcca,
+        cka_512, cka_2048, cka_wide, cca, svcca,
+        minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
     )
 }  # fmt: skip
 

@@ -71,7 +71,12 @@ def summing_dtype(device: torch.device) -> torch.dtype:
 def _imported(array: Any, name: str) -> Tensor:
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
-    matrix = np.asarray(array)
+    try:
+        matrix = np.asarray(array)
+    except ValueError as fault:
+        raise ValueFault(f"`{name}` can't be read as an array: {fault}.") from fault
+    if not matrix.dtype.isnative:
+        matrix = matrix.astype(matrix.dtype.newbyteorder("="))
     if matrix.dtype.kind not in "fiubc":
         raise ValueFault(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:

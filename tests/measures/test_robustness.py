@@ -90,6 +90,17 @@ def test_a_layer_that_is_one_hot_has_no_unbiased_hsic_and_no_value(worlds, value
         value(name, size * np.eye(n), worlds.normal(n, 3))
 
 
+@pytest.mark.parametrize("name", ["cka_debiased", "cka_minibatch"])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_layer_that_fires_for_one_example_only_has_no_unbiased_hsic(worlds, value, name, offset, dtype):
+    spike = np.zeros((7, 2), dtype=dtype)
+    spike[3] = 1 / 3
+    for other in (worlds.normal(7, 3), spike[::-1], np.eye(7)):
+        with pytest.raises(NoValue, match="HSIC"):
+            value(name, spike + dtype(offset), other.astype(dtype))
+
+
 @pytest.mark.parametrize("name", ["cka_rbf", "cka_rbf_debiased"])
 def test_mostly_equal_examples_leave_an_rbf_kernel_without_a_width(worlds, value, name):
     X = np.zeros((9, 2))
@@ -168,6 +179,15 @@ def test_huge_offsets_cost_no_more_than_a_hundred_thousandth_where_layers_are_wh
     X, Y = worlds.related(200, 6, 5)
     X, Y = (X + 1e4).astype(np.float32), (Y + 1e4).astype(np.float32)
     assert value(name, X, Y) == pytest.approx(value(name, X.astype(np.float64), Y.astype(np.float64)), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cka", "cka_debiased", "nbs", "procrustes_disparity", "cka_rbf", "cka_minibatch"])
+def test_a_mean_a_million_times_the_spread_costs_little(worlds, value, name):
+    # streamed moments stand this; two matrices at once must give the same number
+    X, Y = worlds.related(200, 6, 5)
+    X = (0.01 * X + 1e4).astype(np.float32)
+    exact = value(name, X.astype(np.float64) - 1e4, Y)
+    assert value(name, X, Y.astype(np.float32)) == pytest.approx(exact, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", SCALE_FREE)

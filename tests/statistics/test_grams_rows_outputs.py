@@ -9,6 +9,7 @@ import torch
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import measures
 from netkin.statistics import Grams, LayerGrams, LayerRows, Outputs, Rows, Statistic
+from netkin.statistics.kernels import median, rbf_kernel
 from transcriptions import TRANSCRIPTIONS, centred
 
 minibatch = measures()["cka_minibatch"].function
@@ -192,6 +193,13 @@ def test_the_same_index_twice_is_refused(worlds):
         collector.update({"a": worlds.normal(4, 2)}, indices=[2, 3, 4, 5])
 
 
+def test_counting_goes_on_after_the_indices_that_were_given(worlds):
+    collector = LayerRows(["a"])
+    collector.update({"a": worlds.normal(4, 2)}, indices=[4, 5, 6, 7])
+    collector.update({"a": worlds.normal(4, 2)})
+    assert len(set(collector._indices.tolist())) == 8
+
+
 def test_rows_may_be_overwritten_after_the_update(worlds):
     X, Y = (torch.tensor(Z) for Z in worlds.related(20, 3, 2))
     for make in (lambda: LayerRows(["a", "b"]), lambda: grams(batch=32)):
@@ -260,3 +268,10 @@ def test_every_statistic_says_what_feeds_it():
         "LayerRows": "activations",
         "Outputs": "outputs",
     }
+
+
+def test_an_rbf_kernel_needs_two_examples_and_takes_the_true_median():
+    with pytest.raises(NoValue, match="an RBF kernel needs at least two examples; got one"):
+        rbf_kernel(torch.ones(1, 1), 0.4)
+    for values in ([1.0, 4.0, 9.0], [1.0, 4.0, 9.0, 16.0], [4.0]):
+        assert float(median(torch.tensor(values))) == pytest.approx(np.median(np.sqrt(values)) ** 2)

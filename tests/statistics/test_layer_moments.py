@@ -233,3 +233,19 @@ def test_memory_does_not_grow_with_the_rows(worlds):
 def test_moments_of_two_matrices_refuse_unpaired_rows(worlds):
     with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 rows and 4 rows"):
         Moments.of(worlds.normal(5, 2), worlds.normal(4, 2))
+
+
+def test_nan_that_no_batch_noticed_is_refused_at_the_reading(worlds, monkeypatch):
+    # where looking at every batch would stall the device, sums are looked at instead
+    monkeypatch.setattr("netkin.statistics.layer_moments.refuse_non_finite", lambda *_: None)
+    rows = layers(worlds, a=2, b=3)
+    rows["a"][0, 0] = math.nan
+    collector = fed([(["a"], ["b"])], rows)
+    with pytest.raises(ValueFault, match="layer 'a' gave NaN or Inf; mend the model or leave out the examples"):
+        collector["a", "b"]
+
+
+def test_a_streamed_side_without_debiasing_sums_says_so(worlds):
+    pair = fed([(["a"], ["b"])], layers(worlds, a=2, b=3))["a", "b"]
+    with pytest.raises(NoValue, match="layer 'b' was streamed without the debiasing sums; collect with"):
+        pair.y.norm_squares  # noqa: B018

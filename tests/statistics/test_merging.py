@@ -223,7 +223,7 @@ def test_unlike_statistics_are_refused(one, other, sentence):
 
 def test_layers_of_unlike_width_are_refused(worlds):
     first, second = (moments_of(worlds.normal(10, width), worlds.normal(10, 3)) for width in (4, 5))
-    with pytest.raises(ShapeError, match="widths of 'a' differ, 4 and 5"):
+    with pytest.raises(ShapeError, match="their widths differ, {'a': 4, 'b': 3} and {'a': 5, 'b': 3}"):
         first.merge(second)
 
 

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from netkin.arrays import refuse_non_finite
 from netkin.comparing import costs
-from netkin.comparing.costs import CAP, GramKey, Needs, gram_key
+from netkin.comparing.costs import GramKey, Needs, gram_key
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.meeting import Layer, Meeting
 from netkin.comparing.pairing import Pairs, Rectangle
 from netkin.comparing.plan import Plan, make_plan, refuse_over
 from netkin.comparing.subjects import Subject
-from netkin.errors import NameClash, ShapeError
+from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.measures.registry import Measure
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Moments, Rows
 
@@ -40,7 +40,7 @@ class Collection:
         self.examples, self.batches, self.plan, self.meeting = 0, 0, Plan("", 0, 0, ()), Meeting([], [])
         self.layers: dict[str, list[Layer]] = {}
         self._seen: dict[str, Layer] = {}
-        self._searching = False
+        self._searching, self._precision = False, torch.float64
         self._resizes = any(subject.resizes for subject in subjects)
         self._moments: LayerMoments | None = None
         self._all_rows: LayerRows | None = None
@@ -111,9 +111,14 @@ class Collection:
             key = f"{subject.name}/{layer}"
             if not self.layers:
                 self._learn(key, layer, subject, rows)
+            where = f"layer {layer!r} of {subject.name!r} in batch {self.batches}"
             if self._searching:
-                refuse_non_finite(rows, f"layer {layer!r} of {subject.name!r} in batch {self.batches}")
-            grams = () if self._resizes else self._grams_of(key, rows)
+                refuse_non_finite(rows, where)
+            try:
+                grams = () if self._resizes else self._grams_of(key, rows)
+            except ValueFault:
+                refuse_non_finite(rows, where)
+                raise
             needed = self.needs.moments or self.needs.rows or self._resizes
             return rows if needed else None, grams, (grams[0] if grams else rows).sum(), len(rows)
 
@@ -141,8 +146,8 @@ class Collection:
 
     def _refuse_non_finite(self, kept: Mapping[str, Kept], batch: Any) -> None:
         """Look for NaN and Inf, at the price of one number for each layer; where they are is asked in a second run."""
-        witnesses = [witness.double() for _, _, witness, _ in kept.values()]
-        if bool(torch.isfinite(torch.stack([witness.to(witnesses[0].device) for witness in witnesses])).all()):
+        fine = [torch.isfinite(witness) for _, _, witness, _ in kept.values()]
+        if bool(torch.stack([one.to(fine[0].device) for one in fine]).all()):
             return
         self._searching = True
         for subject in self.subjects:
@@ -161,9 +166,7 @@ class Collection:
         return next(iter(single.values()), None) or self.subjects[0].length(batch) or min(v[3] for v in kept.values())
 
     def _fold(self, kept: Mapping[str, Kept]) -> None:
-        rows: dict[str, Any] = {key: value[0] for key, value in kept.items()}
-        if self._moments or self._all_rows or self._samples or self._resizes:
-            rows = self.meeting.rows(rows)
+        rows = self.meeting.rows(_together({key: value[0] for key, value in kept.items() if value[0] is not None}))
         for statistic in (self._moments, self._all_rows, *self._samples.values()):
             if statistic is not None:
                 statistic.update({name: rows[name] for name in statistic.names})
@@ -196,7 +199,7 @@ class Collection:
         for rows in dict.fromkeys(layer.rows for layer in self.meeting.layers.values()):
             here = [name for name in names if self.meeting.layers[name].rows == rows]
             if self.needs.rows:
-                self._samples[rows] = LayerRows(here, cap=CAP, seed=self.seed)
+                self._samples[rows] = LayerRows(here, cap=costs.CAP, seed=self.seed)
             for batch, kernel, fraction in self.needs.grams:
                 collector = self._grams.setdefault(
                     ((batch, kernel, fraction), rows), LayerGrams([], batch=batch, kernel=kernel, fraction=fraction)
@@ -207,3 +210,12 @@ class Collection:
         layers = self.meeting.layers.values()
         size = costs.of_rows(self.needs, layers, self.examples)
         refuse_over(self.plan.limit, size, layers, f"the rows of the first {self.examples:,} examples")
+
+
+def _together(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return all rows on one device: an accelerator, if any of them is there."""
+    devices = dict.fromkeys(matrix.device for matrix in rows.values())
+    if len(devices) < 2:
+        return rows
+    home = next(device for device in devices if device.type != "cpu")
+    return {key: matrix.to(home) for key, matrix in rows.items()}

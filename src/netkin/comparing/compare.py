@@ -67,6 +67,8 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
+    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+        raise ValueFault(f"`names` must be two texts; got {names!r}.")
     alone = b is None or (b is a and transforms is None and forward is None)
     given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(given) < 2:

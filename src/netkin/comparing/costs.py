@@ -28,7 +28,6 @@ class Needs:
     precise: bool  # products in float64
     debiased: bool
     whitens: bool  # each layer is decomposed, and what comes of it is kept
-    units: bool  # somebody looks at single units
     uncentred: bool  # somebody looks at the layers about the origin
 
     @classmethod
@@ -41,7 +40,6 @@ class Needs:
             precise=any(facts.precise for facts in linear),
             debiased=any(facts.debiases for facts in linear),
             whitens=any(facts.whitens for facts in linear),
-            units=any("rotation" not in facts.unchanged_by for facts in linear),
             uncentred=any("translation" not in facts.unchanged_by for facts in linear),
         )
 
@@ -64,7 +62,7 @@ def of_moments(needs: Needs, layers: Collection[Layer], rectangles: Sequence[Rec
     cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in rectangles)
     own = sum(width**2 for width in widths.values())
     waiting = sum(FOLD * layer.width * layer.itemsize for layer in layers)
-    sides = sum(layer.width**2 for layer in layers) * (5 if needs.whitens else 1)
+    sides = sum(layer.width**2 for layer in layers) * (3 if needs.whitens else 1)
     return DOUBLE * (own + cross) + max(waiting, DOUBLE * sides)
 
 
@@ -95,7 +93,7 @@ def of_grams(key: GramKey, layers: Collection[Layer]) -> int:
 def _of_layer(needs: Needs, layer: Layer, n: int, product: int) -> int:
     w, twice = layer.width, 2 if needs.uncentred else 1
     if w <= n:
-        sides = twice * n * w + w * w * (5 if needs.whitens else 1)
+        sides = twice * n * w + w * w * (3 if needs.whitens else 1)
     else:
-        sides = twice * n * n * (8 if needs.whitens else 3 if needs.precise else 1) + (n * w if needs.units else 0)
+        sides = twice * n * n * (5 if needs.whitens else 3 if needs.precise else 1)
     return layer.itemsize * n * w + product * sides

@@ -86,9 +86,8 @@ class Meeting:
         return x.at(size).key, y.at(size).key
 
     def rows(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of every layer in `layers`, from the rows as the models gave them."""
-        averaged = {key: _averaged(rows[x.key], x.space, y.space) for key, (x, y) in self._averaged.items()}
-        return {key: averaged[key] if key in averaged else rows[key] for key in self.layers}
+        """Return the rows as the models gave them, and those of averaged maps."""
+        return {**rows, **{key: _averaged(rows[x.key], x.space, y.space) for key, (x, y) in self._averaged.items()}}
 
     def plainly(self, sentence: str) -> str:
         """Return a sentence with the layers' own names."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from netkin.comparing import costs
-from netkin.comparing.costs import CAP, Needs
+from netkin.comparing.costs import Needs
 from netkin.comparing.meeting import Layer, Meeting
 from netkin.errors import MemoryLimit
 
@@ -40,7 +40,7 @@ def make_plan(needs: Needs, meeting: Meeting, examples: int | None, memory: int 
         lines.append(line)
     if needs.rows:
         size = costs.of_sample(layers, examples)
-        lines.append(f"Rows, a sample of at most {CAP:,}: {_size(size)}")
+        lines.append(f"Rows, a sample of at most {costs.CAP:,}: {_size(size)}")
         total += size
     for key in needs.grams:
         size = costs.of_grams(key, layers)

@@ -75,7 +75,8 @@ class Tables:
 
     def _note_batches(self, measure: Measure, grams: Grams) -> None:
         left_out = f"; {grams.left_out} examples left out" if grams.left_out else ""
-        self.notes[measure.id] = f"mini-batch estimate ({grams.batches} batches of {grams.batch}{left_out})"
+        batches = "1 batch" if grams.batches == 1 else f"{grams.batches:,} batches"
+        self.notes[measure.id] = f"mini-batch estimate ({batches} of up to {grams.batch}{left_out})"
 
     def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
         self.values[measure.id][self.layers_a.index(x), self.layers_b.index(y)] = value

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
-from netkin.measures.matrices import arccos, holding, spectrum
+from netkin.measures.matrices import arccos, holding, root, spectrum
 from netkin.measures.registry import measure
 from netkin.statistics import Moments
 from netkin.statistics.moments import canonical
@@ -207,13 +207,13 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     ``√(tr(AΣxAΣx) + tr(BΣyBΣy) - 2 tr(AΣxyBΣyx))`` with ``A = (Σx + ridge·I)⁻¹``, B likewise. A large `ridge` sees the
     leading directions alone; a small one is nearer to CCA.
     """
-    if not ridge > 0:
+    if not 0 < ridge < math.inf:
         raise ValueFault(f"`ridge` must be above 0; got {ridge}.")
     cross = moments.cross / (moments.x_norm * moments.y_norm)
     left = torch.linalg.solve(_ridged(moments.x, ridge), cross)
     right = torch.linalg.solve(_ridged(moments.y, ridge), cross.mH)
     mixed = (left * right.mH.conj()).real.sum()
-    return (_self_term(moments.x, ridge) + _self_term(moments.y, ridge) - 2 * mixed).clamp(min=0).sqrt()
+    return root(_self_term(moments.x, ridge) + _self_term(moments.y, ridge) - 2 * mixed)
 
 
 @measure(
@@ -261,14 +261,15 @@ def _partly_whitened(side: Side, alpha: float) -> tuple[Tensor, Tensor]:
     """Return the map ``αI + (1-α)C^(-1/2)`` on the numerical range of a layer, and the layer's size after it."""
     basis, kept = side.spanning(side.kept)
     roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
-    values = alpha + (1 - alpha) * side.scale / roots
+    alpha, whole = alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale)  # a common factor cancels later
+    values = alpha + whole / roots
     if not side.needs_gradient:
         return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
     # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
     inside = side.inside(basis, kept)
     pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
     change = (inside - torch.diag_embed(roots.square())) / pairs
-    within = torch.diag_embed(values) - (1 - alpha) * side.scale * change
+    within = torch.diag_embed(values) - whole * change
     size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1) * kept).sum().sqrt()
     return basis @ within, size
 

@@ -29,7 +29,8 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     """
     if not (float(grams.x.detach()) > 0 and float(grams.y.detach()) > 0):
         raise NoValue(
-            f"a layer is constant within each of the {grams.batches} mini-batches; a measure needs a layer that varies."
+            f"the unbiased HSIC of a layer with itself is zero: it is constant within each of the {grams.batches} "
+            "mini-batches, or all examples there are equally far apart."
         )
     return grams.cross / (grams.x.sqrt() * grams.y.sqrt())
 
@@ -47,7 +48,7 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     `cka` with the kernel ``exp(-d²/2σ²)``; the smaller `fraction`, the more local.
     """
     K, L = centred(_kernel(rows.x, fraction)), centred(_kernel(rows.y, fraction))
-    return ((K * L).sum() / (K.norm() * L.norm())).clamp(max=1)
+    return _cosine(K, L, fraction).clamp(max=1)
 
 
 @measure(
@@ -62,7 +63,16 @@ def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     if rows.n < 4:
         raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {rows.n}.")
     K, L = u_centred(_kernel(rows.x, fraction)), u_centred(_kernel(rows.y, fraction))
-    return (K * L).sum() / (K.norm() * L.norm())
+    return _cosine(K, L, fraction)
+
+
+def _cosine(K: Tensor, L: Tensor, fraction: float) -> Tensor:
+    sizes = K.norm() * L.norm()
+    if not float(sizes.detach()) > 0:
+        raise NoValue(
+            f"the HSIC of a layer with itself is zero: fraction={fraction} makes its RBF kernel the same for all."
+        )
+    return (K * L).sum() / sizes
 
 
 def _kernel(sample: Sample, fraction: float) -> Tensor:

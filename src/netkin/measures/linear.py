@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.matrices import arccos
+from netkin.measures.matrices import arccos, root
 from netkin.measures.registry import measure
 from netkin.statistics import Moments
 
@@ -59,9 +59,10 @@ def cka_debiased(moments: Moments) -> Tensor:
     own_x = _hsic(moments.n, x.squared, x.norm_squares, x.trace, x.trace)
     own_y = _hsic(moments.n, y.squared, y.norm_squares, y.trace, y.trace)
     for side, own in ((x, own_x), (y, own_y)):
-        if not float(own.detach()) > 0:
+        if not float(own.detach()) > 64 * side.rounding * float((side.squared + side.norm_squares).detach()):
             raise NoValue(
-                f"the unbiased HSIC of {side.name} with itself is zero at {moments.n} examples; pass more examples."
+                f"the unbiased HSIC of {side.name} with itself is zero: its {moments.n} examples are equally far "
+                "apart. Pass more."
             )
     return cross / (own_x.sqrt() * own_y.sqrt())
 
@@ -141,7 +142,7 @@ def procrustes_distance(moments: Moments) -> Tensor:
     With both layers centred and scaled to unit norm, ``√(2 - 2 ‖XᵀY‖*)`` in the nuclear norm. Zero means that one
     layer is a rotated, rescaled, shifted copy of the other; √2 means that they share no linear structure at all.
     """
-    return _root(2 - 2 * _bures(moments))
+    return root(2 - 2 * _bures(moments))
 
 
 @measure(
@@ -173,8 +174,9 @@ def procrustes_size_and_shape(moments: Moments) -> Tensor:
     ``√(‖X‖² + ‖Y‖² - 2 ‖XᵀY‖*)`` of the centred layers. It grows with the number of examples and with their scale.
     """
     x, y = moments.x, moments.y
-    sizes = x.trace / x.scale**2 + y.trace / y.scale**2
-    return _root(sizes - 2 * moments.nuclear / (x.scale * y.scale))
+    scale = min(x.scale, y.scale)  # the unit of the larger layer, so that no square overflows
+    a, b = scale / x.scale, scale / y.scale
+    return root(x.trace * a**2 + y.trace * b**2 - 2 * moments.nuclear * a * b) / scale
 
 
 @measure(
@@ -205,7 +207,8 @@ def magnitude_difference(moments: Moments) -> Tensor:
 
     ``| ‖mean x‖ - ‖mean y‖ |``. It sees nothing of how the examples are arranged.
     """
-    return (moments.x.mean.norm() - moments.y.mean.norm()).abs()
+    x, y = ((side.mean * side.scale).norm().to(moments.x.total) / side.scale for side in (moments.x, moments.y))
+    return (x - y).abs()
 
 
 def _alignment(moments: Moments) -> Tensor:
@@ -215,10 +218,6 @@ def _alignment(moments: Moments) -> Tensor:
 
 def _bures(moments: Moments) -> Tensor:
     return moments.nuclear / (moments.x_norm * moments.y_norm)
-
-
-def _root(square: Tensor) -> Tensor:
-    return square.clamp(min=0).sqrt()
 
 
 def _hsic(n: int, squared: Tensor, norm_product: Tensor, x_trace: Tensor, y_trace: Tensor) -> Tensor:

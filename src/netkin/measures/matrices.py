@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,16 @@ from netkin.statistics.sides import Side
 
 
 def arccos(cosine: Tensor) -> Tensor:
-    """Return the angle whose cosine is given, with the rounding over ±1 taken off."""
-    return torch.arccos(cosine.clamp(-1, 1))
+    """Return the angle whose cosine is given, with the rounding over ±1 taken off; there its gradient is zero."""
+    inside = cosine.abs() < 1
+    ends = (1 - cosine.sign()) * (math.pi / 2)
+    return torch.where(inside, torch.arccos(torch.where(inside, cosine, 0)), ends)
+
+
+def root(square: Tensor) -> Tensor:
+    """Return the square root of what may be a rounding below zero; there its gradient is zero."""
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
 
 
 def spectrum(side: Side) -> Tensor:

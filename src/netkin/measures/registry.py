@@ -140,13 +140,23 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
     """
     if isinstance(spec, Measure):
         return spec
-    if callable(spec):
-        spec = str(getattr(spec, "__name__", spec))
-    name, parameters = _parsed(spec)
     known = measures()
+    if callable(spec):
+        return _of_function(spec, known)
+    if not isinstance(spec, str):
+        raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
+    name, parameters = _parsed(spec)
     if name not in known:
         raise UnknownName(f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.")
     return _with_parameters(known[name], parameters)
+
+
+def _of_function(function: Callable[..., Any], known: dict[str, Measure]) -> Measure:
+    for found in known.values():
+        if found.function is function:
+            return found
+    name = getattr(function, "__name__", repr(function))
+    raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
 
 
 def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
@@ -161,9 +171,9 @@ def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
 
 def _like(default: Any, key: str, value: Any) -> Any:
     """Return `value` in the type of the parameter's default, so that 1 and 1.0 are one id."""
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(default, float) and type(value) is int and abs(value) < 2**1000:
         return float(value)
-    if default is not None and not isinstance(value, type(default)):
+    if type(value) is not type(default):
         raise ValueFault(
             f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
         )
@@ -183,6 +193,10 @@ def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
         and not node.args
         and all(k.arg for k in node.keywords)
     ):
+        names = [str(k.arg) for k in node.keywords]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise UnknownName(f"{spec!r} gives the parameter {twice!r} twice.")
         return node.func.id, {str(k.arg): _literal(spec, k.value) for k in node.keywords}
     raise UnknownName(f"{spec!r} is no measure; write a name, or a name with parameters as in 'svcca(variance=0.95)'.")
 
@@ -192,7 +206,7 @@ def _literal(spec: str, node: ast.expr) -> Any:
         return node.id
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         raise UnknownName(f"{spec!r}: the value of a parameter must be a number or a word.") from None
 
 
@@ -216,7 +230,7 @@ def _taken(facts: Facts, X: Any, Y: Any, function: Callable[..., Tensor], parame
     if facts.reads is Moments:
         moments = Moments.of(X, Y, torch.float64 if facts.precise else None)
         if facts.whitens and moments.few_examples:
-            warnings.warn(moments.few_examples, InflatedWarning, stacklevel=4)
+            warnings.warn(moments.few_examples, InflatedWarning, stacklevel=3)
         return moments
     if facts.reads is Grams:
         defaults = {

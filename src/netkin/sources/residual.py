@@ -1,4 +1,4 @@
-"""Residual networks in their CIFAR form: a 3 × 3 stem, stages of basic blocks, the mean over positions, a linear head."""
+"""Residual networks in their CIFAR form: a 3 × 3 stem, stages of blocks, the mean over positions, a linear head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         changes = stride != 1 or inputs != outputs
         projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.downsample = (projection if option == "B" else PaddedShortcut(outputs - inputs, stride)) if changes else None
+        self.downsample = (
+            (projection if option == "B" else PaddedShortcut(outputs - inputs, stride)) if changes else None
+        )
         self.relu2 = nn.ReLU()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class ResNet(nn.Module):
 
 
 def thin(depth: int, option: str = "B", head: str = "fc", width: int = 1) -> ResNet:
-    """Return a fresh CIFAR ResNet of `depth` 20, 32, 44 or 56: three stages of 16, 32 and 64 channels, times `width`."""
+    """Return a fresh CIFAR ResNet of `depth` 20, 32, 44 or 56: stages of 16, 32 and 64 channels, times `width`."""
     return ResNet(((depth - 2) // 6,) * 3, (16 * width, 32 * width, 64 * width), option, head)
 
 

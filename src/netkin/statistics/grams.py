@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, paired, refuse_non_finite
+from netkin.arrays import as_matrix, paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
+from netkin.statistics.sides import self_product
 from netkin.statistics.statistic import Statistic
 
 if TYPE_CHECKING:
@@ -66,10 +67,11 @@ class LayerGrams(Statistic):
             raise ValueFault(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
         self.batch, self.kernel, self.fraction = batch, kernel, fraction
         self.pair_up(rectangles)
+        self.widths: dict[str, int] = {}
         self._waiting: dict[str, Tensor] = {}
         self._scales: dict[str, float] = {}
         self._centres: dict[str, bool] = {}
-        self._batches = 0
+        self._batches = self._left_out = 0
         self._finished: tuple[list[Tensor], Tensor, int] | None = None
 
     def pair_up(self, rectangles: Sequence[Rectangle]) -> None:
@@ -83,10 +85,21 @@ class LayerGrams(Statistic):
         """Return what must be kept of a layer's rows: their kernel matrix, if they make up exactly one mini-batch."""
         if self.batch is None:
             self.batch = max(4, len(rows))
+        width = self.widths.setdefault(name, rows.shape[1])
+        if width != rows.shape[1]:
+            raise ShapeError(
+                f"layer {name!r} gave {rows.shape[1]} features and {width} before; "
+                "choose a shape whose width does not change."
+            )
         return self._kernel(name, rows) if self._is_whole(len(rows)) else rows.clone()
 
     def update(self, rows: Mapping[str, Any]) -> None:
         """Fold in one batch: a matrix of rows for every layer, the same examples in each."""
+        missing = [name for name in self.names if name not in rows]
+        if missing:
+            raise ShapeError(
+                f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
+            )
         matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
         self.fold({name: self.reduce(name, matrix) for name, matrix in matrices.items()})
 
@@ -116,25 +129,39 @@ class LayerGrams(Statistic):
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
         values = self._find(cross, *pair)
         x, y = (own[self.names.index(name)] / batches for name in pair)
-        return Grams(values / batches, x, y, self.batch, batches, self._left if self._left < 4 else 0)
+        left_out = self._left_out + (self._left if self._left < 4 else 0)
+        return Grams(values / batches, x, y, self.batch, batches, left_out)
 
     def merge(self, other: Self) -> Self:
-        """Return the sums of both; what waits for a full mini-batch on either side is put together."""
-        self._refuse_unlike(
-            other, layers=(self.rectangles, other.rectangles), kernel=(self.kernel, other.kernel),
-            fraction=(self.fraction, other.fraction), batch=(self.batch or other.batch, other.batch or self.batch),
-        )  # fmt: skip
-        tensors, header = self._state()
-        merged = self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
+        """Return the sums of both.
+
+        What waits for a full mini-batch on either side becomes a smaller one of its own, or is left out if under four
+        examples: put together, it would depend on the order of merging.
+        """
+        self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction")
+        if self.batch and other.batch and self.batch != other.batch:
+            self._refuse_unlike(other, batch="batch")
+        if self.widths and other.widths:
+            self._refuse_unlike(other, widths="widths")
+        merged, theirs = self._closed(), other._closed()
         merged.batch = self.batch or other.batch
         for name in self.names:
-            ratio = merged._scales.setdefault(name, other._scales.get(name, 1.0)) / other._scales.get(name, 1.0)
-            other = other if ratio == 1 else other._rescaled(name, ratio)
-        merged._add(other._cross, other._own)
-        merged._batches += other._batches - 1
-        if other._left:
-            merged.fold({name: other._waiting[name] for name in self.names})
+            scale = min(merged._scales.get(name, 1.0), theirs._scales.get(name, 1.0))
+            merged._rescale(name, scale)
+            theirs._rescale(name, scale)
+        merged._add(theirs._cross, theirs._own)
+        merged._batches += theirs._batches - 1
+        merged._left_out += theirs._left_out
         return merged
+
+    def _closed(self) -> Self:
+        """Return a copy in which nothing waits any more."""
+        tensors, header = self._state()
+        closed = self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
+        closed._cross, closed._own, closed._batches = self._with_remainder()
+        closed._left_out += self._left if self._left < 4 else 0
+        closed._waiting = {}
+        return closed
 
     @property
     def _left(self) -> int:
@@ -147,19 +174,30 @@ class LayerGrams(Statistic):
     def _kernel(self, name: str, rows: Tensor) -> Tensor:
         """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
         rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-        if name not in self._scales:
-            self._scales[name] = power_of_two(rows)
-        if self._scales[name] != 1:
-            rows = rows * self._scales[name]
-        gram = rows @ rows.T
-        first = name not in self._centres
-        if first or (gram.device.type == "cpu" and not self._centres[name]):
-            refuse_non_finite(gram, f"the Gram matrix of layer {name!r} in mini-batch {self._batches}")
+        gram = self._gram(name, rows)
+        if name not in self._centres or (gram.device.type == "cpu" and not self._centres[name]):
             self._centres[name] = offset_is_large(gram)
         if self._centres[name]:
-            rows = rows - rows.mean(0)
-            gram = rows @ rows.T
+            mean = rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
+            gram = self._gram(name, rows - mean)
         return gram if self.kernel == "linear" else rbf_kernel(gram, self.fraction)
+
+    def _gram(self, name: str, rows: Tensor) -> Tensor:
+        """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
+        scale = self._scales.get(name, 1.0)
+        gram = self_product((rows if scale == 1 else rows * scale).mT)
+        if name in self._scales and gram.device.type != "cpu":
+            return gram
+        size = float(torch.diagonal(gram.detach()).sum())
+        if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
+            self._scales[name] = scale
+            return gram
+        refuse_non_finite(rows, f"layer {name!r} in mini-batch {self._batches}")
+        scale = power_of_two(rows)
+        if not scale:  # all zero so far: the unit is still free
+            return gram
+        self._rescale(name, scale)
+        return self_product((rows * scale).mT)
 
     def _hsic(self, kernels: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return HSIC₁ of all pairs, and of each layer with itself, for one mini-batch."""
@@ -202,19 +240,18 @@ class LayerGrams(Statistic):
                 return values[left.index(b), right.index(a)]
         raise NoValue(f"the pair {a!r}, {b!r} was not collected.")
 
-    def _rescaled(self, name: str, ratio: float) -> Self:
-        """Return a copy whose layer `name` is counted in another unit; HSIC is quadratic in the features, twice."""
-        tensors, header = self._state()
-        copy = self._restored({key: tensor.clone() for key, tensor in tensors.items()}, header)
+    def _rescale(self, name: str, scale: float) -> None:
+        """Count layer `name` in another unit from now on; HSIC is quadratic in the features of either side."""
+        ratio = scale / self._scales.get(name, scale)  # until a unit is chosen the sums are zero
+        self._scales[name] = scale
         factor = ratio**2 if self.kernel == "linear" else 1.0
-        for values, (left, right) in zip(copy._cross, copy.rectangles, strict=True):
+        for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
             if name in left:
                 values[left.index(name)] *= factor
             if name in right:
                 values[:, right.index(name)] *= factor
-        copy._own[copy.names.index(name)] *= factor**2
-        copy._scales[name] = self._scales.get(name, 1.0) * ratio
-        return copy
+        if name in self.names:
+            self._own[self.names.index(name)] *= factor**2
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"cross.{i}": values for i, values in enumerate(self._cross)} | {"own": self._own}
@@ -225,6 +262,8 @@ class LayerGrams(Statistic):
             "kernel": self.kernel,
             "fraction": self.fraction,
             "batches": self._batches,
+            "left_out": self._left_out,
+            "widths": self.widths,
             "scales": self._scales,
             "centres": self._centres,
         }
@@ -236,6 +275,7 @@ class LayerGrams(Statistic):
         statistic = cls(rectangles, batch=header["batch"], kernel=header["kernel"], fraction=header["fraction"])
         statistic._cross = [tensors[f"cross.{i}"] for i in range(len(rectangles))]
         statistic._own, statistic._batches = tensors["own"], header["batches"]
+        statistic._left_out, statistic.widths = header["left_out"], dict(header["widths"])
         statistic._scales, statistic._centres = dict(header["scales"]), dict(header["centres"])
         if "waiting.0" in tensors:
             statistic._waiting = {name: tensors[f"waiting.{i}"] for i, name in enumerate(statistic.names)}

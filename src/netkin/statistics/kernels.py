@@ -16,23 +16,35 @@ def u_centred(kernel: Tensor) -> Tensor:
 
     The mean product of two such matrices is HSIC₁. What is added to all features alike falls out here.
     """
-    m = kernel.shape[-1]
+    m, rounding = kernel.shape[-1], torch.finfo(kernel.dtype).eps
     kernel = kernel.to(summing_dtype(kernel.device))
+    size = kernel.detach().norm(dim=(-2, -1), keepdim=True)
     kernel = kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
     sums = kernel.sum(-1, keepdim=True)
     kernel = kernel - (sums + sums.mT) / (m - 2) + sums.sum(-2, keepdim=True) / ((m - 1) * (m - 2))
-    return kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+    kernel = kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+    return kernel * _above_rounding(kernel, size, rounding)
 
 
 def centred(kernel: Tensor) -> Tensor:
     """Return ``HKH``: `kernel` with the mean of every row and column taken off, in float64."""
+    rounding = torch.finfo(kernel.dtype).eps
     kernel = kernel.to(summing_dtype(kernel.device))
-    return kernel - kernel.mean(-1, keepdim=True) - kernel.mean(-2, keepdim=True) + kernel.mean((-2, -1), keepdim=True)
+    size = kernel.detach().norm(dim=(-2, -1), keepdim=True)
+    kernel = (
+        kernel - kernel.mean(-1, keepdim=True) - kernel.mean(-2, keepdim=True) + kernel.mean((-2, -1), keepdim=True)
+    )
+    return kernel * _above_rounding(kernel, size, rounding)
+
+
+def _above_rounding(kernel: Tensor, size: Tensor, rounding: float) -> Tensor:
+    """Return one, or zero where centring has left nothing but rounding."""
+    return kernel.detach().norm(dim=(-2, -1), keepdim=True) > 8 * rounding * size
 
 
 def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:
     """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs, from a Gram matrix."""
-    if not fraction > 0:
+    if not 0 < fraction < math.inf:
         raise ValueFault(f"`fraction` must be above 0; got {fraction}.")
     gram = gram.to(summing_dtype(gram.device))
     norms = torch.diagonal(gram)
@@ -45,7 +57,8 @@ def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:
         raise NoValue(
             "more than half of the examples are the same point, so the RBF width is zero; use other examples."
         )
-    return torch.exp(-squares / (2 * fraction**2 * width))
+    # bounded, as the narrowest kernels would otherwise divide zero by zero
+    return torch.exp(-squares / width * min(0.5 / fraction / fraction, 1e300))
 
 
 def median(values: Tensor) -> Tensor:
@@ -66,8 +79,7 @@ def offset_is_large(gram: Tensor) -> bool:
 
 
 def power_of_two(rows: Tensor) -> float:
-    """Return 1, or for features whose squares would leave float32 the power of two that brings them near 1."""
+    """Return the power of two that brings the largest entry of `rows` to between a half and one; 0 if all are zero."""
     largest = float(torch.linalg.vector_norm(rows.detach(), torch.inf))
-    if 1e-12 < largest < 1e12 or largest == 0 or not math.isfinite(largest):
-        return 1.0
-    return 2.0 ** -math.frexp(largest)[1]
+    lowest = -1000 if rows.dtype == torch.float64 else -120  # a factor that the precision can hold
+    return 2.0 ** -max(math.frexp(largest)[1], lowest) if 0 < largest < math.inf else 0.0

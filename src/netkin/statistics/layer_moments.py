@@ -8,7 +8,6 @@ columns, so merging rebases by a few row operations.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.statistics.kernels import power_of_two
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import CovarianceSide, squared_norm
 from netkin.statistics.statistic import Statistic
@@ -69,19 +69,26 @@ class LayerMoments(Statistic):
             raise ShapeError(
                 f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
             )
-        for name in self.names:
-            matrix = as_matrix(rows[name], name, check=False).detach()
-            if name in self._layers and matrix.shape[1] != self._layers[name].width:
-                raise ShapeError(
-                    f"layer {name!r} gave {matrix.shape[1]} features in batch {self._batches} "
-                    f"and {self._layers[name].width} before; choose a shape whose width does not change."
-                )
-            if matrix.device.type == "cpu":
-                refuse_non_finite(matrix, f"layer {name!r} in batch {self._batches}")
-            self._waiting[name].append(matrix)
+        matrices = {name: self._matrix(name, rows[name]) for name in self.names}
+        for name, matrix in matrices.items():
+            # what waits must not change when the caller's array does
+            self._waiting[name].append(matrix if len(matrix) >= FOLD else matrix.clone())
         self._batches += 1
         if max(sum(len(part) for part in parts) for parts in self._waiting.values()) >= FOLD:
             self._fold()
+
+    def _matrix(self, name: str, rows: Any) -> Tensor:
+        matrix = as_matrix(rows, name, check=False).detach()
+        waiting = [part.shape[1] for part in self._waiting[name]]
+        before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
+        if matrix.shape[1] != before:
+            raise ShapeError(
+                f"layer {name!r} gave {matrix.shape[1]} features in batch {self._batches} and {before} before; "
+                "choose a shape whose width does not change."
+            )
+        if matrix.device.type == "cpu":
+            refuse_non_finite(matrix, f"layer {name!r} in batch {self._batches}")
+        return matrix
 
     def __getitem__(self, pair: tuple[str, str]) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
@@ -103,6 +110,16 @@ class LayerMoments(Statistic):
         return moments.swapped if turned else moments
 
     @property
+    def groups(self) -> list[Rectangle]:
+        """Which layers have been found to give the same rows, and are crossed by one product."""
+        return [(block.left, block.right) for block in self._blocks]
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The number of features of every layer seen so far."""
+        return {name: layer.width for name, layer in self._layers.items()}
+
+    @property
     def n(self) -> int:
         """The number of rows of the first layer so far."""
         return self.rows_of(self.names[0])
@@ -114,10 +131,7 @@ class LayerMoments(Statistic):
 
     def merge(self, other: Self) -> Self:
         """Return the moments of the data of both."""
-        self._refuse_unlike(
-            other, layers=(self.rectangles, other.rectangles), precision=(self.precision, other.precision),
-            debiased=(self.debiased, other.debiased),
-        )  # fmt: skip
+        self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased")
         self._fold()
         other._fold()
         first, second = (self, other) if self._layers else (other, self)
@@ -133,11 +147,9 @@ class LayerMoments(Statistic):
         return copy
 
     def _add(self, other: LayerMoments) -> None:
-        groups = [(block.left, block.right) for block in self._blocks]
-        self._refuse_unlike(other, rows=(groups, [(block.left, block.right) for block in other._blocks]))
+        self._refuse_unlike(other, widths="widths", rows="groups")
         for name in self.names:
             mine, theirs = self._layers[name], other._layers[name]
-            self._refuse_unlike(other, **{f"widths of {name!r}": (mine.width, theirs.width)})
             if theirs.varies and not mine.varies:
                 self._rescale(mine, theirs.scale)
             mine.own += theirs.rebased(mine, theirs.rebased(mine, theirs.own.to(mine.own.device)).T).T
@@ -175,35 +187,34 @@ class LayerMoments(Statistic):
                 f"layer {a!r} gives {self._layers[a].n:,} rows and layer {b!r} {self._layers[b].n:,} "
                 "for the same examples; compare layers of the same size, or choose another shape."
             )
-        raise NoValue(f"the pair {a!r}, {b!r} was not collected.")
+        raise NoValue(f"the pair {a!r}, {b!r} was not collected, or their rows did not pair up batch by batch.")
 
     # --- folding -------------------------------------------------------------------------------------------------
 
     def _fold(self) -> None:
         """Take the products of the rows that wait."""
-        rows = {
-            name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items() if parts
-        }
-        if not rows:
+        if not self._waiting[self.names[0]]:
             return
-        self._waiting = {name: [] for name in self.names}
-        self._sides = {}
+        rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items()}
+        lengths = {name: tuple(len(part) for part in parts) for name, parts in self._waiting.items()}
+        self._waiting, self._sides = {name: [] for name in self.names}, {}
         if not self._layers:
-            self._begin(rows)
+            self._begin(rows, lengths)
         columns = {name: self._columns(name, matrix) for name, matrix in rows.items()}
         for block in self._blocks:
+            block.refuse_unpaired(lengths)
             block.add(columns)
         for name, layer in self._layers.items():
             layer.own += columns[name].T @ columns[name]
 
-    def _begin(self, rows: Mapping[str, Tensor]) -> None:
+    def _begin(self, rows: Mapping[str, Tensor], lengths: Mapping[str, tuple[int, ...]]) -> None:
         extra = 2 if self.debiased else 1
         for name, matrix in rows.items():
             self._layers[name] = _Layer.starting(name, matrix, extra, self.precision)
         for left, right in self.rectangles:
-            for count in dict.fromkeys(len(rows[name]) for name in left):
-                here = [name for name in left if len(rows[name]) == count]
-                there = [name for name in right if len(rows[name]) == count]
+            for length in dict.fromkeys(lengths[name] for name in left):
+                here = [name for name in left if lengths[name] == length]
+                there = [name for name in right if lengths[name] == length]
                 if there:
                     self._blocks.append(_Block.starting(here, there, self._layers, self.device))
 
@@ -213,8 +224,8 @@ class LayerMoments(Statistic):
         if self.precision == torch.float64:
             matrix = matrix.to(layer.shift.dtype)
         centred = (matrix - layer.shift.to(matrix)).to(self.device or matrix.device)
-        if not layer.varies:
-            self._rescale(layer, _power_of_two(centred))
+        if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
+            self._rescale(layer, power_of_two(centred))
         columns = torch.empty(len(matrix), len(layer.own), dtype=self._product_dtype(matrix), device=centred.device)
         torch.mul(centred, layer.scale, out=columns[:, : layer.width])
         if self.debiased:
@@ -226,7 +237,7 @@ class LayerMoments(Statistic):
         return self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
 
     def _rescale(self, layer: _Layer, scale: float) -> None:
-        """Choose the scale of a layer that had not varied so far: only its counts are not zero yet."""
+        """Count a layer in another unit: when it varies for the first time, or outgrows the unit it had."""
         ratio = (scale or 1.0) / layer.scale
         layer.own = _shifted(_shifted(layer.own, None, ratio, self.debiased).T, None, ratio, self.debiased).T
         for block in self._blocks:
@@ -291,7 +302,7 @@ class _Layer:
 
     def side(self, rounding: float) -> CovarianceSide:
         sums = self.own[: self.width, -1]
-        second = self.own[: self.width, : self.width] - torch.outer(sums, sums) / self.own[-1, -1]
+        second = self.own[: self.width, : self.width] - torch.outer(sums, self.own[-1, : self.width]) / self.own[-1, -1]
         mean = self.shift.to(sums) + sums / (self.own[-1, -1] * self.scale)
         return CovarianceSide(
             f"layer {self.name!r}", self.n, mean.unsqueeze(0), second.unsqueeze(0), scale=self.scale,
@@ -325,14 +336,17 @@ class _Block:
     def add(self, columns: Mapping[str, Tensor]) -> None:
         left = _side_by_side(columns, self.left)
         right = left if self.left == self.right else _side_by_side(columns, self.right)
-        if len(left) != len(right) or any(len(columns[name]) != len(left) for name in (*self.left, *self.right)):
-            raise ShapeError(
-                f"layers {self.left[0]!r} and {self.right[0]!r} gave different numbers of rows in one batch."
-            )
         if left.dtype == self.sums.dtype:
             self.sums.addmm_(left.T, right)
         else:
             self.sums += left.T @ right
+
+    def refuse_unpaired(self, lengths: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise if layers that gave the same rows so far gave different ones in some batch."""
+        first = self.left[0]
+        for name in (*self.left, *self.right):
+            if lengths[name] != lengths[first]:
+                raise ShapeError(f"layers {first!r} and {name!r} gave different numbers of rows in one batch.")
 
     def rescale(self, name: str, ratio: float, debiased: bool) -> None:
         if name in self._rows:
@@ -370,7 +384,6 @@ def _slices(names: Sequence[str], layers: Mapping[str, _Layer]) -> dict[str, sli
     return slices
 
 
-def _power_of_two(centred: Tensor) -> float:
-    """Return the power of two that brings the largest entry to between a half and one, or 0 if all are zero."""
-    largest = float(centred.abs().max())
-    return 2.0 ** -math.frexp(largest)[1] if largest > 0 and math.isfinite(largest) else 0.0
+def _outgrows(centred: Tensor, scale: float) -> bool:
+    """Say whether fourth powers of these rows might leave float32."""
+    return float(torch.linalg.vector_norm(centred, torch.inf)) * scale > 4096

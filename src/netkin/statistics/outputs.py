@@ -44,6 +44,8 @@ class Outputs(Statistic):
         a, b = self._logits(a, "a"), self._logits(b, "b")
         if len(a) != len(b):
             raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
+        if labels is not None:
+            labels = self._labels(labels, a)
         said_a, said_b = a.argmax(1), b.argmax(1)
         self.n += len(a)
         self.joint += (
@@ -51,15 +53,26 @@ class Outputs(Statistic):
         )
         self._sums["entropy_ab"] += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
         if labels is not None:
-            self._count(a, b, torch.as_tensor(labels, device=a.device).long())
+            self._count(a, b, labels)
 
     def _count(self, a: Tensor, b: Tensor, labels: Tensor) -> None:
-        if len(labels) != len(a):
-            raise ShapeError(f"there are {len(labels)} labels for {len(a)} examples.")
         self._sums["labelled"] += len(labels)
         for side, logits in (("a", a), ("b", b)):
             self._sums[f"right_{side}"] += float((logits.argmax(1) == labels).sum())
             self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
+
+    def _labels(self, labels: Any, logits: Tensor) -> Tensor:
+        labels = torch.as_tensor(labels, device=logits.device)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+            raise ShapeError(
+                f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}."
+            )
+        if len(labels) != len(logits):
+            raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.")
+        outside = labels[(labels < 0) | (labels >= self.classes)]
+        if len(outside):
+            raise ValueFault(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
+        return labels.long()
 
     def _logits(self, logits: Any, name: str) -> Tensor:
         logits = as_tensor(logits, name).detach()
@@ -70,7 +83,7 @@ class Outputs(Statistic):
 
     def merge(self, other: Self) -> Self:
         """Return the counts of both."""
-        self._refuse_unlike(other, classes=(self.classes, other.classes))
+        self._refuse_unlike(other, classes="classes")
         merged = type(self)(self.classes)
         merged.n, merged.joint = self.n + other.n, self.joint + other.joint
         merged._sums = {name: self._sums[name] + other._sums[name] for name in self._SUMS}

@@ -77,26 +77,51 @@ class LayerRows(Statistic):
         if cap is not None and cap < 1:
             raise ValueFault(f"`cap` must be at least 1; got {cap}.")
         self.names, self.cap, self.seed, self.seen = list(names), cap, seed, 0
+        self._next = 0  # the number of the next example that comes without one
         self._parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
         self._indices = np.empty(0, dtype=np.int64)
         self._samples: dict[str, Sample] = {}
 
     def update(self, rows: Mapping[str, Any], indices: Sequence[int] | None = None) -> None:
         """Fold in one batch: a matrix of rows for every layer; `indices` are the examples' places in the data."""
-        matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
+        missing = [name for name in self.names if name not in rows]
+        if missing:
+            raise ShapeError(
+                f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
+            )
+        matrices = {name: as_matrix(rows[name], name, check=False).detach().clone() for name in self.names}
         for name, matrix in matrices.items():
             refuse_non_finite(matrix, f"layer {name!r}")
         count = min(len(matrix) for matrix in matrices.values()) if indices is None else len(indices)
-        places = np.arange(self.seen, self.seen + count) if indices is None else np.asarray(indices, dtype=np.int64)
+        places = self._next + np.arange(count) if indices is None else np.asarray(indices, dtype=np.int64)
         if self.cap is not None and any(len(matrix) != count for matrix in matrices.values()):
             raise ShapeError("a cap needs one row an example in every layer; choose `pool`, `mean` or `flatten`.")
+        if len(np.unique(np.concatenate([self._indices, places]))) < len(self._indices) + len(places):
+            raise ShapeError(
+                "two batches hold the same examples by their `indices`; give each example a number of its own."
+            )
+        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         self.seen += count
+        self._next = max(self._next, int(places.max()) + 1)
         self._indices = np.concatenate([self._indices, places])
         for name, matrix in matrices.items():
             self._parts[name].append(matrix)
         self._samples = {}
         if self.cap is not None and len(self._indices) >= 2 * self.cap:
             self._shrink()
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The number of features of every layer seen so far."""
+        return {name: parts[0].shape[1] for name, parts in self._parts.items() if parts}
+
+    def _refuse_other_widths(self, widths: Mapping[str, int]) -> None:
+        for name, width in self.widths.items():
+            if widths.get(name, width) != width:
+                raise ShapeError(
+                    f"layer {name!r} gave {widths[name]} features and {width} before; "
+                    "choose a shape whose width does not change."
+                )
 
     def __getitem__(self, pair: tuple[str, str]) -> Rows:
         """Return the rows of the layers `a` and `b`, in that order."""
@@ -112,11 +137,11 @@ class LayerRows(Statistic):
 
     def merge(self, other: Self) -> Self:
         """Return the rows of both, up to the cap."""
-        self._refuse_unlike(
-            other, layers=(self.names, other.names), cap=(self.cap, other.cap), seed=(self.seed, other.seed)
-        )
+        self._refuse_unlike(other, layers="names", cap="cap", seed="seed")
+        self._refuse_other_widths(other.widths)
         merged = type(self)(self.names, cap=self.cap, seed=self.seed)
         merged.seen, merged._indices = self.seen + other.seen, np.concatenate([self._indices, other._indices])
+        merged._next = max(self._next, other._next)
         if len(np.unique(merged._indices)) < len(merged._indices):
             raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
         merged._parts = {name: [*self._parts[name], *other._parts[name]] for name in self.names}
@@ -150,13 +175,13 @@ class LayerRows(Statistic):
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"rows.{i}": self._together(name) for i, name in enumerate(self.names) if self._parts[name]}
-        header = {"names": self.names, "cap": self.cap, "seed": self.seed, "seen": self.seen}
+        header = {"names": self.names, "cap": self.cap, "seed": self.seed, "seen": self.seen, "next": self._next}
         return tensors | {"indices": torch.from_numpy(self._indices)}, header
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
         statistic = cls(header["names"], cap=header["cap"], seed=header["seed"])
-        statistic.seen, statistic._indices = header["seen"], tensors["indices"].numpy()
+        statistic.seen, statistic._next, statistic._indices = header["seen"], header["next"], tensors["indices"].numpy()
         if "rows.0" in tensors:
             statistic._parts = {name: [tensors[f"rows.{i}"]] for i, name in enumerate(statistic.names)}
         return statistic

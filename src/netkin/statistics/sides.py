@@ -7,7 +7,6 @@ Everything is kept in units of ``1 / scale``, a power of two, so that no square 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from functools import cached_property
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.kernels import power_of_two
 
 
 class Side(ABC):
@@ -57,13 +57,26 @@ class Side(ABC):
     @cached_property
     def trace(self) -> Tensor:
         """The sum of all centred squares; a layer that does not vary is refused here, for every measure alike."""
-        noise = self.n * (2 * self.resolution * self.scale) ** 2 * float(self.mean.detach().double().square().sum())
-        if not float(self.total.detach()) > noise:
+        if not self._varies():
             raise NoValue(
                 f"{self.name} is constant over the {self.n:,} examples (width {self.width:,}); a measure needs a layer "
                 "that varies. Pass more or other examples, or leave the layer out."
             )
         return self.total
+
+    def _varies(self) -> bool:
+        """Tell whether any unit moves by more than the rounding of its mean."""
+        noise = self.n * (2 * self.resolution * self.scale * self.mean.detach().to(self.total)).square()
+        if float(self.total.detach()) > float(noise.sum()):
+            return True
+        return bool(
+            (self.variances.detach().to(noise) > noise).any()
+        )  # one unit stuck far off must not hide the others
+
+    @property
+    @abstractmethod
+    def variances(self) -> Tensor:
+        """The sum of centred squares of every unit, (blocks, width)."""
 
     @property
     def norm(self) -> Tensor:
@@ -142,10 +155,13 @@ class RowsSide(Side):
         self.name, (self.n, self.width) = name, X.shape
         self.resolution, self._X, self._precision = torch.finfo(X.dtype).eps, X, precision or X.dtype
         self.rounding = torch.finfo(self._precision).eps
-        self.mean = self._mean().unsqueeze(0) if centred else X.new_zeros(1, self.width, dtype=self._precision)
-        self.scale = 1.0
+        self.mean = self._mean() if centred else X.new_zeros(1, self.width, dtype=self._precision)
+        self.scale, self._shift = 1.0, self.mean
+        self._left: Tensor | None = None
         self._rows: Tensor | None = self._centred()
         self._norm = torch.linalg.vector_norm(self._rows)
+        if centred:
+            self._recentre()
         if not 1e-12 < float(self._norm.detach()) < 1e15:
             self._rescale()
         if self.is_wide and not X.requires_grad:
@@ -154,19 +170,28 @@ class RowsSide(Side):
 
     def _mean(self) -> Tensor:
         X = self._X.to(self._precision)
-        mean = X.mean(0)
+        mean = X.mean(0, keepdim=True)
         if not bool(torch.isfinite(mean.detach().sum())):
-            refuse_non_finite(X, self.name)
-            mean = X.to(summing_dtype(X.device)).mean(0).to(X.dtype)  # finite values whose sum overflowed
+            refuse_non_finite(self._X, self.name)
+            mean = (X / self.n).sum(0, keepdim=True)  # finite values whose sum overflowed
         return mean
 
+    def _recentre(self) -> None:
+        """Take off what rounding has left of the mean, where that is not negligible: units stuck at large values."""
+        left = self.rows.detach().mean(0, keepdim=True)
+        if self.n * float(squared_norm(left)) > 1e-10 * float(self._norm.detach()) ** 2:
+            self._left, self.mean = left, self.mean + left
+            self._rows = self.rows - left
+            self._norm = torch.linalg.vector_norm(self._rows)
+
     def _centred(self) -> Tensor:
-        return self._X.to(self._precision) - self.mean
+        rows = self._X.to(self._precision) - self._shift
+        return rows if self._left is None else rows - self._left
 
     def _rescale(self) -> None:
-        largest = float(self.rows.detach().abs().max())
-        if largest > 0 and math.isfinite(largest):
-            self.scale = 2.0 ** -math.frexp(largest)[1]
+        scale = power_of_two(self.rows)
+        if scale:
+            self.scale = scale
             self._rows = self.rows * self.scale
             self._norm = torch.linalg.vector_norm(self._rows)
 
@@ -187,6 +212,10 @@ class RowsSide(Side):
     def gram(self) -> Tensor:
         """``XXᵀ`` of the centred rows, n × n."""
         return self_product(self.rows.mT)
+
+    @property
+    def variances(self) -> Tensor:
+        return self.rows.square().sum(0, keepdim=True)
 
     @cached_property
     def uncentred(self) -> RowsSide:
@@ -277,9 +306,13 @@ class CovarianceSide(Side):
     def second(self) -> Tensor:
         return self._second
 
+    @property
+    def variances(self) -> Tensor:
+        return torch.diagonal(self._second, dim1=-2, dim2=-1).real
+
     @cached_property
     def total(self) -> Tensor:
-        return torch.diagonal(self._second, dim1=-2, dim2=-1).real.sum()
+        return self.variances.sum()
 
     @cached_property
     def squared(self) -> Tensor:

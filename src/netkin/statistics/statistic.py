@@ -49,11 +49,14 @@ class Statistic(ABC):
     def from_file(cls, path: str | Path) -> Self:
         """Return the statistic that was written to `path`; it goes on as if never stopped."""
         header, arrays = files.read(path, kind=cls.kind)
-        return cls._restored({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, header)
+        with files.damage_reported(path):
+            return cls._restored({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, header)
 
-    def _refuse_unlike(self, other: Statistic, **facts: tuple[Any, Any]) -> None:
+    def _refuse_unlike(self, other: Any, **facts: str) -> None:
+        """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
         if type(self) is not type(other):
-            raise ShapeError(f"a {self.kind} can't be merged with a {other.kind}.")
-        for what, (mine, theirs) in facts.items():
+            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
+        for what, attribute in facts.items():
+            mine, theirs = getattr(self, attribute), getattr(other, attribute)
             if mine != theirs:
                 raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")

@@ -1,0 +1,114 @@
+"""Where a pair has no value there is a hole with its reason; where nothing can be trusted there is a refusal."""
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures import measures
+
+EVERY = sorted(measures())
+
+
+def test_a_constant_layer_is_a_hole_and_harms_no_other(worlds):
+    X, Y = worlds.related(40, 4, 5)
+    whole = nk.compare({"x": X}, {"y": Y}, measures=EVERY)
+    comparison = nk.compare({"x": X, "still": np.full((40, 3), 2.5)}, {"y": Y}, measures=EVERY)
+    for measure in comparison:
+        assert comparison[measure]["x", "y"] == pytest.approx(whole[measure]["x", "y"], abs=1e-12), measure
+    with pytest.raises(NoValue, match="cka has no value for 'still' and 'y': layer 'a/still' is constant over the 40"):
+        comparison["cka"]["still", "y"]
+    assert ("still", "y") in comparison["cka_minibatch"].holes
+    assert all(reason for table in comparison.tables.values() for reason in table.holes.values())
+
+
+@pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_rbf", "cka_minibatch(batch=16)"])
+def test_maps_of_different_sizes_are_holes_that_name_the_way_out(maps, images, measure):
+    a, b = maps(), maps()
+    layers = ["conv1", "conv2", "fc"]
+    comparison = nk.compare(a, b, images[:16], measure, layers=layers, shape="positions")
+    table = comparison.table()
+    assert set(table.holes) == {(x, y) for x in layers for y in layers if x != y}
+    assert table.holes["conv1", "conv2"] == (
+        "layer 'conv1' of 'a' gives 64 rows an example and layer 'conv2' of 'b' 16; "
+        """say resize="average" to average the larger map down, or use a shape with one row an example, """
+        "such as 'pool' or 'mean'."
+    )
+    assert "resize" not in table.holes["fc", "conv2"]
+    for layer in layers:
+        rows = [nk.activations(model, layer, images[:16], shape="positions")[layer] for model in (a, b)]
+        plain = measures()[table.name].function(*rows, **table.parameters)
+        assert comparison[layer, layer] == pytest.approx(float(plain), abs=1e-5)
+
+
+def test_where_nothing_meets_all_are_holes(worlds):
+    maps = {"x": worlds.normal(9, 2, 4, 4)}, {"y": worlds.normal(9, 2, 2, 2)}
+    comparison = nk.compare(*maps, measures=["cka", "cka_rbf", "cka_minibatch(batch=4)"], shape="positions")
+    assert all(len(table.holes) == 1 for table in comparison.tables.values())
+    assert comparison.examples == 9
+
+
+@pytest.mark.parametrize("shape", ["pool", "flatten", "positions"])
+@pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_rbf", "cka_minibatch(batch=16)", "cka_minibatch(batch=9)"])
+@pytest.mark.parametrize("shift", [0, 1000])
+def test_nan_is_refused_with_model_layer_batch_and_count(maps, images, shape, measure, shift):
+    a, b = maps(), maps()
+    images = images + shift
+    images[20, 1, 3, 3] = torch.nan
+    count = sum(rows.isnan().sum() for rows in nk_rows(b, images, shape))
+    with pytest.raises(ValueFault, match=rf"layer 'conv1' of 'b' in batch 1 holds {count} NaN or Inf among"):
+        nk.compare({"b": b, "a": a}["a"], b, list(images.split(16)), measure, layers={"a": "fc", "b": "conv1"},
+                   shape=shape, transforms=(torch.nan_to_num, None))  # fmt: skip
+
+
+def nk_rows(model, images, shape):
+    """Yield the rows of the first convolution, NaN and all."""
+    with torch.no_grad():
+        yield getattr(nk, shape)(model.conv1(images))
+
+
+def test_infinity_is_refused_and_large_numbers_are_not(identity):
+    rows = torch.randn(30, 4)
+    rows[12, 3] = torch.inf
+    with pytest.raises(ValueFault, match="layer 'whole' of 'a' in batch 1 holds 1 NaN or Inf among 40 values"):
+        nk.compare(identity(), data=list(rows.split(10)))
+    assert nk.compare(identity(), data=torch.randn(30, 4) * 1e37)["whole", "whole"] == pytest.approx(1)
+
+
+def test_nan_in_recorded_rows_is_refused():
+    rows = np.ones((600, 3))
+    rows[590] = np.nan
+    with pytest.raises(ValueFault, match="layer 'x' of 'a' in batch 1 holds 3 NaN or Inf among 264 values"):
+        nk.compare({"x": rows})
+
+
+def test_one_example_gives_holes_only(maps, images):
+    comparison = nk.compare(maps(), maps(), images[:1], EVERY)
+    for name, table in comparison.tables.items():
+        if "uncentered" not in name and name != "magnitude_difference":  # these have a value for a single point
+            assert len(table.holes) == table.values.size, name
+    assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
+    assert "needs at least 4 examples in a mini-batch; 1 were seen" in str(comparison["cka_minibatch"].holes)
+
+
+def test_an_infinite_value_is_a_hole(worlds):
+    X, _ = worlds.related(30, 3, 3)
+    comparison = nk.compare({"x": X}, measures="gaussian_mutual_information")
+    with pytest.raises(NoValue, match="infin"):
+        comparison["x", "x"]
+
+
+def test_unknown_names_are_refused_before_any_model_runs(maps, images):
+    model = maps()
+    with pytest.raises(UnknownName, match="no measure named 'ckaa'; did you mean 'cka'"):
+        nk.compare(model, data=images, measures="ckaa")
+    with pytest.raises(UnknownName, match="no shape named 'pol'; did you mean 'pool'"):
+        nk.compare(model, data=images, shape="pol")
+    with pytest.raises(UnknownName, match="no layer named 'convv1'; did you mean 'conv1'"):
+        nk.compare(model, data=images, layers="convv1")
+    with pytest.raises(ValueFault, match="`measures` is empty"):
+        nk.compare(model, data=images, measures=[])
+    assert model.calls == 0
+    with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
+        nk.compare(model, data=images, shape="cls")

@@ -1,0 +1,137 @@
+"""Ctrl-C: raised by default, and with `partial=True` an early end that keeps what is finished."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.comparing import tabulating
+from netkin.comparing.interrupting import Interruption
+from netkin.results import Comparison
+from netkin.statistics import LayerMoments
+
+
+def interrupted(batches, after, how):
+    """Yield batches; when `after` of them have been asked for, interrupt as `how` says."""
+    for i, batch in enumerate(batches):
+        if i == after:
+            how()
+        yield batch
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("how", [raise_interrupt, press])
+def test_the_batches_so_far_count(state_of, maps, images, how, tmp_path):
+    a, b = maps(), maps()
+    before, handler = state_of(a), signal.getsignal(signal.SIGINT)
+    batches = list(images.split(16))
+    comparison = nk.compare(a, b, interrupted(batches, 2, how), ["cka", "cka_minibatch(batch=16)"], partial=True)
+    assert not comparison.complete
+    assert comparison.examples == 32
+    assert comparison.warnings == ("interrupted: these numbers rest on the first 32 examples.",)
+    whole = nk.compare(a, b, batches[:2], ["cka", "cka_minibatch(batch=16)"])
+    for measure in whole:
+        assert comparison.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-9)
+    assert state_of(a) == before
+    assert signal.getsignal(signal.SIGINT) is handler
+    comparison.save(tmp_path / "part.netkin")
+    assert not Comparison.load(tmp_path / "part.netkin").complete
+
+
+@pytest.mark.parametrize("how", [raise_interrupt, press])
+def test_without_partial_it_is_raised(maps, images, how):
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare(maps(), data=interrupted(images.split(16), 2, how))
+
+
+def test_before_the_first_batch_is_done_there_is_nothing_to_return(maps, images):
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare(maps(), data=interrupted(images.split(16), 0, press), partial=True)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_while_a_model_runs_ends_the_pass(maps, images):
+    model = maps()
+    model.fc.register_forward_hook(lambda *_: press() if model.calls == 3 else None)
+    comparison = nk.compare(model, data=list(images.split(10)), partial=True)
+    assert (comparison.examples, comparison.complete) == (20, False)
+
+
+def test_ctrl_c_while_a_batch_is_folded_in_waits_for_its_end(maps, images, monkeypatch):
+    update = LayerMoments.update
+
+    def pressed(self, rows):
+        if self._batches == 2:
+            press()
+        update(self, rows)
+
+    monkeypatch.setattr(LayerMoments, "update", pressed)
+    comparison = nk.compare(maps(), data=list(images.split(10)), partial=True)
+    assert (comparison.examples, comparison.complete) == (30, False)
+
+
+def test_a_second_ctrl_c_while_folding_gives_up(maps, images, monkeypatch):
+    def pressed_twice(self, rows):
+        press()
+        press()
+
+    nk.compare(maps(), data=images)
+    monkeypatch.setattr(LayerMoments, "update", pressed_twice)
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare(maps(), data=list(images.split(10)), partial=True)
+
+
+def test_ctrl_c_while_measuring_leaves_the_rest_as_holes(maps, images, monkeypatch):
+    measured = []
+
+    def value_of(measure, statistic):
+        measured.append(measure)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        return 0.5
+
+    monkeypatch.setattr(tabulating, "value_of", value_of)
+    many = nk.compare_many([maps(), maps(), maps()], images, layers=["conv1", "fc"], partial=True)
+    assert [len(comparison["cka"].holes) for comparison in many.values()] == [1, 4, 4]
+    assert not any(comparison.complete for comparison in many.values())
+    assert set(many["1", "2"]["cka"].holes.values()) == {"interrupted before this pair was reached"}
+    assert many["0", "1"].warnings == ("interrupted: some pairs were not reached, and have no value.",)
+    measured.clear()
+    with pytest.raises(KeyboardInterrupt):
+        nk.compare(maps(), maps(), images)
+
+
+def test_another_thread_is_served_without_touching_signals(maps, images):
+    found = []
+    batches = interrupted(list(images.split(16)), 1, raise_interrupt)
+    worker = threading.Thread(target=lambda: found.append(nk.compare(maps(), data=batches, partial=True)))
+    worker.start()
+    worker.join()
+    assert found[0].examples == 16
+
+
+def test_a_handler_that_python_does_not_know_is_replaced_by_the_default(monkeypatch):
+    real, put = signal.signal, []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: put.append(handler))
+    with Interruption(wanted=True).noticed():
+        pass
+    assert put[1] is signal.SIG_DFL
+    assert real is not signal.signal
+
+
+def test_numbers_stay_finite_or_explained(maps, images):
+    comparison = nk.compare(maps(), data=interrupted(images.split(1), 1, press), partial=True)
+    assert np.isnan(comparison.to_numpy()).all()
+    assert "constant over the 1 examples" in next(iter(comparison["cka"].holes.values()))
+    assert torch.is_grad_enabled()

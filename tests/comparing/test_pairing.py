@@ -1,0 +1,60 @@
+"""Which layers are set beside each other."""
+
+import pytest
+
+import netkin as nk
+from netkin.errors import ShapeError, UnknownName, ValueFault
+
+
+def test_corresponding_layers_have_the_same_name(maps, images, layers):
+    a, b = maps(), maps()
+    everything = nk.compare(a, b, images, layers=layers)
+    comparison = nk.compare(a, b, images, layers=layers, pairs="corresponding")
+    for layer in layers:
+        assert comparison[layer, layer] == pytest.approx(everything[layer, layer], abs=1e-6)
+    assert set(comparison["cka"].holes.values()) == {"this pair was not asked for"}
+    assert len(comparison["cka"].holes) == 6
+
+
+def test_layers_without_shared_names_correspond_by_place(worlds):
+    X, Y = worlds.related(30, 3, 4)
+    comparison = nk.compare({"x": X, "y": Y}, {"u": X, "v": Y}, pairs="corresponding")
+    assert comparison["y", "v"] == pytest.approx(1)
+    with pytest.raises(ShapeError, match="share no layer names and have 2 and 1 layers, so none correspond"):
+        nk.compare({"x": X, "y": Y}, {"u": X}, pairs="corresponding")
+
+
+@pytest.mark.parametrize("measures", ["cka", "cka_minibatch(batch=16)", "cka_rbf", "cca_mean"])
+def test_a_list_of_pairs_is_all_there_is(maps, images, measures):
+    a, b = maps(), maps()
+    wanted = [("conv1", "fc"), ["conv2", "conv1"], ("conv1", "fc")]
+    comparison = nk.compare(a, b, images, measures, layers=["conv1", "conv2", "fc"], pairs=wanted)
+    everything = nk.compare(a, b, images, measures, layers=["conv1", "conv2", "fc"])
+    assert len(comparison.table().holes) == 7
+    assert comparison["conv1", "fc"] == pytest.approx(everything["conv1", "fc"], abs=1e-7)
+    assert comparison["conv2", "conv1"] == pytest.approx(everything["conv2", "conv1"], abs=1e-7)
+
+
+def test_a_list_of_pairs_within_one_model(maps, images):
+    comparison = nk.compare(maps(), data=images, pairs=[("conv1", "fc"), ("fc", "conv1")])
+    assert comparison["conv1", "fc"] == comparison["fc", "conv1"]
+
+
+def test_pairs_are_the_same_for_all_models(maps, images):
+    many = nk.compare_many([maps(), maps(), maps()], images, pairs=[("conv1", "fc")])
+    assert all(len(comparison["cka"].holes) == len(comparison.layers_a) ** 2 - 1 for comparison in many.values())
+
+
+@pytest.mark.parametrize(
+    "pairs, fault, words",
+    [
+        ("some", UnknownName, "`pairs` is 'all', 'corresponding' or a list of .layer, layer.; got 'some'"),
+        ([("conv1", "conv9")], UnknownName, "`pairs` names layer 'conv9', which 'b' does not give; did you mean 'conv"),
+        ([], ValueFault, "must hold .layer, layer.*got an empty list"),
+        (["conv1"], ValueFault, "must hold .layer, layer.*got 'conv1'"),
+        (3, ValueFault, "must hold .layer, layer.*got 3"),
+    ],
+)
+def test_pairs_that_make_no_sense_are_refused(maps, images, pairs, fault, words):
+    with pytest.raises(fault, match=words):
+        nk.compare(maps(), maps(), images, pairs=pairs)
