@@ -7,14 +7,19 @@ to its own counterpart than to any other layer. A tie is a miss. Figures go to `
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import sys
-import warnings
+from concurrent.futures import ProcessPoolExecutor
+from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import torch
 
 import netkin as nk
 from netkin.statistics import Moments
@@ -52,31 +57,38 @@ regression tie (the comparison says so in a warning). `gaussian_mutual_informati
 @click.argument("checkpoints", type=click.Path(exists=True, path_type=Path))
 @click.option("--measure", "measures", multiple=True, help="By default all linear ones.")
 @click.option("--seeds", default=12, show_default=True, help="How many networks.")
-@click.option("--device", help="Where the work is done.")
-def main(data: Path, checkpoints: Path, measures: tuple[str, ...], seeds: int, device: str | None) -> None:
+@click.option("--jobs", default=1, show_default=True, help="How many pairs of networks at a time.")
+def main(data: Path, checkpoints: Path, measures: tuple[str, ...], seeds: int, jobs: int) -> None:
     """Count, and write the page."""
-    linear = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
+    asked = measures or tuple(
+        name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments
+    )
     figures = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    figures |= count(data, checkpoints, list(measures) or linear, seeds, device)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    work = functools.partial(found_in_pair, data, checkpoints, asked, threads)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        pairs = list(pool.map(work, combinations(range(seeds), 2)))
+    for measure in asked:
+        found, cases = (sum(pair[measure][i] for pair in pairs) for i in (0, 1))
+        figures[measure] = {"found": found, "cases": cases, "seeds": seeds}
     RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
     PAGE.write_text(page(figures))
 
 
-def count(data: Path, checkpoints: Path, measures: list[str], seeds: int, device: str | None) -> dict[str, Any]:
-    """Return for every measure how many layers were found again, of how many."""
-    names = [f"tiny10_cifar10_seed{seed}.pt" for seed in range(seeds)]
-    models = {str(seed): nk.load_model(f"netkin:tiny10@{checkpoints / name}") for seed, name in enumerate(names)}
-    comparisons = nk.compare_many(
-        models, nk.load_data(f"cifar10:{data}", batch_size=500), measures, layers="relu*", shape="flatten",
-        examples=2_000, device=device, memory=16 * 10**9,
-    )  # fmt: skip
-    figures = {}
-    for measure in measures:
-        tables = [comparison[measure] for comparison in comparisons.values()]
-        found = [found_again(table.values * (1 if table.higher_is_closer else -1)) for table in tables]
-        cases = sum(2 * len(table.layers_a) for table in tables)
-        figures[measure] = {"found": sum(found), "cases": cases, "seeds": seeds}
-    return figures
+def found_in_pair(
+    data: Path, checkpoints: Path, measures: tuple[str, ...], threads: int, seeds: tuple[int, int]
+) -> dict[str, tuple[int, int]]:
+    """Return for every measure how many layers of two networks were found again, and of how many."""
+    torch.set_num_threads(threads)
+    models = [nk.load_model(f"netkin:tiny10@{checkpoints / f'tiny10_cifar10_seed{seed}.pt'}") for seed in seeds]
+    images = nk.load_data(f"cifar10:{data}", batch_size=500)
+    comparison = nk.compare(*models, images, list(measures), layers="relu*", shape="flatten", examples=2_000)
+    print(f"seeds {seeds} done", file=sys.stderr, flush=True)
+    return {measure: _counted(comparison[measure]) for measure in measures}
+
+
+def _counted(table: Any) -> tuple[int, int]:
+    return found_again(table.values * (1 if table.higher_is_closer else -1)), 2 * len(table.layers_a)
 
 
 def found_again(closeness: np.ndarray) -> int:
@@ -102,5 +114,4 @@ def page(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    sys.exit(main())
+    main()

@@ -75,7 +75,7 @@ def test_the_plans_bytes_are_what_is_held(held, measures, n, widths, kind, dtype
 def test_the_bytes_of_a_sample_are_what_is_held(held):
     made, really = held(recorded(300, 200, 400), ["cka_rbf"])
     assert made.bytes == pytest.approx(really, rel=0.3)
-    assert "Rows, a sample of at most 4,096: " in str(made)
+    assert "Rows, a sample of at most 2,048: " in str(made)
 
 
 def test_many_measures_add_up_in_the_text(maps, images):

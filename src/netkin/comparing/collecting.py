@@ -70,7 +70,7 @@ class Collection:
 
     @property
     def sampled(self) -> str:
-        """What measures on rows saw, if that was a part: "a sample of 4,096 of 10,000 examples"; else empty."""
+        """What measures on rows saw, if that was a part: "a sample of 2,048 of 10,000 examples"; else empty."""
         largest = max(self._samples.values(), key=lambda sample: sample.seen, default=None)
         if largest is None or largest.seen <= largest.n:
             return ""

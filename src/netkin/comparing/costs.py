@@ -13,7 +13,7 @@ from netkin.measures.registry import Measure
 from netkin.statistics import Grams, Moments, Rows
 from netkin.statistics.layer_moments import FOLD
 
-CAP = 4096  # rows that measures on rows look at: their distance matrices grow with the square
+CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 DOUBLE = 8
 GramKey = tuple[int, str, float]
 
@@ -23,7 +23,7 @@ class Needs:
     """What a list of measures must have collected."""
 
     moments: bool
-    rows: bool
+    rows: int  # how many measures look at rows, each with a kernel matrix of its own
     grams: tuple[GramKey, ...]
     precise: bool  # products in float64
     debiased: bool
@@ -35,7 +35,7 @@ class Needs:
         linear = [m.facts for m in measures if m.facts.reads is Moments]
         return cls(
             moments=bool(linear),
-            rows=any(m.facts.reads is Rows for m in measures),
+            rows=sum(m.facts.reads is Rows for m in measures),
             grams=tuple(dict.fromkeys(gram_key(m) for m in measures if m.facts.reads is Grams)),
             precise=any(facts.precise for facts in linear),
             debiased=any(facts.debiases for facts in linear),
@@ -72,14 +72,15 @@ def of_rows(needs: Needs, layers: Collection[Layer], examples: int) -> int:
     return sum(_of_layer(needs, layer, int(examples * layer.rows_per_example), product) for layer in layers)
 
 
-def of_sample(layers: Collection[Layer], examples: int | None) -> int:
-    """Return the bytes of a sample of rows, held up to twice its size while reading, and of its Gram matrices."""
+def of_sample(needs: Needs, layers: Collection[Layer], examples: int | None) -> int:
+    """Return the bytes of a sample of rows, held up to twice its size while reading, and of its kernel matrices."""
     total = 0
     for layer in layers:
         seen = int(examples * layer.rows_per_example) if examples else 2 * CAP
         n = min(seen, CAP)
         centred = n * layer.width if layer.width <= n else 0
-        total += layer.itemsize * max(min(seen, 2 * CAP) * layer.width, n * layer.width + centred + n * n)
+        measuring = layer.itemsize * (n * layer.width + centred + n * n) + DOUBLE * needs.rows * n * n
+        total += max(layer.itemsize * min(seen, 2 * CAP) * layer.width, measuring)
     return total
 
 

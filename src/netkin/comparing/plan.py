@@ -39,7 +39,7 @@ def make_plan(needs: Needs, meeting: Meeting, examples: int | None, memory: int 
         linear, total, line = _linear(needs, meeting, examples, limit)
         lines.append(line)
     if needs.rows:
-        size = costs.of_sample(layers, examples)
+        size = costs.of_sample(needs, layers, examples)
         lines.append(f"Rows, a sample of at most {costs.CAP:,}: {_size(size)}")
         total += size
     for key in needs.grams:

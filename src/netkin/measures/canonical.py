@@ -150,6 +150,8 @@ def linear_regression_r2(moments: Moments) -> Tensor:
     be predicted by it.
     """
     moments.x.trace  # noqa: B018  refuses a constant layer
+    if moments.spans_all and moments.x.rank >= moments.y.rank:
+        return torch.ones_like(moments.y.trace)
     return (squared_norm(moments.x.whitener.mH @ moments.cross) / moments.y.trace).clamp(max=1)
 
 
@@ -167,7 +169,8 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     ``‖UxᵀUy‖² / max(rank)``, U the left singular vectors. A layer whose span lies inside that of a wider one scores
     the ratio of their ranks.
     """
-    return (squared_norm(moments.alignment) / max(moments.x.rank, moments.y.rank)).clamp(max=1)
+    overlap = moments.correlations.sum() if moments.spans_all else squared_norm(moments.alignment)
+    return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
 
 
 @measure(

@@ -7,8 +7,7 @@ from torch import Tensor
 from netkin.errors import NoValue
 from netkin.measures.registry import measure
 from netkin.statistics import Grams, Rows
-from netkin.statistics.kernels import centred, rbf_kernel, u_centred
-from netkin.statistics.rows import Sample
+from netkin.statistics.kernels import centred, u_centred
 
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
 
@@ -47,7 +46,7 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
 
     `cka` with the kernel ``exp(-d²/2σ²)``; the smaller `fraction`, the more local.
     """
-    K, L = centred(_kernel(rows.x, fraction)), centred(_kernel(rows.y, fraction))
+    K, L = (sample.remembered(centred, fraction) for sample in (rows.x, rows.y))
     return _cosine(K, L, fraction).clamp(max=1)
 
 
@@ -62,7 +61,7 @@ def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     """Return `cka_rbf` with the bias of small samples taken off, from -1 to 1."""
     if rows.n < 4:
         raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {rows.n}.")
-    K, L = u_centred(_kernel(rows.x, fraction)), u_centred(_kernel(rows.y, fraction))
+    K, L = (sample.remembered(u_centred, fraction) for sample in (rows.x, rows.y))
     return _cosine(K, L, fraction)
 
 
@@ -73,7 +72,3 @@ def _cosine(K: Tensor, L: Tensor, fraction: float) -> Tensor:
             f"the HSIC of a layer with itself is zero: fraction={fraction} makes its RBF kernel the same for all."
         )
     return (K * L).sum() / sizes
-
-
-def _kernel(sample: Sample, fraction: float) -> Tensor:
-    return rbf_kernel(sample.gram, fraction)

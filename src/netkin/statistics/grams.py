@@ -180,7 +180,14 @@ class LayerGrams(Statistic):
         if self._centres[name]:
             mean = rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
             gram = self._gram(name, rows - mean)
-        return gram if self.kernel == "linear" else rbf_kernel(gram, self.fraction)
+        return gram if self.kernel == "linear" else self._rbf(gram)
+
+    def _rbf(self, gram: Tensor) -> Tensor:
+        """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
+        try:
+            return rbf_kernel(gram, self.fraction)
+        except NoValue:
+            return torch.zeros_like(gram)
 
     def _gram(self, name: str, rows: Tensor) -> Tensor:
         """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""

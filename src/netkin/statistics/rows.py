@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.statistics.kernels import rbf_kernel
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
 from netkin.statistics.statistic import Statistic
@@ -26,6 +26,7 @@ class Sample:
     def __init__(self, X: Tensor, name: str):
         self.X, self.name = X, name
         self._sides: dict[torch.dtype | None, RowsSide] = {}
+        self._kernels: dict[tuple[Callable[[Tensor], Tensor], float], Tensor] = {}
 
     def side(self, precision: torch.dtype | None = None) -> RowsSide:
         """Return the rows as a side of `Moments`, with products in `precision` (None: their own)."""
@@ -33,12 +34,13 @@ class Sample:
             self._sides[precision] = RowsSide(self.X, self.name, precision)
         return self._sides[precision]
 
-    @cached_property
-    def gram(self) -> Tensor:
-        """``XXᵀ`` of the centred rows."""
-        side = self.side()
-        side.trace  # noqa: B018  refuses a constant layer
-        return side.gram
+    def remembered(self, centring: Callable[[Tensor], Tensor], fraction: float) -> Tensor:
+        """Return the centred RBF kernel of the rows, which all pairs of this layer share."""
+        if (centring, fraction) not in self._kernels:
+            side = self.side()
+            side.trace  # noqa: B018  refuses a constant layer
+            self._kernels[centring, fraction] = centring(rbf_kernel(side.gram, fraction))
+        return self._kernels[centring, fraction]
 
 
 class Rows:
