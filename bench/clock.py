@@ -1,10 +1,11 @@
-"""Timing: work and floor alternate in one process, and the ratio of their best times is the figure."""
+"""Timing: work and floor alternate in one process, and the median of the ratios of neighbours is the figure."""
 
 from __future__ import annotations
 
 import resource
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 
@@ -16,11 +17,12 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def ratio(work: Callable[[], Any], floor: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
-    """Return the best times of both, taken in turn, and their ratio."""
+    """Return the best times of both, taken in turn, and the median of their ratios: a busy moment slows both alike."""
     floor()
     times = [(seconds(floor), seconds(work)) for _ in range(repeats)]
     best_floor, best_work = (min(column) for column in zip(*times, strict=True))
-    return {"floor_seconds": best_floor, "seconds": best_work, "ratio": best_work / best_floor}
+    middle = median(later / earlier for earlier, later in times)
+    return {"floor_seconds": best_floor, "seconds": best_work, "ratio": middle}
 
 
 def peak_megabytes() -> float:

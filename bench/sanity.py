@@ -7,6 +7,7 @@ to its own counterpart than to any other layer. A tie is a miss. Figures go to `
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -17,7 +18,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
 
@@ -52,20 +52,21 @@ regression tie (the comparison says so in a warning). `gaussian_mutual_informati
 """
 
 
-@click.command()
-@click.argument("data", type=click.Path(exists=True, path_type=Path))
-@click.argument("checkpoints", type=click.Path(exists=True, path_type=Path))
-@click.option("--measure", "measures", multiple=True, help="By default all linear ones.")
-@click.option("--seeds", default=12, show_default=True, help="How many networks.")
-@click.option("--jobs", default=1, show_default=True, help="How many pairs of networks at a time.")
-def main(data: Path, checkpoints: Path, measures: tuple[str, ...], seeds: int, jobs: int) -> None:
+def main() -> None:
     """Count, and write the page."""
-    asked = measures or tuple(
-        name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments
-    )
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("checkpoints", type=Path)
+    parser.add_argument("--measure", action="append", help="by default all linear ones")
+    parser.add_argument("--seeds", type=int, default=12, help="how many networks")
+    parser.add_argument("--jobs", type=int, default=1, help="how many pairs of networks at a time")
+    options = parser.parse_args()
+    seeds, jobs = options.seeds, options.jobs
+    linear = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
+    asked = tuple(options.measure or linear)
     figures = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    work = functools.partial(found_in_pair, data, checkpoints, asked, threads)
+    work = functools.partial(found_in_pair, options.data, options.checkpoints, asked, threads)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         pairs = list(pool.map(work, combinations(range(seeds), 2)))
     for measure in asked:

@@ -45,9 +45,9 @@ def _cka_error(X: Tensor, Y: Tensor) -> float:
 
 
 def minibatch() -> dict[str, Any]:
-    models, images = nets(), batches(4)
+    models, images = nets(), batches(3)
     layers = convolutions(models[0])
-    return ratio(lambda: _minibatch(models, images, layers), lambda: forward_both(models, images), repeats=3)
+    return ratio(lambda: _minibatch(models, images, layers), lambda: forward_both(models, images), repeats=7)
 
 
 def minibatch_error() -> dict[str, Any]:

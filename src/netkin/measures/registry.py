@@ -57,8 +57,7 @@ class Measure:
     @property
     def defaults(self) -> dict[str, Any]:
         """Every parameter with its default value."""
-        signature = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
+        return _defaults(self.function)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -81,6 +80,12 @@ class Measure:
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
         return self.function(statistic, **self.settings)
+
+
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    signature = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
 
 
 _MEASURES: dict[str, Measure] = {}
@@ -233,11 +238,7 @@ def _taken(facts: Facts, X: Any, Y: Any, function: Callable[..., Tensor], parame
             warnings.warn(moments.few_examples, InflatedWarning, stacklevel=3)
         return moments
     if facts.reads is Grams:
-        defaults = {
-            p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
-        }
-        settings = {key: value for key, value in (defaults | parameters).items() if value is not None}
-        return Grams.of(X, Y, **settings)
+        return Grams.of(X, Y, **_defaults(function) | parameters)
     return Rows.of(X, Y)
 
 

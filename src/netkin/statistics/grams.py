@@ -174,12 +174,10 @@ class LayerGrams(Statistic):
     def _kernel(self, name: str, rows: Tensor) -> Tensor:
         """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
         rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-        gram = self._gram(name, rows)
+        gram = self._gram(name, rows, centred=self._centres.get(name, False))
         if name not in self._centres or (gram.device.type == "cpu" and not self._centres[name]):
             self._centres[name] = offset_is_large(gram)
-        if self._centres[name]:
-            mean = rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
-            gram = self._gram(name, rows - mean)
+            gram = self._gram(name, rows, centred=True) if self._centres[name] else gram
         return gram if self.kernel == "linear" else self._rbf(gram)
 
     def _rbf(self, gram: Tensor) -> Tensor:
@@ -189,8 +187,9 @@ class LayerGrams(Statistic):
         except NoValue:
             return torch.zeros_like(gram)
 
-    def _gram(self, name: str, rows: Tensor) -> Tensor:
+    def _gram(self, name: str, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
+        given, rows = rows, _centred(rows) if centred else rows
         scale = self._scales.get(name, 1.0)
         gram = self_product((rows if scale == 1 else rows * scale).mT)
         if name in self._scales and gram.device.type != "cpu":
@@ -199,7 +198,7 @@ class LayerGrams(Statistic):
         if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
             self._scales[name] = scale
             return gram
-        refuse_non_finite(rows, f"layer {name!r} in mini-batch {self._batches}")
+        refuse_non_finite(given, f"layer {name!r} in mini-batch {self._batches}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the unit is still free
             return gram
@@ -287,3 +286,7 @@ class LayerGrams(Statistic):
         if "waiting.0" in tensors:
             statistic._waiting = {name: tensors[f"waiting.{i}"] for i, name in enumerate(statistic.names)}
         return statistic
+
+
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
