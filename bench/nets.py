@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+import netkin as nk
 from netkin.sources.architectures import seeded
 from netkin.sources.residual import resnet18
 
@@ -40,3 +44,26 @@ def forward_both(models: tuple[nn.Module, nn.Module], images: list[Tensor]) -> N
     for batch in images:
         for model in models:
             model(batch)
+
+
+def minibatch_in_float64(models: Any, images: list[Tensor], layers: list[str]) -> np.ndarray:
+    """Return mini-batch CKA of all pairs of layers, written out in float64 on the very activations."""
+    sums = [_hsic_of_batch(models, batch, layers) for batch in images]
+    cross, a, b = (sum(parts) for parts in zip(*sums, strict=True))
+    return cross / np.sqrt(np.outer(a, b))
+
+
+def _hsic_of_batch(models: Any, batch: Tensor, layers: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    grams = []
+    for model in models:
+        rows = nk.activations(model, layers, [batch], shape="flatten", device=batch.device)
+        grams.append([(matrix.double() @ matrix.double().T).fill_diagonal_(0) for matrix in rows.values()])
+    a, b = grams
+    cross = np.array([[_hsic(K, L) for L in b] for K in a])
+    return cross, np.array([_hsic(K, K) for K in a]), np.array([_hsic(L, L) for L in b])
+
+
+def _hsic(K: Tensor, L: Tensor) -> float:
+    n = len(K)  # Song et al. (2012), equation 5
+    rows = 2 / (n - 2) * (K.sum(0) @ L.sum(0))
+    return float(((K * L).sum() + K.sum() * L.sum() / ((n - 1) * (n - 2)) - rows) / (n * (n - 3)))

@@ -32,7 +32,6 @@ PUBLISHED = {  # percent, Kornblith et al. (2019), table 2: ten 10-layer nets on
     "cca_mean": "1.4",
     "cca_mean_squared": "10.6",
     "svcca": "9.9",
-    "svcca (mean squared)": "15.1",
     "pwcca": "11.1",
     "linear_regression_r2": "45.4",
 }

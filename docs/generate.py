@@ -1,4 +1,4 @@
-"""Write the pages that are made from the code: `docs/measures.md`. With ``--check``, say if they are out of date."""
+"""Write the pages that are made from the code: `measures.md` and `cli.md`. With ``--check``, say if one is old."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import sys
 from pathlib import Path
 
+import click
+
+from netkin.cli import cli
 from netkin.measures import Measure, measures
 
-PAGE = Path(__file__).parent / "measures.md"
-HEAD = """# Measures
+FOLDER = Path(__file__).parent
+MEASURES = """# Measures
 
 Made from what the code declares, by `make docs`. X is n × p, Y is n × q, rows are the same examples. Parameters are
 written as `svcca(variance=0.95)`; an id without them means their defaults.
@@ -18,12 +21,20 @@ written as `svcca(variance=0.95)`; an id without them means their defaults.
 | measure | what it says | direction, range | unchanged by | reads | a metric |
 |---|---|---|---|---|---|
 """
+COMMANDS = """# Command line
+
+Made from the commands themselves, by `make docs`; `netkin COMMAND --help` says the same.
+
+"""
 
 
-def page() -> str:
+# --- measures.md ------------------------------------------------------------------------------------------------------
+
+
+def page_of_measures() -> str:
     """Return the text of `docs/measures.md`."""
     found = sorted(measures().values(), key=lambda measure: measure.name)
-    return HEAD + "".join(map(row, found)) + "\n" + "\n".join(map(section, found))
+    return MEASURES + "".join(map(row, found)) + "\n" + "\n".join(map(section, found))
 
 
 def row(measure: Measure) -> str:
@@ -56,8 +67,52 @@ def bounds(measure: Measure) -> str:
     return f"{low} to {high}"
 
 
+# --- cli.md -----------------------------------------------------------------------------------------------------------
+
+
+def page_of_commands() -> str:
+    """Return the text of `docs/cli.md`."""
+    return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in cli.commands.items())
+
+
+def command(name: str, one: click.Command) -> str:
+    """Return a command's own part: what it does, its usage, its options and its example."""
+    context = click.Context(one, info_name=f"netkin {name}")
+    usage = " ".join([context.command_path, *one.collect_usage_pieces(context)])
+    records = [option.get_help_record(context) for option in one.params if isinstance(option, click.Option)]
+    options = "".join(f"| `{names.replace('|', ' or ')}` | {text} |\n" for names, text in filter(None, records))
+    table = f"| option | meaning |\n|---|---|\n{options}\n" if options else ""
+    return f"## netkin {name}\n\n{paragraphs(one)}\n{fenced(usage)}\n{table}{fenced(example(one), 'bash')}"
+
+
+def paragraphs(one: click.Command) -> str:
+    """Return a command's text; what click must not wrap is fenced."""
+    parts = inspect.cleandoc(one.help or "").split("\n\n")
+    return "\n".join(fenced(part[1:].strip()) if part.startswith("\b") else f"{part}\n" for part in parts)
+
+
+def example(one: click.Command) -> str:
+    """Return the example that ends a command's help."""
+    return (one.epilog or "").partition("Example:")[2].strip()
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Return `text` as a block of code."""
+    return f"```{language}\n{text}\n```\n"
+
+
+PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands}
+
+
+def out_of_date() -> list[str]:
+    """Return the names of the pages that do not say what the code says."""
+    files = {name: FOLDER / name for name in PAGES}
+    return [name for name, file in files.items() if not file.exists() or file.read_text() != PAGES[name]()]
+
+
 if __name__ == "__main__":
     if "--check" not in sys.argv:
-        PAGE.write_text(page())
-    elif not PAGE.exists() or PAGE.read_text() != page():
-        sys.exit("docs/measures.md is out of date; run `make docs`.")
+        for name, page in PAGES.items():
+            (FOLDER / name).write_text(page())
+    elif out_of_date():
+        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")

@@ -164,3 +164,10 @@ def test_the_array_at_the_door_is_never_changed():
     array = np.arange(6.0).reshape(3, 2)
     as_matrix(array)
     assert array.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_pair_may_leave_nan_to_a_later_check():
+    X = np.array([[np.nan], [1.0]])
+    assert torch.isnan(paired(X, X, check=False)[0][0, 0])
+    with pytest.raises(ShapeError, match="got 2 rows and 1 rows"):
+        paired(X, X[:1], check=False)

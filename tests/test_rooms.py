@@ -22,12 +22,14 @@ MAY_IMPORT = {
     "sources": "errors",
     "representations": "errors arrays",
     "comparing": "errors arrays files results statistics measures sources representations",
+    # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
+    "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
-    "__init__": "errors arrays files results statistics measures sources representations comparing",
+    "__init__": "errors arrays files results statistics measures sources representations comparing reporting",
     "__main__": "cli",
 }
-WITHOUT_TORCH = ("errors", "files", "results")
+WITHOUT_TORCH = ("errors", "files", "results", "reporting")
 
 
 def room_of(path, house=HOUSE):

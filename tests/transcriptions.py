@@ -37,7 +37,7 @@ def norm(X):
 
 
 def alignment(K, L):
-    """Return ⟨K, L⟩ / (‖K‖ ‖L‖), eq. 10 of the gradients paper."""
+    """Return ⟨K, L⟩ / (‖K‖ ‖L‖), eq. 10 of Tang et al. (2020)."""
     return np.trace(K.T @ L) / (norm(K) * norm(L))
 
 
@@ -183,7 +183,7 @@ def linear_regression_r2(X, Y):
 
 
 def nbs_uncentered(X, Y):
-    """Eq. 13 of the gradients paper as printed."""
+    """Eq. 13 of Tang et al. (2020) as printed."""
     return nuclear(X.T @ Y) / (norm(X) * norm(Y))
 
 
@@ -192,7 +192,7 @@ def nbs(X, Y):
 
 
 def nbs_of_grams(K, L):
-    """Eq. 11 of the gradients paper: the trace of a root of a product of Gram matrices (roots double the rounding)."""
+    """Eq. 11 of Tang et al. (2020): the trace of a root of a product of Gram matrices (roots double the rounding)."""
     root = psd_power(K, 0.5)
     inner = np.linalg.eigvalsh(root @ L @ root)
     return np.sqrt(np.clip(inner, 0, None)).sum() / np.sqrt(np.trace(K) * np.trace(L))

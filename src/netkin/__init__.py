@@ -11,7 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "netkin.comparing": ["compare", "compare_many"],
+    "netkin.comparing": ["compare", "compare_many", "explain"],
+    "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
         "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",
         "cka_rbf_debiased", "cka_uncentered", "eigenspace_overlap", "gaussian_mutual_information", "gulp",

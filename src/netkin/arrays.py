@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ def as_tensor(array: Any, name: str = "X") -> Tensor:
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     # integers up to 2^24 are exact in float32, beyond that only float64 keeps them apart
-    wide = not tensor.is_floating_point() and tensor.dtype in (torch.int32, torch.int64)
+    wide = tensor.dtype in (torch.int32, torch.int64)
     return tensor.to(torch.float64 if wide and tensor.device.type != "mps" else torch.float32)
 
 
@@ -40,9 +42,9 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
     return tensor
 
 
-def paired(X: Any, Y: Any) -> tuple[Tensor, Tensor]:
-    """Return `X` and `Y` as float matrices that describe the same examples, row by row."""
-    X, Y = as_matrix(X, "X"), as_matrix(Y, "Y")
+def paired(X: Any, Y: Any, *, check: bool = True) -> tuple[Tensor, Tensor]:
+    """Return `X` and `Y` as float matrices that describe the same examples, row by row; `check` as in `as_matrix`."""
+    X, Y = as_matrix(X, "X", check=check), as_matrix(Y, "Y", check=check)
     if len(X) != len(Y):
         raise ShapeError(
             f"`X` and `Y` must describe the same examples; got {len(X)} rows and {len(Y)} rows. "
@@ -66,6 +68,17 @@ def refuse_non_finite(tensor: Tensor, what: str) -> None:
 def summing_dtype(device: torch.device) -> torch.dtype:
     """Return the precision in which sums are kept: float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Inside the `with`, products of float32 matrices on a GPU are not rounded to TF32, whatever the global setting."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _imported(array: Any, name: str) -> Tensor:

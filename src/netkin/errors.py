@@ -8,7 +8,7 @@ NetkinError
 ├── NameClash (ValueError)         two things want one name
 ├── ForwardError (RuntimeError)    a model could not be run, or ran other than expected
 ├── MemoryLimit (MemoryError)      the work does not fit the memory limit
-├── SourceError (ValueError)       a model or data set could not be loaded
+├── SourceError (ValueError)       a model, data set or package of measures could not be loaded
 ├── FileFault (ValueError)         a file of ours that is damaged, of another kind or from a newer netkin
 └── MissingExtra (ImportError)     an optional package is needed; the message names the extra
 
@@ -54,7 +54,7 @@ class MemoryLimit(NetkinError, MemoryError):
 
 
 class SourceError(NetkinError, ValueError):
-    """A model or data set could not be loaded."""
+    """A model, data set or package of measures could not be loaded."""
 
 
 class FileFault(NetkinError, ValueError):

@@ -26,12 +26,21 @@ Location = str | os.PathLike[str]
 def write(path: Location, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write a header and named arrays to `path`; the file appears whole or not at all."""
     text = json.dumps({"kind": kind, "format": FORMAT, **header}, ensure_ascii=False, allow_nan=False, default=_plain)
-    contents = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"netkin": text})
+    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"netkin": text}))
+
+
+def write_bytes(path: Location, contents: bytes) -> None:
+    """Write `contents` to `path`; the file appears whole or not at all."""
     target = Path(os.path.realpath(path))
     try:
         _replace(target, contents)
     except OSError as fault:
         raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
+
+
+def write_text(path: Location, text: str) -> None:
+    """Write `text` to `path` as UTF-8; the file appears whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -18,6 +18,13 @@ def example_of(command):
     return next(line.strip() for line in lines if line.strip().startswith("netkin "))
 
 
+@pytest.fixture
+def saved_before(netkin):
+    """The file that the example of `report` reads."""
+    netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+
+
+@pytest.mark.usefixtures("saved_before")
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
     example = example_of(cli.commands[name])
@@ -30,8 +37,23 @@ def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
 def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
     result = netkin("--help")
     assert result.exit_code == 0
-    for word in ("demo", "compare", "measures", "layers", "BUILDER[@WEIGHTS]", "cifar10:DIR", "Example: netkin demo"):
+    for word in (*cli.commands, "BUILDER[@WEIGHTS]", "hf:DIR", ".pt2", "images:DIR", "Example: netkin demo"):
         assert word in result.stdout
+
+
+SHARED = ("--examples", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data", "--measure")
+
+
+@pytest.mark.parametrize("name", ["compare", "explain"])
+def test_commands_that_compare_share_their_options(name):
+    texts = {option.opts[0]: option.help for option in cli.commands[name].params if isinstance(option, click.Option)}
+    assert set(SHARED) <= set(texts)
+    assert all(texts.values())
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.commands) - {"demo", "completion"}))
+def test_every_command_with_results_can_print_json(name):
+    assert "--json" in [name for option in cli.commands[name].params for name in option.opts]
 
 
 def test_the_version_is_the_packages(netkin):
@@ -75,7 +97,11 @@ def command_that_raises(error):
     [
         (ShapeError("`X` has 5 rows\n and `Y` 4."), 1, "netkin: `X` has 5 rows and `Y` 4.\n"),
         (KeyboardInterrupt(), 130, "\nnetkin: interrupted.\n"),
-        (PermissionError(13, "Permission denied", "/root/x"), 1, "netkin: [Errno 13] Permission denied: '/root/x'\n"),
+        (
+            PermissionError(13, "Permission denied", "/elsewhere/x"),
+            1,
+            "netkin: [Errno 13] Permission denied: '/elsewhere/x'\n",
+        ),
     ],
 )
 def test_a_refusal_is_one_sentence_on_stderr_and_an_exit_code(error, code, words):

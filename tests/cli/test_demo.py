@@ -32,6 +32,12 @@ def test_the_demo_trains_compares_saves_and_says_what_to_notice(shown, folder):
     assert str(folder / "seed0-seed1.netkin") in shown.stdout
 
 
+def test_the_demo_ends_with_the_report_and_its_path(shown, folder):
+    assert shown.stdout.rstrip().endswith(str(folder / "report.html"))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in ("seed0", "seed1", "untrained", "relu4"))
+
+
 def test_progress_goes_to_stderr_only(shown):
     assert "training" not in shown.stdout
     assert shown.stderr.count("training a network") == 2

@@ -26,6 +26,8 @@ def test_all_that_is_known_goes_along(maps, images, layers):
     assert comparison.provenance["model a"] == "Maps"
     assert comparison.provenance["plan"].startswith("Moments, streamed, products in float64: ")
     assert comparison.provenance["torch"] == torch.__version__
+    facts = {"pairs": "all", "resize": "none", "products": "float64", "device b": "cpu", "transform a": "none"}
+    assert facts.items() <= comparison.provenance.items()
     assert comparison.version == nk.__version__
     assert comparison.complete
     table = comparison["svcca"]
@@ -33,6 +35,31 @@ def test_all_that_is_known_goes_along(maps, images, layers):
     assert (table.exactness, table.statistic) == ("exact", "Moments")
     assert table.conventions
     assert comparison.measures == ("svcca(variance=0.95)", "cka")
+
+
+def test_how_models_are_run_goes_along(maps, images):
+    def halved(images):
+        return images / 2
+
+    facts = {"shape": "positions", "resize": "average", "device": "cpu", "pairs": [("conv1", "conv2")]}
+    said = nk.compare(maps(), maps(), images, transforms=(None, halved), forward=lambda model, batch: model(batch),
+                      layers=["conv1", "conv2"], **facts).provenance  # fmt: skip
+    assert (said["transform a"], said["transform b"].rpartition(".")[2]) == ("none", "halved")
+    assert said["forward a"].endswith("<lambda>")
+    assert (said["resize"], said["pairs"], said["products"]) == ("average", "1 listed", "float32")
+    recorded = nk.compare({"x": images.flatten(1).double()}, pairs="corresponding").provenance
+    assert (recorded["model a"], recorded["device a"], recorded["products"]) == ("recorded", "cpu", "float64")
+    assert recorded["pairs"] == "corresponding"
+
+
+def test_every_table_says_what_it_was_read_from(maps, images):
+    names = ["cka", "cka_rbf", "cka_minibatch(batch=16)"]
+    streamed = nk.compare(maps(), data=images, measures=names, shape="pool")
+    kept = nk.compare(maps(), data=images, measures=names, shape="flatten")
+    assert [table.statistic for table in streamed.tables.values()] == ["Moments", "Rows", "Grams"]
+    assert [table.statistic for table in kept.tables.values()] == ["Rows", "Rows", "Grams"]
+    whitened = nk.compare(maps(), data=images, measures="svcca")["svcca"]
+    assert whitened.conventions.endswith("; rank: eigenvalues above max(n, p)·eps·λmax")
 
 
 def test_data_may_have_a_name(maps, images):

@@ -147,7 +147,7 @@ def test_nbs_is_the_root_of_the_product_of_gram_matrices(worlds):
 def test_cka_never_exceeds_nbs_of_the_squared_kernels(worlds):
     X, Y = worlds.related(30, 5, 8)
     squared = (np.linalg.matrix_power(Z @ Z.T, 2) for Z in (X, Y))
-    assert m.cka_uncentered(X, Y) <= nbs_of_grams(*squared) + 1e-9  # eq. 14 of the gradients paper
+    assert m.cka_uncentered(X, Y) <= nbs_of_grams(*squared) + 1e-9  # eq. 14 of Tang et al. (2020)
 
 
 def test_debiased_cka_of_wide_unrelated_layers_is_near_zero_and_plain_cka_is_not(worlds):

@@ -11,10 +11,10 @@ from netkin import measures as m
 
 with warnings.catch_warnings():  # their warnings are not ours to mend
     warnings.simplefilter("ignore")
-    rsa_data = pytest.importorskip("rsatoolbox.data")
-    rsa = pytest.importorskip("rsatoolbox.rdm")
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    r2_score = pytest.importorskip("sklearn.metrics").r2_score
+    import rsatoolbox.data as rsa_data
+    import rsatoolbox.rdm as rsa
+    from sklearn import linear_model
+    from sklearn.metrics import r2_score
 
 
 def theirs(X, Y, method):

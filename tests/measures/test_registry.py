@@ -2,14 +2,16 @@
 
 import math
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import netkin as nk
 from netkin import measures as m
-from netkin.errors import InflatedWarning, NameClash, NetkinError, NoValue, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, NameClash, NetkinError, NoValue, SourceError, UnknownName, ValueFault
 from netkin.measures import find, measure, measures, registry
 from netkin.measures.registry import value_of
 from netkin.statistics import Grams, Moments
@@ -185,16 +187,11 @@ def test_a_parameter_out_of_range_is_refused(worlds, value, name, parameters, se
 # --- measures from elsewhere ------------------------------------------------------------------------------------------
 
 
-class Entry:
-    """An entry point as an installed package would offer it."""
-
-    def __init__(self, load):
-        self.load = load
-
-
-def offer(monkeypatch, load):
+def offer(monkeypatch, load, dist=None):
+    """Let an installed package offer measures."""
+    entry = SimpleNamespace(load=load, name="theirs", value="theirs.measures", dist=dist)
     registry._load_entry_points.cache_clear()
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry(load)] if group == "netkin.measures" else [])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "netkin.measures" else [])
 
 
 def test_a_package_may_offer_measures_of_its_own(monkeypatch, own_registry, worlds):
@@ -230,6 +227,45 @@ def test_two_measures_of_one_name_are_refused(monkeypatch, own_registry):
         NameClash, match="two measures are named 'cka'.* one in netkin.measures.linear.* one in .*test_registry; rename"
     ):
         find("cka")
+
+
+@pytest.mark.parametrize("dist, package", [(SimpleNamespace(name="their-package"), "their-package"), (None, "theirs")])
+def test_a_package_that_fails_to_load_is_named_and_leaves_nothing_behind(monkeypatch, own_registry, dist, package):
+    def load():
+        @measure(**PLAIN)
+        def half_way(moments: Moments):
+            """Return nothing."""
+
+        raise ImportError("no module named 'gone'")
+
+    offer(monkeypatch, load, dist)
+    sentence = f"the measures of package '{package}' in 'theirs.measures' could not be loaded: ImportError: no module"
+    for _ in range(2):
+        with pytest.raises(SourceError, match=sentence):
+            find("cka")
+    assert "half_way" not in own_registry
+    assert "cka" in own_registry
+
+
+def test_the_same_function_defined_again_takes_the_place_of_the_first(own_registry, worlds):
+    def cell(number):
+        @measure(**PLAIN)
+        def settled(moments: Moments):
+            """Return a number."""
+            return torch.tensor(number)
+
+        return settled
+
+    first, second = cell(0.25), cell(0.75)
+    X, Y = worlds.related(20, 3, 3)
+    assert measures()["settled"].function is second
+    assert (first(X, Y), second(X, Y)) == (0.25, 0.75)
+
+
+def test_every_measure_of_ours_stands_at_the_front_door():
+    ours = {name for name, found in measures().items() if found.function.__module__.startswith("netkin.")}
+    assert len(ours) > 20
+    assert ours <= set(nk.__all__)
 
 
 def test_an_unknown_invariance_is_refused():
@@ -314,14 +350,21 @@ def test_an_unknown_keyword_is_a_type_error_as_in_any_function(worlds):
         m.cka(*worlds.related(20, 3, 3), variance=0.9)
 
 
-def test_a_value_is_a_float_and_an_undefined_one_has_a_reason(own_registry, worlds):
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_value_is_a_float_and_what_is_not_finite_is_refused(own_registry, worlds, number):
     @measure(**PLAIN)
     def undefined(moments: Moments):
         """Return nothing."""
-        return torch.tensor(math.nan)
+        return torch.tensor(number) * moments.x_norm
 
     X, Y = worlds.related(20, 3, 3)
     pair = Moments.of(X, Y)
     assert value_of(find("cka"), pair) == pytest.approx(m.cka(X, Y))
-    with pytest.raises(NoValue, match="undefined is undefined for this pair \\(0/0\\)"):
-        value_of(find("undefined"), pair)
+    calls = [
+        lambda: value_of(find("undefined"), pair),
+        lambda: undefined(X, Y),
+        lambda: undefined(torch.tensor(X, requires_grad=True), torch.tensor(Y)),
+    ]
+    for call in calls:
+        with pytest.raises(NoValue, match="undefined is not a finite number for this pair\\."):
+            call()

@@ -31,6 +31,14 @@ def test_saved_comparisons_come_back_the_same(made, rich, tmp_path):
     assert Comparisons.load(tmp_path / "many.netkin") == load(tmp_path / "many.netkin") == many
 
 
+def test_a_file_is_read_once(rich, tmp_path, monkeypatch):
+    rich.save(tmp_path / "ab.netkin")
+    reads, read = [], files.read
+    monkeypatch.setattr(files, "read", lambda *asked: reads.append(asked) or read(*asked))
+    assert load(tmp_path / "ab.netkin") == rich
+    assert len(reads) == 1
+
+
 def test_the_other_kind_is_refused(made, tmp_path):
     made.comparison().save(tmp_path / "one")
     with pytest.raises(FileFault, match="one' holds 'comparison', not 'comparisons'; load it as what it is"):

@@ -134,3 +134,10 @@ def test_copies_are_equal_and_frozen(made, again):
 
 def test_the_short_form_says_what_it_is(made):
     assert repr(made.holed()) == "Values('cka', 2 × 2 layers, 1 holes)"
+
+
+def test_corresponding_layers_are_those_of_the_same_name_without_holes(made):
+    assert made.table(rows=("conv1", "head"), columns=("head", "conv1")).corresponding() == {"conv1": 0.5, "head": 0.5}
+    holed = made.holed(values=[[1.0, 0.5], [0.25, np.nan]], holes={("out", "out"): "it is constant"})
+    assert holed.corresponding() == {"in": 1.0}
+    assert made.table(columns=("x", "y")).corresponding() == {}

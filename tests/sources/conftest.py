@@ -16,6 +16,12 @@ def cifar10_directory():
 
 
 @pytest.fixture(scope="session")
+def real_data():
+    """A function that gives the folder with the real data, if `file` lies in it."""
+    return lambda file: _found("NETKIN_DATA", file)
+
+
+@pytest.fixture(scope="session")
 def checkpoints():
     """The folder that holds the real `tiny10_cifar10_seed*.pt`."""
     return _found("NETKIN_CHECKPOINTS", "tiny10_cifar10_seed0.pt")
@@ -49,6 +55,24 @@ def workshop(tmp_path, monkeypatch):
     """A current directory in which `workshop.write(name, text)` makes modules that are forgotten after the test."""
     monkeypatch.chdir(tmp_path)
     return Workshop(tmp_path, monkeypatch)
+
+
+class Hostile:
+    """An object whose unpickling would create a file."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """An object whose unpickling would create the file `hostile.target`; afterwards it must not be there."""
+    one = Hostile(tmp_path / "was here")
+    yield one
+    assert not one.target.exists()
 
 
 class Workshop:

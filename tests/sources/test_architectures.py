@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from netkin.errors import UnknownName
-from netkin.sources.architectures import architecture, digits, seeded, tiny10
+from netkin.errors import UnknownName, ValueFault
+from netkin.representations import layers
+from netkin.sources import load_model
+from netkin.sources.architectures import ARCHITECTURES, architecture, described, digits, seeded, tiny10
 
 
 def parameter_count(model):
@@ -50,3 +52,85 @@ def test_building_leaves_torchs_random_numbers_as_they_were():
 def test_an_unknown_architecture_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownName, match=r"no reference architecture named 'tiny11'; did you mean 'tiny10'\? We have"):
         architecture("tiny11")
+
+
+IMAGE_NETS = [name for name in ARCHITECTURES if name not in ("digits", "char_lstm")]
+
+
+@pytest.mark.parametrize("name", IMAGE_NETS)
+def test_each_gives_ten_scores_for_each_image(name):
+    assert load_model(f"netkin:{name}")(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGE_NETS if name != "tiny10"])
+def test_each_can_be_built_for_another_number_of_classes(name):
+    assert load_model(f"netkin:{name},classes=100")(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("resnet20", 272_474),
+        ("resnet20a", 269_722),
+        ("resnet32a", 464_154),
+        ("resnet44a", 658_586),
+        ("resnet56a", 853_018),
+        ("resnet18", 11_173_962),
+        ("alexnet", 23_272_266),
+        ("vgg11", 9_231_114),
+    ],
+)
+def test_each_has_the_published_number_of_parameters(name, count):
+    assert parameter_count(architecture(name)()) == count
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("resnet20", ["conv1", "bn1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)), "fc"]),
+        (
+            "resnet20a",
+            ["conv1", "bn1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)), "linear"],
+        ),
+        ("vit", ["embed", *(f"blocks.{block}" for block in range(6)), "norm", "head"]),
+        ("char_lstm", ["embedding", "lstm1", "lstm2", "out"]),
+    ],
+)
+def test_the_default_layers_have_clear_names(name, expected):
+    assert layers(architecture(name)()) == expected
+
+
+@pytest.mark.parametrize("name, relus", [("alexnet", 7), ("vgg11", 8), ("svcca_convnet", 7)])
+def test_every_activation_of_a_chain_is_a_layer_of_its_own(name, relus):
+    found = layers(architecture(name)())
+    assert [layer for layer in found if layer.startswith("relu")] == [f"relu{place + 1}" for place in range(relus)]
+
+
+def test_the_svcca_convnet_has_the_layers_of_the_paper():
+    # footnote 1: conv-conv-bn-pool-conv-conv-conv-bn-pool-fc-bn-fc-bn-out
+    kinds = [layer.rstrip("0123456789") for layer in layers(architecture("svcca_convnet")()) if layer[:4] != "relu"]
+    assert "-".join(kinds) == "conv-conv-bn-pool-conv-conv-conv-bn-pool-fc-bn-fc-bn-out"
+
+
+def test_the_vision_transformer_keeps_its_class_token_first():
+    model = architecture("vit")()
+    assert model.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 65, 192)
+
+
+def test_the_character_network_scores_each_next_character():
+    model = architecture("char_lstm")()
+    assert model(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 65)
+    assert model.lstm1.input_size == 128
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_is_described_in_one_line(name):
+    assert 20 < len(described(name)) < 120
+    assert described(name).endswith(".")
+
+
+def test_unknown_and_impossible_options_are_refused():
+    with pytest.raises(UnknownName, match=r"'netkin:resnet20' has no option 'class'; did you mean 'classes'\? It has"):
+        architecture("resnet20,class=3")
+    with pytest.raises(ValueFault, match="option 'classes' of 'netkin:vit' must be a whole number from 1; got '0'"):
+        architecture("vit,classes=0")

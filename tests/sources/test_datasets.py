@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader
 
 from netkin.errors import SourceError, UnknownName, ValueFault
 from netkin.sources import load_data
-from netkin.sources.datasets import Batches
+from netkin.sources.datasets import CATALOGUE, Batches
 
 
 def test_the_digits_are_those_of_scikit_learn():
@@ -58,8 +58,10 @@ def test_a_batch_of_nothing_is_refused():
 def test_an_unknown_data_set_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownName, match=r"no data set named 'digit'; did you mean 'digits'\? Data is `digits`"):
         load_data("digit")
-    with pytest.raises(UnknownName, match=r"no data set named 'imagenet'\. Data is .*`package.module:function`\."):
-        load_data("imagenet")
+    with pytest.raises(UnknownName, match=r"no data set named 'places'\. Data is .*`package.module:function`\."):
+        load_data("places")
+    with pytest.raises(UnknownName, match=r"no data set named 'cifar1'; did you mean 'cifar10'\?"):
+        load_data("cifar1,normalise=none:data")
 
 
 def test_a_mistyped_data_set_with_a_folder_is_recognised(workshop):
@@ -67,70 +69,63 @@ def test_a_mistyped_data_set_with_a_folder_is_recognised(workshop):
         load_data("cifar:data")
 
 
-# CIFAR-10
+def test_a_data_set_without_its_place_is_refused():
+    with pytest.raises(SourceError, match="'cifar10' says not where it lies; write 'cifar10:DIR'"):
+        load_data("cifar10")
+    with pytest.raises(SourceError, match="'npz:' says not where it lies; write 'npz:FILE'"):
+        load_data("npz:")
 
 
-def test_cifar10_gives_its_test_images_normalised_in_the_order_of_the_file(fake_cifar10):
-    data = load_data(f"cifar10:{fake_cifar10}", batch_size=4)
-    records = np.fromfile(fake_cifar10 / "cifar-10-batches-bin/test_batch.bin", np.uint8).reshape(6, 3073)
-    mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
-    pixels = records[:, 1:].reshape(6, 3, 32, 32)
-    expected = (pixels / 255 - mean[:, None, None]) / std[:, None, None]
-    images = torch.cat([images for images, _ in data])
-    assert np.allclose(images.numpy(), expected, atol=1e-5)
-    assert images.dtype == torch.float32
-    assert data.labels.tolist() == records[:, 0].tolist()
+# options
 
 
-def test_cifar10_is_found_in_the_folder_itself_as_well(fake_cifar10):
-    outer, inner = load_data(f"cifar10:{fake_cifar10}"), load_data(f"cifar10:{fake_cifar10}/cifar-10-batches-bin")
-    assert torch.equal(outer.stored, inner.stored)
+def test_options_stand_in_the_name_or_are_keywords(fake_cifar10):
+    spec = f"cifar10,normalise=imagenet:{fake_cifar10}"
+    written, given = load_data(spec), load_data(f"cifar10:{fake_cifar10}", normalise="imagenet")
+    assert torch.equal(written.images, given.images)
+    assert written.name == given.name == spec
 
 
-def test_the_training_images_are_the_five_files_one_after_the_other(fake_cifar10):
-    data = load_data(f"cifar10-train:{fake_cifar10}")
-    last = np.fromfile(fake_cifar10 / "cifar-10-batches-bin/data_batch_5.bin", np.uint8).reshape(2, 3073)
-    assert data.examples == 10
-    assert data.labels[-2:].tolist() == last[:, 0].tolist()
+def test_an_unknown_option_is_refused_with_the_nearest_one(fake_cifar10):
+    with pytest.raises(
+        UnknownName,
+        match=r"'cifar10' has no option 'normalize'; did you mean 'normalise'\? It has normalise\.",
+    ):
+        load_data(f"cifar10,normalize=none:{fake_cifar10}")
+    with pytest.raises(UnknownName, match=r"'digits' has no option 'size'\. It has none\."):
+        load_data("digits", size=3)
 
 
-def test_a_folder_without_cifar10_is_refused(tmp_path):
-    with pytest.raises(SourceError, match=r"found no CIFAR-10 in .*: 'test_batch.bin' must lie in it or in its folder"):
-        load_data(f"cifar10:{tmp_path}")
+def test_what_is_no_option_is_refused():
+    with pytest.raises(ValueFault, match="'imagenet' in 'cifar10,imagenet' is no option; write NAME,option=value"):
+        load_data("cifar10,imagenet:data")
 
 
-def test_the_pickled_layout_is_refused_without_being_read(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(b"anything")
-    with pytest.raises(SourceError, match="Python version, which is pickled and not read here; get the binary version"):
-        load_data(f"cifar10:{tmp_path}")
+def test_an_option_that_must_be_a_number_says_so():
+    with pytest.raises(ValueFault, match="option 'size' of 'images' must be a whole number from 1; got 'big'"):
+        load_data("images,size=big:data")
 
 
-def test_a_missing_training_file_is_named(fake_cifar10):
-    (fake_cifar10 / "cifar-10-batches-bin/data_batch_3.bin").unlink()
-    with pytest.raises(SourceError, match=r"lacks data_batch_3.bin; unpack all"):
-        load_data(f"cifar10-train:{fake_cifar10}")
+def test_a_function_takes_no_options(workshop):
+    with pytest.raises(ValueFault, match="'nk_any:make' is a function and takes no options; got size"):
+        load_data("nk_any:make", size=3)
 
 
-def test_a_file_cut_short_is_refused_with_its_size(fake_cifar10):
-    path = fake_cifar10 / "cifar-10-batches-bin/test_batch.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SourceError, match="holds 18,437 bytes, no multiple of the 3,073 bytes of a CIFAR-10 image"):
-        load_data(f"cifar10:{fake_cifar10}")
+# the catalogue
 
 
-def test_a_file_with_impossible_labels_is_refused(fake_cifar10):
-    path = fake_cifar10 / "cifar-10-batches-bin/test_batch.bin"
-    path.write_bytes(b"\xc8" + path.read_bytes()[1:])
-    with pytest.raises(SourceError, match="has a label of 200; CIFAR-10 has labels from 0 to 9"):
-        load_data(f"cifar10:{fake_cifar10}")
+def test_the_catalogue_says_of_each_source_what_it_is_and_where_it_is_looked_for():
+    assert all(source.what and source.where and source.example for source in CATALOGUE)
+    assert len({source.name for source in CATALOGUE}) == len(CATALOGUE)
 
 
-def test_the_real_cifar10_has_ten_thousand_balanced_test_images(cifar10_directory):
-    data = load_data(f"cifar10:{cifar10_directory}")
-    assert data.examples == 10_000
-    assert torch.equal(data.labels.bincount(), torch.full((10,), 1000))
-    assert data.labels[:5].tolist() == [3, 8, 8, 0, 6]
+@pytest.mark.parametrize("source", [source for source in CATALOGUE if source.load], ids=lambda source: source.name)
+def test_the_examples_of_the_catalogue_name_their_source_and_options_it_has(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert source.example.startswith(source.name)
+    if source.needs_place:
+        with pytest.raises(SourceError, match="found no|is no folder"):
+            load_data(source.example)
 
 
 # functions

@@ -1,7 +1,6 @@
 import io
 import pickle
 import tarfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +9,6 @@ from torch import nn
 
 from netkin.errors import SourceError
 from netkin.sources.weights import load_weights, read_state, renamed
-
-
-class Hostile:
-    """An object whose unpickling would create a file."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def __reduce__(self):
-        return Path.touch, (self.target,)
 
 
 @pytest.fixture
@@ -121,19 +110,17 @@ def test_a_refused_file_leaves_the_model_as_it_was(model, state, tmp_path):
 
 
 @pytest.mark.parametrize("write", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
-def test_a_hostile_pickle_is_refused_and_nothing_in_it_runs(tmp_path, write):
-    write({"weight": Hostile(tmp_path / "was here")}, tmp_path / "net.pt")
+def test_a_hostile_pickle_is_refused_and_nothing_in_it_runs(tmp_path, hostile, write):
+    write({"weight": hostile}, tmp_path / "net.pt")
     with pytest.raises(SourceError) as refusal:
         read_state(tmp_path / "net.pt")
-    assert not (tmp_path / "was here").exists()
     assert "\n" not in str(refusal.value)
 
 
-def test_a_hostile_pickle_is_refused_even_if_the_environment_asks_for_unpickling(tmp_path, monkeypatch):
+def test_a_hostile_pickle_is_refused_even_if_the_environment_asks_for_unpickling(tmp_path, hostile, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(SourceError, match="holds more than tensors"):
-        read_state(saved({"weight": Hostile(tmp_path / "was here")}, tmp_path / "net.pt"))
-    assert not (tmp_path / "was here").exists()
+        read_state(saved({"weight": hostile}, tmp_path / "net.pt"))
 
 
 def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(model, tmp_path):
@@ -174,6 +161,12 @@ def test_a_missing_file_is_refused_with_the_nearest_name_beside_it(state, tmp_pa
         read_state(tmp_path / "seed00.pt")
     with pytest.raises(SourceError, match=r"found no weights file '.*net\.pt'\.$"):
         read_state(tmp_path / "nowhere" / "net.pt")
+
+
+def test_an_exported_program_is_no_weights_file(tmp_path):
+    (tmp_path / "net.pt2").touch()
+    with pytest.raises(SourceError, match="is an exported program, which is a whole model; name it alone"):
+        read_state(tmp_path / "net.pt2")
 
 
 def test_a_folder_is_refused(tmp_path):

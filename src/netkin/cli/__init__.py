@@ -7,9 +7,14 @@ import click
 
 from netkin import __version__
 from netkin.cli.compare import compare
+from netkin.cli.completion import completion
+from netkin.cli.data import data
 from netkin.cli.demo import demo
+from netkin.cli.doctor import doctor
+from netkin.cli.explain import explain
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
+from netkin.cli.report import report
 
 
 @click.group(epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,11 +22,14 @@ from netkin.cli.measures import measures
 def cli() -> None:
     """Measure the kinship of neural networks: how alike they represent the same examples, layer by layer.
 
-    A model is BUILDER[@WEIGHTS], where BUILDER is netkin:tiny10, netkin:digits or package.module:function, and WEIGHTS
-    is a safetensors file or a state dict saved by torch. Data is digits, digits:train, digits:test, cifar10:DIR,
-    cifar10-train:DIR or package.module:function.
+    A model is BUILDER[@WEIGHTS]. BUILDER is netkin:tiny10 or another of our reference architectures,
+    package.module:function, hf:DIR (a transformers model in its directory), or the path of an exported program (.pt2),
+    which has its weights inside. WEIGHTS is a safetensors file or a state dict saved by torch. Data is digits:test,
+    images:DIR, cifar10:DIR or package.module:function; `netkin data` lists all.
+
+    Results go to stdout, progress to stderr. The exit code is 0, or 1 for a refusal, or 2 for a misuse.
     """
 
 
-for command in (demo, compare, measures, layers):
+for command in (demo, compare, explain, report, measures, layers, data, doctor, completion):
     cli.add_command(command)

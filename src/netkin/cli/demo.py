@@ -29,14 +29,17 @@ Example:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
     default="netkin-demo",
     show_default=True,
-    help="The folder for the networks and the comparisons.",
+    help="The folder for the networks, the comparisons and the report.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of three seeds.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="The first of three seeds."
+)
 @refusing
 def demo(out: Path, seed: int) -> None:
-    """Train two small networks on the bundled digits, compare them, and say what to notice.
+    """Train two small networks on the bundled digits, compare them, say what to notice and write a report.
 
     They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on two cores.
     """
@@ -46,7 +49,9 @@ def demo(out: Path, seed: int) -> None:
     pairs = [(first, second), (first, untrained)]
     comparisons = [_compared(networks, *pair) for pair in pairs]
     files = _saved(out, networks, comparisons)
-    click.echo("\n\n".join([_accuracies(networks), *map(str, comparisons), _notes(*comparisons), _files(files)]))
+    page = _reported(out, comparisons)
+    shown = [_accuracies(networks), *map(str, comparisons), _notes(*comparisons), _files(files), _ending(page)]
+    click.echo("\n\n".join(shown))
 
 
 def _networks(seed: int) -> dict[str, nn.Module]:
@@ -86,6 +91,16 @@ def _saved(out: Path, networks: dict[str, nn.Module], comparisons: list[Comparis
     for model, file in zip(networks.values(), weights, strict=True):
         save_file(model.state_dict(), file)
     return files + weights
+
+
+def _reported(out: Path, comparisons: list[Comparison]) -> Path:
+    from netkin.reporting import report
+
+    return Path(report(comparisons, out / "report.html"))
+
+
+def _ending(page: Path) -> str:
+    return f"Open the report in a browser\n  {page}"
 
 
 def _accuracies(networks: dict[str, nn.Module]) -> str:

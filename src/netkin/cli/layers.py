@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from netkin.cli.documents import as_json
+from netkin.cli.options import JSON
 from netkin.cli.refusals import refusing
 from netkin.cli.tables import aligned
 
@@ -17,7 +18,7 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("model")
 @click.option("--all", "every", is_flag=True, help="List every named module, not only the default layers.")
-@click.option("--json", "json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 @refusing
 def layers(model: str, every: bool, json: bool) -> None:
     """List the layers of MODEL that are compared by default, with their types."""

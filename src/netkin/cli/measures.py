@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
+from netkin.cli.options import JSON
 from netkin.cli.refusals import refusing
 from netkin.cli.tables import aligned
 
@@ -23,7 +24,7 @@ Example:
 
 @click.command(epilog=EXAMPLE)
 @click.argument("name", required=False)
-@click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
+@JSON
 @refusing
 def measures(name: str | None, json: bool) -> None:
     """List all measures, or tell all about the measure NAME."""

@@ -1,6 +1,6 @@
 """Comparing: all pairs of layers, every measure, one pass."""
 
-from netkin.comparing.compare import compare, compare_many
+from netkin.comparing.compare import compare, compare_many, explain
 from netkin.comparing.plan import Plan
 
-__all__ = ["Plan", "compare", "compare_many"]
+__all__ = ["Plan", "compare", "compare_many", "explain"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from netkin.arrays import refuse_non_finite
+from netkin.arrays import exact_products, refuse_non_finite
 from netkin.comparing import costs
 from netkin.comparing.costs import GramKey, Needs, gram_key
 from netkin.comparing.interrupting import Interruption
@@ -25,7 +25,9 @@ from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Moments, Rows
 
 ONE_ROW = ("cls", "flatten", "last", "matrix", "mean", "pool")  # shapes that give one row an example
 
-Kept = tuple[Tensor | None, tuple[Tensor, ...], Tensor, int]  # rows, Gram matrices, witness, number of rows
+# rows, Gram matrices, the sum of the rows where there are no Gram matrices, number of rows
+Kept = tuple[Tensor | None, tuple[Tensor, ...], Tensor | None, int]
+Doubt = tuple[Tensor, Any, int]  # whether each layer is finite, the batch, its number
 
 
 class Collection:
@@ -40,7 +42,9 @@ class Collection:
         self.examples, self.batches, self.plan, self.meeting = 0, 0, Plan("", 0, 0, ()), Meeting([], [])
         self.layers: dict[str, list[Layer]] = {}
         self._seen: dict[str, Layer] = {}
-        self._searching, self._precision = False, torch.float64
+        self._precision = torch.float64
+        self._doubt: Doubt | None = None  # a batch not looked at yet
+        self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(subject.resizes for subject in subjects)
         self._moments: LayerMoments | None = None
         self._all_rows: LayerRows | None = None
@@ -59,6 +63,7 @@ class Collection:
             bar = stack.enter_context(tqdm(total=expected, desc="reading", unit=" examples", delay=2, leave=False))
             for batch in batches:
                 bar.update(self._take(batch))
+            self._settle()
 
     def statistic(self, measure: Measure, a: str, b: str) -> Any:
         """Return the pair of layers `a` and `b` ("model/layer") as the measure reads it."""
@@ -93,9 +98,9 @@ class Collection:
             for subject in self.subjects
             for layer, value in subject.rows(batch).items()
         }
-        self._refuse_non_finite(kept, batch)
+        self._look(kept, batch)
         count = self._examples_in(kept, batch)
-        with self.interruption.held():
+        with self.interruption.held(), exact_products():
             if not self.layers:
                 self._begin(count)
             self._fold(kept)
@@ -111,8 +116,9 @@ class Collection:
             key = f"{subject.name}/{layer}"
             if not self.layers:
                 self._learn(key, layer, subject, rows)
-            where = f"layer {layer!r} of {subject.name!r} in batch {self.batches}"
-            if self._searching:
+            number = self.batches if self._searching is None else self._searching
+            where = f"layer {layer!r} of {subject.name!r} in batch {number}"
+            if self._searching is not None:
                 refuse_non_finite(rows, where)
             try:
                 grams = () if self._resizes else self._grams_of(key, rows)
@@ -120,7 +126,7 @@ class Collection:
                 refuse_non_finite(rows, where)
                 raise
             needed = self.needs.moments or self.needs.rows or self._resizes
-            return rows if needed else None, grams, (grams[0] if grams else rows).sum(), len(rows)
+            return rows if needed else None, grams, None if grams else rows.sum(), len(rows)
 
         return keep
 
@@ -144,15 +150,27 @@ class Collection:
                 self._grams[gram, group] = LayerGrams([], batch=gram[0], kernel=gram[1], fraction=gram[2])
         return tuple(self._grams[gram, group].reduce(key, rows) for gram in self.needs.grams)
 
-    def _refuse_non_finite(self, kept: Mapping[str, Kept], batch: Any) -> None:
-        """Look for NaN and Inf, at the price of one number for each layer; where they are is asked in a second run."""
-        fine = [torch.isfinite(witness) for _, _, witness, _ in kept.values()]
-        if bool(torch.stack([one.to(fine[0].device) for one in fine]).all()):
+    def _look(self, kept: Mapping[str, Kept], batch: Any) -> None:
+        """Look for NaN and Inf, at the price of one number for each layer.
+
+        On a GPU one batch behind: by then its numbers are there, and nobody waits for the batch at hand.
+        """
+        fine = torch.isfinite(_witnesses(list(kept.values())))
+        if fine.is_cuda:
+            self._settle()
+        self._doubt = (fine, batch, self.batches)
+        if not fine.is_cuda:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Refuse the batch in doubt if it holds NaN or Inf; where they are is asked in a second run."""
+        (fine, batch, number), self._doubt = self._doubt or (torch.ones(1), None, 0), None
+        if bool(fine.all()):
             return
-        self._searching = True
+        self._searching = number
         for subject in self.subjects:
             subject.rows(batch)
-        self._searching = False
+        self._searching = None
 
     def _examples_in(self, kept: Mapping[str, Kept], batch: Any) -> int:
         """Return the number of examples in a batch, which all models must have kept."""
@@ -219,3 +237,14 @@ def _together(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         return rows
     home = next(device for device in devices if device.type != "cpu")
     return {key: matrix.to(home) for key, matrix in rows.items()}
+
+
+def _witnesses(kept: Sequence[Kept]) -> Tensor:
+    """Return one number for each layer that is finite if its rows are."""
+    if all(grams and grams[0].shape == kept[0][1][0].shape for _, grams, _, _ in kept):
+        return _stacked([grams[0] for _, grams, _, _ in kept]).flatten(1).sum(1)
+    return _stacked([grams[0].sum() if total is None else total for _, grams, total, _ in kept])
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.to(tensors[0]) for tensor in tensors])

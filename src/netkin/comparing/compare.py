@@ -1,4 +1,4 @@
-"""`compare` and `compare_many`: models or recorded rows in, a labelled comparison out."""
+"""`compare`, `compare_many`, `explain`: models or recorded rows in; a labelled comparison or its plan out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from torch.utils.data import Dataset
 from netkin import __version__
 from netkin.comparing.collecting import Collection
 from netkin.comparing.costs import Needs
+from netkin.comparing.explaining import explained, refuse_stream
 from netkin.comparing.meeting import ResizablePositions
 from netkin.comparing.pairing import Pairs
+from netkin.comparing.plan import Plan
 from netkin.comparing.subjects import ModelSubject, RecordedSubject, Subject
 from netkin.comparing.tabulating import Tables
 from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
@@ -67,20 +69,55 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
-    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-        raise ValueFault(f"`names` must be two texts; got {names!r}.")
-    alone = b is None or (b is a and transforms is None and forward is None)
-    given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
-    if not alone and len(given) < 2:
-        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
-    pair = (names[0], names[0] if alone else names[1])
+    given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
     places = dict(zip(given, ("a", "b"), strict=False))
     options = _Options(layers, places, shape, resize, transforms, forward, device)
     collection, found = _collected(
         given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
     )
-    shown = (names[0], names[0]) if b is None or (alone and names[1] == "b") else names
+    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     return _comparison(collection, found, pair, shown, data, seed)
+
+
+def explain(
+    a: nn.Module | Mapping[str, Any],
+    b: nn.Module | Mapping[str, Any] | None = None,
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
+    *,
+    layers: Spec | Mapping[str, Spec] = None,
+    pairs: Any = "all",
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+    partial: bool = False,
+    names: tuple[str, str] = ("a", "b"),
+) -> Plan:
+    """Return what `compare` would do with the same arguments, and what that costs; nothing is collected.
+
+    The first batch is read and two of its examples are run through each model, once, to learn the layers' names and
+    widths; a loader can be walked through again afterwards. What `compare` would then refuse, over pairs or memory,
+    stands as the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(50, 8))
+        >>> plan = explain({"x": X, "half": X[:, :4]}, {"y": X**2}, measures=["cka", "svcca"])
+        >>> plan.pairs, plan.examples, plan.passes, plan.operations
+        (2, 50, 0, 12000)
+    """
+    given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
+    places = dict(zip(given, ("a", "b"), strict=False))
+    options = _Options(layers, places, shape, resize, transforms, forward, device)
+    found, wanted = _found(measures), Pairs([pair], pairs)
+    subjects = [options.subject(name, thing) for name, thing in given.items()]
+    refuse_stream(data)
+    batches, expected = _feed(subjects, data, examples)
+    return explained(subjects, found, wanted, batches, expected, memory)
 
 
 def compare_many(
@@ -117,6 +154,16 @@ def compare_many(
     options = _Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
     collection, found = _collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
     return Comparisons([_comparison(collection, found, pair, pair, data, seed) for pair in of])
+
+
+def _two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Return what is to be compared by its names, and which two names make the pair."""
+    if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+        raise ValueFault(f"`names` must be two texts; got {names!r}.")
+    given = {names[0]: a} if alone else {names[0]: a, names[1]: b}
+    if not alone and len(given) < 2:
+        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
+    return given, (names[0], names[0] if alone else names[1])
 
 
 class _Options:
@@ -188,15 +235,21 @@ def _collected(
     seed: int,
     partial: bool,
 ) -> tuple[Collection, list[Measure]]:
-    asked = [measures] if isinstance(measures, str) or callable(measures) else measures
-    found = list({measure.id: measure for measure in map(find, asked)}.values())
-    if not found:
-        raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
+    found = _found(measures)
     subjects = [options.subject(name, thing) for name, thing in given.items()]
     batches, expected = _feed(subjects, data, examples)
     collection = Collection(subjects, Needs.of(found), pairs, memory, seed, partial)
     collection.run(batches, expected)
     return collection, found
+
+
+def _found(measures: Any) -> list[Measure]:
+    """Return the measures asked for, each once."""
+    asked = [measures] if isinstance(measures, str) or callable(measures) else measures
+    found = list({measure.id: measure for measure in map(find, asked)}.values())
+    if not found:
+        raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
+    return found
 
 
 def _feed(subjects: Sequence[Subject], data: Any, examples: int | None) -> tuple[Iterable[Any], int | None]:
@@ -281,10 +334,14 @@ def _name_of(data: Any) -> str:
 
 
 def _provenance(collection: Collection, a: Subject, b: Subject) -> dict[str, str]:
+    products = collection.needs.precision(collection.meeting.layers.values())
+    which = collection.pairs.which
     return {
-        "model a": a.kind,
-        "model b": b.kind,
+        **{f"{what} {side}": text for side, subject in (("a", a), ("b", b)) for what, text in subject.origin.items()},
+        "pairs": which if isinstance(which, str) else f"{len(which):,} listed",
+        "resize": "average" if a.resizes else "none",
         "plan": str(collection.plan),
+        "products": str(products).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

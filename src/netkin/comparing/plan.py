@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,12 +17,19 @@ from netkin.errors import MemoryLimit
 
 @dataclass(frozen=True)
 class Plan:
-    """The statistics chosen, their memory in bytes and the reason."""
+    """The statistics chosen, their memory in bytes and the reason; `explain` adds what else the work will take."""
 
     linear: str  # "moments", "rows" or "" where no linear measure is asked for
     bytes: int
     limit: int
     lines: tuple[str, ...]
+    widths: dict[str, dict[str, int]] = field(default_factory=dict)  # of each model's layers
+    pairs: int = 0
+    measures: dict[str, str] = field(default_factory=dict)  # the statistic that each is read from
+    examples: int | None = None
+    passes: int | None = None  # forward passes of all models together
+    operations: int | None = None  # multiply-adds of the statistics
+    refused: str = ""  # the sentence that `compare` would refuse with
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -40,11 +47,11 @@ def make_plan(needs: Needs, meeting: Meeting, examples: int | None, memory: int 
         lines.append(line)
     if needs.rows:
         size = costs.of_sample(needs, layers, examples)
-        lines.append(f"Rows, a sample of at most {costs.CAP:,}: {_size(size)}")
+        lines.append(f"Rows, a sample of at most {costs.CAP:,}: {size_of(size)}")
         total += size
     for key in needs.grams:
         size = costs.of_grams(key, layers)
-        lines.append(f"Grams of mini-batches of {key[0]}, {key[1]} kernel: {_size(size)}")
+        lines.append(f"Grams of mini-batches of {key[0]}, {key[1]} kernel: {size_of(size)}")
         total += size
     refuse_over(limit, total, layers, "the statistics")
     return Plan(linear, total, limit, tuple(lines))
@@ -54,7 +61,7 @@ def _linear(needs: Needs, meeting: Meeting, examples: int | None, limit: int) ->
     """Choose between streamed moments and kept rows for the linear measures."""
     layers = meeting.layers.values()
     moments = costs.of_moments(needs, layers, meeting.rectangles)
-    streamed = "moments", moments, f"Moments, streamed, products in {_precision(needs, layers)}: {_size(moments)}"
+    streamed = "moments", moments, f"Moments, streamed, products in {_precision(needs, layers)}: {size_of(moments)}"
     if examples is None:
         return streamed if moments <= limit else _open_ended(needs, layers, moments, limit)
     rows = costs.of_rows(needs, layers, examples)
@@ -64,15 +71,15 @@ def _linear(needs: Needs, meeting: Meeting, examples: int | None, limit: int) ->
     refuse_over(
         limit, min(moments, rows), layers, "moments" if moments < rows else f"the rows of {examples:,} examples"
     )
-    why = "some layers are wider than that" if wide else f"moments would need {_size(moments)}"
-    return "rows", rows, f"Rows, all {examples:,} examples, as {why}: {_size(rows)}"
+    why = "some layers are wider than that" if wide else f"moments would need {size_of(moments)}"
+    return "rows", rows, f"Rows, all {examples:,} examples, as {why}: {size_of(rows)}"
 
 
 def _open_ended(needs: Needs, layers: Collection[Layer], moments: int, limit: int) -> tuple[str, int, str]:
     """Keep the rows of data of unknown length, as moments don't fit; the limit is watched after each batch."""
     first = costs.of_rows(needs, layers, max(layer.examples for layer in layers))
     refuse_over(limit, first, layers, "the rows of the first batch")
-    return "rows", first, f"Rows, as moments would need {_size(moments)}; watched, to stay below {_size(limit)}"
+    return "rows", first, f"Rows, as moments would need {size_of(moments)}; watched, to stay below {size_of(limit)}"
 
 
 def refuse_over(limit: int, size: int, layers: Collection[Layer], what: str) -> None:
@@ -81,7 +88,7 @@ def refuse_over(limit: int, size: int, layers: Collection[Layer], what: str) -> 
         return
     widest = max(layers, key=lambda layer: layer.width)
     raise MemoryLimit(
-        f"{what} need {_size(size)} and the limit is {_size(limit)}; the widest layer is {widest.name!r} of "
+        f"{what} need {size_of(size)} and the limit is {size_of(limit)}; the widest layer is {widest.name!r} of "
         f"{widest.model!r} with {widest.width:,} features. Use shape='pool', the measure 'cka_minibatch', fewer "
         "`examples=`, fewer `layers=`, or a higher `memory=`."
     )
@@ -101,7 +108,8 @@ def _precision(needs: Needs, layers: Collection[Layer]) -> str:
     return "float64" if needs.precision(layers) == torch.float64 else "float32"
 
 
-def _size(count: float) -> str:
+def size_of(count: float) -> str:
+    """Return a number of bytes in the unit that people would use."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"

@@ -40,6 +40,11 @@ class Subject(ABC):
         """The size of the map that the latest rows came from, where maps may be resized."""
         return self._shape.space if isinstance(self._shape, ResizablePositions) else ()
 
+    @property
+    @abstractmethod
+    def origin(self) -> dict[str, str]:
+        """What it is and how it is run, in words for the provenance of a result."""
+
     @abstractmethod
     def length(self, batch: Any) -> int | None:
         """Return the number of examples in a batch, if the batch tells."""
@@ -75,13 +80,20 @@ class ModelSubject(Subject):
     def shapes(self) -> dict[str, str]:  # type: ignore[override]
         return self._reader.shapes if self._reader else {}
 
+    @property
+    def origin(self) -> dict[str, str]:
+        device = ", ".join(sorted(map(str, _homes(self.model)))) if self._device is None else str(self._device)
+        functions = {"transform": self._transform, "forward": self._forward}
+        return {"model": self.kind, "device": device} | {what: _called(given) for what, given in functions.items()}
+
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
         with _lent(self.model, self._device), guest(self.model):  # a guest keeps the random state of the device, too
             self._reader = Reader(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
             )
-            yield
+            with self._reader.open():
+                yield
 
     def length(self, batch: Any) -> int | None:
         return length_if_known(batch)
@@ -110,6 +122,10 @@ class RecordedSubject(Subject):
         if n == 0:
             raise ShapeError(f"{name!r} holds no examples of layer {first!r}; record it on at least one.")
         self.examples = n
+
+    @property
+    def origin(self) -> dict[str, str]:
+        return {"model": self.kind, "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()}))}
 
     def length(self, batch: slice) -> int:
         return int(batch.stop - batch.start)
@@ -146,10 +162,19 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     return list(dict.fromkeys(layer for matching in found.values() for layer in matching))
 
 
+def _called(function: Any) -> str:
+    return "none" if function is None else getattr(function, "__qualname__", type(function).__name__)
+
+
+def _homes(model: nn.Module) -> set[torch.device]:
+    """Return the devices that a model lies on."""
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+
+
 @contextmanager
 def _lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
-    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+    homes = _homes(model)
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise ValueFault("a model on the 'meta' device computes no numbers; load its weights and choose a real device.")
     if device is None or homes == {torch.device(device)}:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,10 +67,7 @@ class Tables:
             self.few.append((statistic.x.width + statistic.y.width, statistic.few_examples))
         if isinstance(statistic, Grams):
             self._note_batches(measure, statistic)
-        value = value_of(measure, statistic)
-        if not math.isfinite(value):
-            raise NoValue(f"{measure.id} is infinite for this pair.")
-        return value
+        return value_of(measure, statistic)
 
     def _note_batches(self, measure: Measure, grams: Grams) -> None:
         left_out = f"; {grams.left_out} examples left out" if grams.left_out else ""
@@ -105,9 +101,14 @@ class Tables:
             bounds=facts.bounds,
             symmetric=facts.symmetric,
             conventions=facts.convention,
-            statistic=facts.reads.__name__,
+            statistic=self._statistic(measure),
             exactness=self._exactness(measure),
         )
+
+    def _statistic(self, measure: Measure) -> str:
+        """Return what the values were read from; linear measures read rows where those were kept."""
+        kept = measure.facts.reads is Moments and self.collection.plan.linear == "rows"
+        return (Rows if kept else measure.facts.reads).__name__
 
     def _exactness(self, measure: Measure) -> str:
         sampled = self.collection.sampled if measure.facts.reads is Rows else ""

@@ -10,13 +10,11 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
 from netkin.measures.matrices import arccos, holding, root, spectrum
-from netkin.measures.registry import measure
+from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
 from netkin.statistics.moments import canonical
 from netkin.statistics.sides import Side, squared_norm
 
-AFFINE = frozenset({"rotation", "scaling", "translation", "invertible"})
-RIGID = frozenset({"rotation", "scaling", "translation"})
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
 SVCCA = "Raghu et al. (2017), arXiv:1706.05806"
 
@@ -57,7 +55,7 @@ def cca_mean_squared(moments: Moments) -> Tensor:
     unchanged_by=AFFINE,
     whitens=True,
     convention="root of the mean squared canonical correlation over the smaller numerical rank, columns centred",
-    reference="eq. 1 of Wang et al. (2024), inner-product-based similarity",
+    reference="Chen, Miao & Qiu (2023), Inner Product-based Neural Network Similarity, NeurIPS 36, eq. 1",
 )
 def cca_rms(moments: Moments) -> Tensor:
     """Return the root mean square of the canonical correlations of two layers, from 0 to 1."""
@@ -128,10 +126,9 @@ def pwcca(moments: Moments) -> Tensor:
     variates, correlations, _ = torch.linalg.svd(moments.alignment, full_matrices=False)
     # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
     inner = variates.mH @ moments.x.whitener.mH @ moments.x.second @ moments.x.units
-    weights = inner.abs().sum(-1)
-    real = torch.arange(correlations.shape[-1], device=weights.device) < min(moments.x.rank, moments.y.rank)
-    weights = weights * real
-    return (weights * correlations.clamp(max=1)).sum() / weights.sum()
+    largest = correlations.flatten().argsort(descending=True, stable=True)[: min(moments.x.rank, moments.y.rank)]
+    weights = inner.abs().sum(-1).flatten()[largest]
+    return (weights * correlations.flatten()[largest].clamp(max=1)).sum() / weights.sum()
 
 
 @measure(
@@ -225,7 +222,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     unchanged_by=AFFINE,
     whitens=True,
     convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",
-    reference="Kullback (1959); lemma 1 of Ni et al. (2023), CKA sparsity regularisation",
+    reference="Kullback (1959); lemmas 1 and 2 of Ni et al. (2023), arXiv:2307.07389",
 )
 def gaussian_mutual_information(moments: Moments) -> Tensor:
     """Return the information that two layers share if they are jointly Gaussian, in nats, from 0 up.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.registry import measure
+from netkin.measures.registry import RIGID, measure
 from netkin.statistics import Grams, Rows
 from netkin.statistics.kernels import centred, u_centred
 
@@ -15,7 +15,7 @@ KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
 @measure(
     higher_is_closer=True,
     bounds=(-1.0, 1.0),
-    unchanged_by={"rotation", "scaling", "translation"},
+    unchanged_by=RIGID,
     convention="HSIC₁ summed over mini-batches, one ratio at the end; a remainder under 4 examples left out",
     shows=("batch",),
     reference="Nguyen et al. (2021), arXiv:2010.15327",
@@ -37,7 +37,7 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
 @measure(
     higher_is_closer=True,
     bounds=(0.0, 1.0),
-    unchanged_by={"rotation", "scaling", "translation"},
+    unchanged_by=RIGID,
     convention="biased HSIC, RBF kernel with σ = `fraction` × the median distance over distinct pairs",
     reference=KORNBLITH,
 )
@@ -46,14 +46,14 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
 
     `cka` with the kernel ``exp(-d²/2σ²)``; the smaller `fraction`, the more local.
     """
-    K, L = (sample.remembered(centred, fraction) for sample in (rows.x, rows.y))
+    K, L = (sample.centred_kernel(centred, fraction) for sample in (rows.x, rows.y))
     return _cosine(K, L, fraction).clamp(max=1)
 
 
 @measure(
     higher_is_closer=True,
     bounds=(-1.0, 1.0),
-    unchanged_by={"rotation", "scaling", "translation"},
+    unchanged_by=RIGID,
     convention="unbiased HSIC₁, RBF kernel with σ = `fraction` × the median distance over distinct pairs, not clamped",
     reference=f"{KORNBLITH}; Song et al. (2012), JMLR 13",
 )
@@ -61,7 +61,7 @@ def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     """Return `cka_rbf` with the bias of small samples taken off, from -1 to 1."""
     if rows.n < 4:
         raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {rows.n}.")
-    K, L = (sample.remembered(u_centred, fraction) for sample in (rows.x, rows.y))
+    K, L = (sample.centred_kernel(u_centred, fraction) for sample in (rows.x, rows.y))
     return _cosine(K, L, fraction)
 
 

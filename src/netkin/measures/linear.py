@@ -8,11 +8,9 @@ from torch import Tensor
 
 from netkin.errors import NoValue
 from netkin.measures.matrices import arccos, root
-from netkin.measures.registry import measure
+from netkin.measures.registry import RIGID, measure
 from netkin.statistics import Moments
 
-RIGID = frozenset({"rotation", "scaling", "translation"})
-CORTES = "Cortes et al. (2012), arXiv:1203.0550"
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
 WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
 

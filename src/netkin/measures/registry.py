@@ -9,19 +9,33 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from netkin.errors import InflatedWarning, NameClash, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.arrays import exact_products
+from netkin.errors import (
+    InflatedWarning,
+    NameClash,
+    NetkinError,
+    NoValue,
+    SourceError,
+    UnknownName,
+    ValueFault,
+    did_you_mean,
+)
 from netkin.statistics import Grams, Moments, Rows
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
+RIGID = frozenset({"rotation", "scaling", "translation"})
+AFFINE = frozenset(INVARIANCES)
+RANK = "rank: eigenvalues above max(n, p)·eps·λmax"  # of `Side.kept`, on which everything that whitens stands
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,7 @@ def measure(
             )
         facts = Facts(
             reads, higher_is_closer, bounds, symmetric, is_metric, frozenset(unchanged_by), whitens, precise or whitens,
-            debiases, shows, convention, reference,
+            debiases, shows, "; ".join(filter(None, [convention, RANK if whitens else ""])), reference,
         )  # fmt: skip
         public = _callable_with_matrices(function, facts)
         _add(Measure(public, facts))
@@ -219,13 +233,16 @@ def _callable_with_matrices(function: Callable[..., Tensor], facts: Facts) -> Ca
     @functools.wraps(function)
     def call(X: Any, Y: Any = None, /, **parameters: Any) -> Any:
         if isinstance(X, facts.reads) and Y is None:
-            return function(X, **parameters)
+            with exact_products():
+                return function(X, **parameters)
         if Y is None:
             raise ValueFault(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
-        value = function(_taken(facts, X, Y, function, parameters), **parameters)
-        return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else float(value)
+        with exact_products():
+            value = function(_taken(facts, X, Y, function, parameters), **parameters)
+        number = _finite(function.__name__, value)
+        return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
 
     return call
 
@@ -243,8 +260,9 @@ def _taken(facts: Facts, X: Any, Y: Any, function: Callable[..., Tensor], parame
 
 
 def _add(new: Measure) -> None:
-    if new.name in _MEASURES:
-        old = _MEASURES[new.name].function
+    """Register a measure; the same function once more, as when a notebook cell runs again, takes its place."""
+    old = _MEASURES.get(new.name, new).function
+    if (old.__module__, old.__qualname__) != (new.function.__module__, new.function.__qualname__):
         raise NameClash(
             f"two measures are named {new.name!r}, one in {old.__module__} and one in {new.function.__module__}; "
             "rename one."
@@ -255,12 +273,33 @@ def _add(new: Measure) -> None:
 @functools.cache
 def _load_entry_points() -> None:
     for entry in entry_points(group="netkin.measures"):
+        _load(entry)
+
+
+def _load(entry: EntryPoint) -> None:
+    """Load what one package offers: all of it, or nothing and a sentence that names the package."""
+    before = dict(_MEASURES)
+    try:
         entry.load()
+    except Exception as fault:
+        _MEASURES.clear()
+        _MEASURES.update(before)
+        if isinstance(fault, NetkinError):
+            raise
+        package = entry.dist.name if entry.dist else entry.name
+        raise SourceError(
+            f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
+            f"{type(fault).__name__}: {fault}; mend or uninstall the package."
+        ) from fault
 
 
 def value_of(found: Measure, statistic: Any) -> float:
-    """Return one value as a float; what is not a finite number becomes a refusal with its reason."""
-    value = float(found(statistic))
-    if value != value:
-        raise NoValue(f"{found.id} is undefined for this pair (0/0): neither layer varies beyond rounding.")
-    return value
+    """Return one value as a float; what is not a finite number is refused."""
+    return _finite(found.id, found(statistic))
+
+
+def _finite(name: str, value: Any) -> float:
+    number = float(value.detach() if isinstance(value, Tensor) else value)
+    if not math.isfinite(number):
+        raise NoValue(f"{name} is not a finite number for this pair.")
+    return number

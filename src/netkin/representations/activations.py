@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -51,8 +52,8 @@ def activations(
 class Reader:
     """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
 
-    It hooks the model only while it runs it, so that two readers may share one model. `layers` are the chosen layers,
-    `shapes` holds what one example is for each one that has run, `batches` counts the batches read.
+    It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
+    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Reader:
         self.shapes: dict[str, str] = {}
         self.batches = 0
         self._mask: Any = None
+        self._outputs: dict[str, Any] | None = None
+        self._is_open = False
         self._length: int | None = None
         self._names: list[str] = []
         self._left_out: set[str] = set()
@@ -80,15 +83,30 @@ class Reader:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
         batch = prepared(self.model, batch, self.transform)
         self._mask, self._length = mask_of(batch), length_if_known(batch)
-        outputs: dict[str, Any] = {}
-        with watching(self.model, self.layers, keeping(outputs, self._reduced)):
+        outputs = self._outputs = {}
+        with nullcontext() if self._is_open else self.open():
             call(self.model, batch, self.forward)
+        self._outputs = None
         rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
         self._refuse_other_calls(list(rows))
         if self._keep is None:
             self._refuse_non_finite(rows)
         self.batches += 1
         return rows
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Leave the hooks on the model while the `with` lasts, rather than put them on and off with each batch."""
+        with watching(self.model, self.layers, self._react):
+            self._is_open = True
+            try:
+                yield
+            finally:
+                self._is_open = False
+
+    def _react(self, name: str, output: Any) -> None:
+        if self._outputs is not None:  # else it is somebody else who runs the model
+            keeping(self._outputs, self._reduced)(name, output)
 
     def _reduced(self, name: str, output: Tensor) -> Any:
         """Return a layer's rows or what is kept of them, or None for a layer left out."""

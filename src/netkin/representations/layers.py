@@ -8,9 +8,10 @@ does not. The layers are
 - the stem and the head: of every module that encloses a container, the children that hold parameters and neither are
   nor enclose a container.
 
-A child that cannot be called, such as a plain ``nn.ModuleList`` of parts, stands for its own children. Without any
-container the layers are the model's direct children; a model without children is its own layer, named ``""``. A module
-registered under several names goes by the first. Names are in the order of registration.
+A child that cannot be called, such as a plain ``nn.ModuleList`` of parts, stands for its own children. Where there is
+no container, or all this finds fewer than two layers, the layers are the model's direct children; a model without
+children is its own layer, named ``""``. A module registered under several names goes by the first. Names are in the
+order of registration.
 
 So a ResNet gives ``conv1, bn1, layer1.0, layer1.1, ..., fc``; a BERT gives ``embeddings, encoder.layer.0, ...,
 pooler``; ``nn.Sequential(Linear, ReLU, Linear)`` gives ``0, 1, 2``.

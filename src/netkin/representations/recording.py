@@ -51,7 +51,7 @@ def keeping(outputs: dict[str, Any], reduce: Callable[[str, Tensor], Any] | None
 
 def main_tensor(output: Any, name: str) -> Tensor:
     """Return the tensor that represents the output of layer `name`: the first floating one in it."""
-    path = path_to_tensor(output)
+    path = () if isinstance(output, Tensor) and output.is_floating_point() else path_to_tensor(output)
     if path is None:
         raise ForwardError(
             f"{spoken(name)} gives no floating tensor to record, but {type(output).__name__}; choose another layer."

@@ -43,7 +43,7 @@ def flatten(output: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if mask is not None and output.ndim == 3:
         output = output.masked_fill(~_valid(output, mask)[..., None], 0)
-    return _raised(output.reshape(len(output), _count(output.shape[1:])))
+    return _raised(output.reshape(len(output), output.shape[1:].numel()))
 
 
 def positions(output: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Tensor | None = None) -> 
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
     if output.ndim <= 2:
-        return _raised(output.reshape(len(output), _count(output.shape[1:]))), "matrix"
+        return _raised(output.reshape(len(output), output.shape[1:].numel())), "matrix"
     name = name or ("mean" if output.ndim == 3 else "pool")
     function = SHAPES[name]
     return (function(output, mask) if name in FOR_TOKENS else function(output)), name
@@ -215,10 +215,6 @@ def _raised(tensor: Tensor) -> Tensor:
 
 def _summing_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def _count(sizes: torch.Size) -> int:
-    return sizes.numel()
 
 
 def _list(names: Any) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from importlib import import_module
 from itertools import product
 from typing import Any, overload
 
@@ -128,6 +129,14 @@ class Comparison:
         words = ("a", "b", "data", "examples", "seed", "version", "created")
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
+
+    def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
+        return import_module("netkin.reporting").plot(self, measure, path, ax)
+
+    def _repr_html_(self) -> str:
+        """Show the heatmaps in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the comparison, with all its labels, to one file; the file appears whole or not at all."""

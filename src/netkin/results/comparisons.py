@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,14 @@ class Comparisons(Mapping[Pair, Comparison]):
                 means[j, i] = means[i, j]
         return means
 
+    def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+        """Return the summaries as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
+        return import_module("netkin.reporting").plot(self, measure, path, ax)
+
+    def _repr_html_(self) -> str:
+        """Show the summaries in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all comparisons to one file; the file appears whole or not at all."""
         headers, arrays = [], Arrays()
@@ -103,7 +112,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return the comparisons that were saved at `path`."""
         header, arrays = files.read(path, "comparisons")
         with files.damage_reported(path):
-            return cls([unpacked(own, arrays, f"{position}/") for position, own in enumerate(header["comparisons"])])
+            return all_unpacked(header, arrays)
 
     def _advice(self, pair: Pair) -> str:
         if tuple(reversed(pair)) in self.pairs:
@@ -113,10 +122,15 @@ class Comparisons(Mapping[Pair, Comparison]):
         return f"{hint} The models are {', '.join(self.models) or 'none'}."
 
 
+def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
+    """Return the comparisons that `save` took apart into a header and arrays."""
+    return Comparisons([unpacked(own, arrays, f"{position}/") for position, own in enumerate(header["comparisons"])])
+
+
 def _mean(table: Values) -> float:
     """Return the mean over layers of the same name, or over the best matches where no name is shared."""
-    places = [(i, table.layers_b.index(name)) for i, name in enumerate(table.layers_a) if name in table.layers_b]
-    chosen = [float(table.values[place]) for place in places]
-    chosen = chosen if places else [value for _, value in table.best_matches().values()]
-    known = [value for value in chosen if not np.isnan(value)]
+    if set(table.layers_a).isdisjoint(table.layers_b):
+        known = [value for _, value in table.best_matches().values()]
+    else:
+        known = list(table.corresponding().values())
     return float(np.mean(known)) if known else float("nan")

@@ -6,15 +6,15 @@ import os
 
 from netkin import files
 from netkin.errors import FileFault
-from netkin.results.comparison import Comparison
-from netkin.results.comparisons import Comparisons
+from netkin.results.comparison import Comparison, unpacked
+from netkin.results.comparisons import Comparisons, all_unpacked
 
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
     """Return the result that was saved at `path`."""
-    kind = files.read(path)[0].get("kind")
-    if kind == "comparison":
-        return Comparison.load(path)
-    if kind == "comparisons":
-        return Comparisons.load(path)
-    raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are 'comparison' and 'comparisons'.")
+    header, arrays = files.read(path)
+    kind = header.get("kind")
+    if kind not in ("comparison", "comparisons"):
+        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are 'comparison' and 'comparisons'.")
+    with files.damage_reported(path):
+        return unpacked(header, arrays) if kind == "comparison" else all_unpacked(header, arrays)

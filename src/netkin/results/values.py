@@ -89,6 +89,11 @@ class Values:
         found = [(i, j) for i, j in pairs if np.isfinite(self.values[i, j])]
         return {self.layers_a[i]: (self.layers_b[j], float(self.values[i, j])) for i, j in found}
 
+    def corresponding(self) -> dict[str, float]:
+        """Return the value of every layer with the layer of the same name, without holes."""
+        shared = [name for name in self.layers_a if name in self.layers_b and (name, name) not in self.holes]
+        return {name: self[name, name] for name in shared}
+
     def to_numpy(self) -> np.ndarray:
         """Return the table as a matrix of your own, NaN in its holes."""
         return self.values.copy()
@@ -125,7 +130,7 @@ class Values:
         return table
 
     def _refuse_nan_without_reason(self) -> None:
-        """A value is missing exactly where a reason is given: see "what users must never meet"."""
+        """Refuse a missing value without a reason, and a reason beside a value."""
         explained = np.zeros(self.values.shape, dtype=bool)
         for pair in self.holes:
             explained[self._position(pair)] = True

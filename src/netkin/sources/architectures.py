@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from netkin.errors import UnknownName, did_you_mean
+from netkin.sources.classics import alexnet, svcca_convnet, vgg11
+from netkin.sources.options import fitted, split_options
+from netkin.sources.residual import resnet18, thin
+from netkin.sources.sequences import char_lstm, vit
 
 
 class ConvNet(nn.Module):
@@ -50,16 +55,46 @@ def digits() -> nn.Module:
     return ConvNet((1, 16, 32, 32, 64), kernels=(3, 3, 3, 3), strides=(1, 1, 2, 1), padding=1)
 
 
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {"tiny10": tiny10, "digits": digits}
+ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    "tiny10": tiny10,
+    "digits": digits,
+    **{f"resnet{depth}": partial(thin, depth, "B", "fc") for depth in (20, 32, 44, 56)},
+    **{f"resnet{depth}a": partial(thin, depth, "A", "linear") for depth in (20, 32, 44, 56)},
+    "resnet18": resnet18,
+    "alexnet": alexnet,
+    "vgg11": vgg11,
+    "svcca_convnet": svcca_convnet,
+    "char_lstm": char_lstm,
+    "vit": vit,
+}
 
 
 def architecture(name: str) -> Callable[[], nn.Module]:
-    """Return the function that builds the reference architecture `name`."""
-    if name not in ARCHITECTURES:
+    """Return the function that builds the reference architecture `name`, which may carry options.
+
+    `resnet20` to `resnet56` have 1 × 1-convolution shortcuts (option B) and the head `fc`; `resnet20a` to `resnet56a`
+    have shortcuts without parameters (option A) and the head `linear`.
+
+    Example:
+        >>> architecture("resnet20a,classes=100")().linear
+        Linear(in_features=64, out_features=100, bias=True)
+    """
+    plain, options = split_options(name)
+    if plain not in ARCHITECTURES:
         known = ", ".join(f"`netkin:{each}`" for each in ARCHITECTURES)
-        near = did_you_mean(name, ARCHITECTURES)
-        raise UnknownName(f"no reference architecture named {name!r}{near or '.'} We have {known}.")
-    return ARCHITECTURES[name]
+        near = did_you_mean(plain, ARCHITECTURES)
+        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} We have {known}.")
+    builder = ARCHITECTURES[plain]
+    return partial(builder, **fitted(builder, options, f"netkin:{plain}")) if options else builder
+
+
+def described(name: str) -> str:
+    """Return one line on the reference architecture `name`."""
+    builder = ARCHITECTURES[name]
+    if isinstance(builder, partial):
+        shortcuts = "shortcuts without parameters" if name.endswith("a") else "1 × 1-convolution shortcuts"
+        return f"CIFAR ResNet-{builder.args[0]} with {shortcuts}."
+    return (builder.__doc__ or "").strip().splitlines()[0].replace("Return a fresh ", "")
 
 
 def seeded(builder: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

@@ -1,86 +1,138 @@
-"""Data sets by name: `digits`, `cifar10:DIR` or `package.module:function`."""
+"""Data sets by name: `NAME[,option=value]:PLACE`, or `package.module:function`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
+from netkin.sources.cifar import cifar10, cifar100
 from netkin.sources.functions import call, find_function
-from netkin.sources.images import Images, cifar10, digits
+from netkin.sources.images import digits, image_folder
+from netkin.sources.mnist import mnist
+from netkin.sources.npz import npz
+from netkin.sources.options import fitted, split_options
+from netkin.sources.reading import refusing_unreadable
+from netkin.sources.svhn import svhn
+from netkin.sources.text import text
+
+__all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
 
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """Examples with their labels, handed out batch by batch, in the same order each time.
-
-    `stored` holds all examples as compactly as they came; `prepare` makes of some of them what a model is fed. Without
-    labels a batch is the examples alone.
-    """
-
-    name: str
-    stored: Tensor
-    labels: Tensor | None = None
-    batch_size: int = 128
-    prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
-
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return len(self.stored)
-
-    @property
-    def images(self) -> Tensor:
-        """All examples at once, as a model is fed them."""
-        return self.prepare(self.stored)
-
-    def __len__(self) -> int:
-        """Return the number of batches; the last may be smaller."""
-        return -(-self.examples // self.batch_size)
-
-    def __iter__(self) -> Iterator[Any]:
-        for start in range(0, self.examples, self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            images = self.prepare(self.stored[rows])
-            yield images if self.labels is None else (images, self.labels[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class Borrowed:
-    """Batches that a user's function made; what can be walked through only once is made `again` each time."""
+@dataclass(frozen=True)
+class DataSource:
+    """One kind of data: what it is, where it is looked for, and what to type."""
 
     name: str
-    batches: Iterable[Any]
-    again: Callable[[], Iterable[Any]] | None = None
-
-    @property
-    def examples(self) -> int | None:
-        """How many examples there are, or None where the data do not say."""
-        dataset = getattr(self.batches, "dataset", None)
-        return len(dataset) if isinstance(dataset, Sized) else None
-
-    def __len__(self) -> int:
-        """Return the number of batches; TypeError where the data do not say."""
-        return len(self.batches)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.again() if self.again else self.batches)
+    what: str
+    where: str
+    example: str
+    load: Callable[..., Examples] | None = None
+    needs_place: bool = True
+    options: str = ""
 
 
-def load_data(spec: str, batch_size: int = 128) -> Batches | Borrowed:
+def _parts(name: str, what: str, where: str, load: Callable[..., Examples], options: str) -> list[DataSource]:
+    """Return the sources for the test and the training part of an image set."""
+    return [
+        DataSource(
+            name + ending,
+            f"{what}, {word} images",
+            where,
+            f"{name}{ending}:data",
+            partial(load, _part=part),
+            options=f"normalise={name} (if not said otherwise){options}",
+        )
+        for ending, part, word in (("", "test", "test"), ("-train", "train", "training"))
+    ]
+
+
+_NORMALISE = "normalise=none (if not said otherwise), imagenet, cifar10, cifar100 or svhn"
+CATALOGUE: list[DataSource] = [
+    DataSource(
+        "digits",
+        "1,797 digits of 1 × 8 × 8, ink from 0 to 1; digits:train and digits:test are its parts",
+        "comes with netkin",
+        "digits:test",
+        digits,
+        needs_place=False,
+    ),
+    *_parts(
+        "cifar10",
+        "CIFAR-10, 3 × 32 × 32 in 10 classes",
+        "DIR, DIR/cifar-10-batches-bin or DIR/cifar-10-batches-py: the binary or the Python version",
+        cifar10,
+        ", imagenet, none or that of another set",
+    ),
+    *_parts(
+        "cifar100",
+        "CIFAR-100, 3 × 32 × 32 in 100 classes",
+        "DIR, DIR/cifar-100-binary or DIR/cifar-100-python: the binary or the Python version",
+        cifar100,
+        ", imagenet, none or that of another set; labels=fine or coarse",
+    ),
+    *_parts(
+        "svhn",
+        "SVHN, cropped 3 × 32 × 32 digits",
+        "DIR or DIR/svhn: test_32x32.mat and train_32x32.mat",
+        svhn,
+        ", imagenet, none or that of another set",
+    ),
+    *_parts(
+        "mnist",
+        "MNIST, 1 × 28 × 28 digits",
+        "DIR, DIR/mnist or DIR/MNIST/raw: the four idx files, gzipped or not",
+        mnist,
+        " or none",
+    ),
+    DataSource(
+        "images",
+        "image files in sorted order, 3 × height × width from 0 to 1, with folders as classes (needs netkin[images])",
+        "DIR: images, or one folder of images for each class",
+        "images,size=64,normalise=imagenet:photos",
+        image_folder,
+        options=f"size=PIXELS; {_NORMALISE}",
+    ),
+    DataSource(
+        "npz",
+        "arrays: x, images, inputs or data (or the only one), and y or labels; bytes are divided by 255",
+        "FILE, written by numpy.savez",
+        "npz:examples.npz",
+        npz,
+        options=f"channels=first or last; {_NORMALISE}",
+    ),
+    DataSource(
+        "text",
+        "characters as whole numbers in pieces of 64, for netkin:char_lstm",
+        "FILE: text in UTF-8",
+        "text,window=128:input.txt",
+        text,
+        options="window=CHARACTERS",
+    ),
+    DataSource(
+        "package.module:function",
+        "what a function of yours returns: batches, a Dataset, a DataLoader or a tensor",
+        "the current directory, or an installed package",
+        "my_data:validation",
+    ),
+]
+NAMED = {source.name: source for source in CATALOGUE if source.load}
+
+
+def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
-    `digits` are the 1,797 bundled digits, `digits:train` the first 1,437 and `digits:test` the last 360.
-    `cifar10:DIR` are the test images of CIFAR-10 in canonical order, `cifar10-train:DIR` the training images; DIR, or
-    `cifar-10-batches-bin` in it, holds the files of the binary version. `package.module:function` is called without
-    arguments and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current
-    directory.
+    `spec` is `NAME:PLACE`; `CATALOGUE` and `netkin data` list the names and where each is looked for. Options stand
+    after the name or are given as keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR",
+    normalise="imagenet")`. Images are ``(x / 255 - mean) / std``, by default with the set's own statistics.
+    `package.module:function` is called without arguments and returns an iterable of batches, a Dataset, a DataLoader or
+    a tensor; it may lie in the current directory.
 
     Example:
         >>> images, labels = next(iter(load_data("digits:test", batch_size=32)))
@@ -89,29 +141,42 @@ def load_data(spec: str, batch_size: int = 128) -> Batches | Borrowed:
     """
     if batch_size < 1:
         raise ValueFault(f"a batch must hold at least one example; got batch_size={batch_size}.")
-    name, colon, rest = spec.partition(":")
+    head, colon, place = spec.partition(":")
+    name = head.partition(",")[0]
     if name in NAMED:
-        stored, labels, prepare = NAMED[name](rest)
-        return Batches(spec, stored, labels, batch_size, prepare)
-    if not colon or not rest:
-        near = did_you_mean(spec, NAMED)
-        raise UnknownName(f"no data set named {spec!r}{near or '.'} Data is {KINDS}.")
+        return _named(NAMED[name], spec, place, split_options(head)[1] | options, batch_size)
+    if not colon or not place or "," in head:
+        near = did_you_mean(name, NAMED)
+        raise UnknownName(f"no data set named {name!r}{near or '.'} Data is {KINDS}.")
+    if options:
+        raise ValueFault(f"{spec!r} is a function and takes no options; got {', '.join(options)}.")
     return _from_function(spec, batch_size)
 
 
-NAMED: dict[str, Callable[[str], Images]] = {
-    "digits": digits,
-    "cifar10": partial(cifar10, part="test"),
-    "cifar10-train": partial(cifar10, part="train"),
-}
-KINDS = "`digits`, `digits:train`, `digits:test`, `cifar10:DIR`, `cifar10-train:DIR` or `package.module:function`"
+def _spoken(source: DataSource) -> str:
+    place = source.where.replace(",", "").split()[0].rstrip(":")
+    return f"`{source.name}:{place}`" if source.load and source.needs_place else f"`{source.name}`"
+
+
+KINDS = f"{', '.join(_spoken(source) for source in CATALOGUE[:-1])} or {_spoken(CATALOGUE[-1])}"
+
+
+def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any], batch_size: int) -> Batches:
+    assert source.load is not None
+    if source.needs_place and not place:
+        raise SourceError(f"{spec!r} says not where it lies; write {_spoken(source)[1:-1]!r}.")
+    chosen = fitted(source.load, options, source.name, skip=1)
+    with refusing_unreadable(place):
+        stored, labels, prepare = source.load(place, **chosen)
+    head = ",".join([source.name, *(f"{option}={value}" for option, value in chosen.items())])
+    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare)
 
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
     data = call(function, spec)
     if isinstance(data, Tensor):
-        return Batches(spec, data, None, batch_size, prepare=lambda examples: examples)
+        return Batches(spec, data, None, batch_size, as_they_are)
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))
     _refuse_other_than_batches(data, spec)

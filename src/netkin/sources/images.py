@@ -1,28 +1,29 @@
-"""Image sets as they lie on disk: the digits that come with netkin, and CIFAR-10 in its binary layout."""
+"""Image files: the digits that come with netkin, and `images:DIR`, folders of images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import os
+import warnings
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from netkin.errors import SourceError, UnknownName, did_you_mean
-
-# what is stored, its labels, and how a batch of the stored becomes what a model is fed
-Images = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
+from netkin.errors import MissingExtra, SourceError, UnknownName, did_you_mean
+from netkin.sources.batches import Examples
+from netkin.sources.normalising import normalisation
+from netkin.sources.reading import LARGEST, refuse_absent, unreadable
 
 DIGIT_PARTS = {"": slice(None), "train": slice(1437), "test": slice(1437, None)}
-CIFAR10_FILES = {"test": ["test_batch.bin"], "train": [f"data_batch_{number}.bin" for number in range(1, 6)]}
-CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR10_STD = (0.2023, 0.1994, 0.2010)
-_RECORD = 1 + 3 * 32 * 32
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# formats read in Pillow itself; others call programs of the system
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def digits(part: str = "") -> Images:
+def digits(part: str = "") -> Examples:
     """Return the bundled digits, 1 × 8 × 8 with ink from 0 to 1: all, the `train` or the `test` part."""
     if part not in DIGIT_PARTS:
         near = did_you_mean(part, DIGIT_PARTS)
@@ -33,49 +34,89 @@ def digits(part: str = "") -> Images:
     return images[rows].unsqueeze(1), labels[rows].long(), lambda ink: ink.float() / 16
 
 
-def cifar10(directory: str, part: str = "test") -> Images:
-    """Return CIFAR-10's `test` or `train` images in canonical order, each channel normalised as is usual."""
-    folder = _cifar10_folder(Path(directory).expanduser(), CIFAR10_FILES[part])
-    records = torch.cat([_records(folder / name) for name in CIFAR10_FILES[part]])
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long(), _cifar10_normalised
+def image_folder(directory: str, normalise: str = "none", size: int = 0) -> Examples:
+    """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
 
-
-def _cifar10_normalised(images: Tensor) -> Tensor:
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CIFAR10_MEAN, CIFAR10_STD))
-    return (images.float() / 255 - mean) / std
-
-
-def _cifar10_folder(directory: Path, names: list[str]) -> Path:
-    for folder in (directory, directory / "cifar-10-batches-bin"):
-        if (folder / names[0]).is_file():
-            _refuse_missing(folder, names)
-            return folder
-    for folder in (directory, directory / "cifar-10-batches-py"):
-        if (folder / "test_batch").is_file():
-            raise SourceError(
-                f"{str(folder)!r} holds CIFAR-10 in its Python version, which is pickled and not read here; "
-                "get the binary version (cifar-10-binary.tar.gz)."
-            )
-    raise SourceError(
-        f"found no CIFAR-10 in {str(directory)!r}: {names[0]!r} must lie in it or in its folder cifar-10-batches-bin. "
-        "Unpack the binary version (cifar-10-binary.tar.gz) and name the folder."
-    )
-
-
-def _refuse_missing(folder: Path, names: list[str]) -> None:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise SourceError(f"{str(folder)!r} lacks {', '.join(missing)}; unpack all of cifar-10-binary.tar.gz.")
-
-
-def _records(path: Path) -> Tensor:
-    content = np.fromfile(path, dtype=np.uint8)
-    if len(content) == 0 or len(content) % _RECORD:
+    All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
+    folder without folders gives images without labels.
+    """
+    prepare = normalisation(normalise)
+    folder = Path(directory).expanduser()
+    paths, labels = _image_paths(folder)
+    first = _pixels(paths[0], size)
+    if first.nbytes * len(paths) > LARGEST:
         raise SourceError(
-            f"{str(path)!r} holds {len(content):,} bytes, no multiple of the {_RECORD:,} bytes of a CIFAR-10 image; "
-            "the file is cut short or not CIFAR-10."
+            f"{len(paths):,} images of {first.shape[0]} × {first.shape[1]} in {directory!r} need more than "
+            f"{LARGEST:,} bytes; choose fewer, or a smaller `size`, as in `images,size=64:DIR`."
         )
-    records = content.reshape(-1, _RECORD)
-    if records[:, 0].max() > 9:
-        raise SourceError(f"{str(path)!r} has a label of {records[:, 0].max()}; CIFAR-10 has labels from 0 to 9.")
-    return torch.from_numpy(records)
+    images = np.empty((len(paths), *first.shape), dtype=np.uint8)
+    for place, path in enumerate(paths):
+        images[place] = _of_one_size(_pixels(path, size), first, path, paths[0])
+    stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    return stored, torch.tensor(labels) if labels else None, prepare
+
+
+def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
+    if not folder.is_dir():
+        raise SourceError(f"{str(folder)!r} is no folder; name the one that holds the images.")
+    try:
+        classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        labelled = [(path, label) for label, inner in enumerate(classes) for path in _images_under(inner)]
+        found = labelled or [(each, -1) for each in sorted(folder.iterdir()) if _is_image(each)]
+    except OSError as error:
+        raise SourceError(unreadable(folder, error)) from error
+    if not found:
+        raise SourceError(
+            f"found no images in {str(folder)!r}; they must end in {', '.join(sorted(SUFFIXES))} and lie in it or in "
+            "its folders, one for each class."
+        )
+    return [path for path, _ in found], [label for _, label in labelled]
+
+
+def _images_under(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(folder, onerror=refuse)
+    return sorted(Path(root) / name for root, _, names in walk for name in names if _is_image(Path(name)))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def _pixels(path: Path, size: int) -> np.ndarray:
+    """Return an image as height × width × 3 bytes."""
+    pillow, operations = _pillow("PIL.Image"), _pillow("PIL.ImageOps")
+    refuse_absent(path, "image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # beyond its limit of pixels Pillow warns, and we refuse
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(path, formats=FORMATS) as image:
+                plain = image.convert("RGB")
+            return np.asarray(operations.fit(plain, (size, size)) if size else plain)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here: {error}.") from error
+
+
+def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: Path) -> np.ndarray:
+    if image.shape != first.shape:
+        (height, width), (other_height, other_width) = first.shape[:2], image.shape[:2]
+        raise SourceError(
+            f"{str(first_path)!r} has {height} × {width} pixels and {str(path)!r} {other_height} × {other_width}; "
+            f"choose one size, as in `images,size={min(height, width)}:DIR`."
+        )
+    return image
+
+
+def _pillow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as fault:
+        raise MissingExtra(
+            "reading image files needs the package 'pillow'; install it with `pip install 'netkin[images]'`."
+        ) from fault

@@ -1,4 +1,4 @@
-"""Models by name: `BUILDER[@WEIGHTS]`."""
+"""Models by name: `BUILDER[@WEIGHTS]`, `hf:DIR`, or the path of a `.pt2` file."""
 
 from __future__ import annotations
 
@@ -8,32 +8,48 @@ from pathlib import Path
 
 from torch import nn
 
-from netkin.errors import SourceError
-from netkin.sources.architectures import architecture, seeded
+from netkin.errors import SourceError, did_you_mean
+from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
+from netkin.sources.exported import load_exported
 from netkin.sources.functions import call, find_function
+from netkin.sources.huggingface import load_huggingface
+from netkin.sources.reading import refusing_unreadable
 from netkin.sources.weights import load_weights
 
 
 def load_model(spec: str) -> nn.Module:
     """Return the model that `spec` names, on the CPU and in evaluation mode.
 
-    `spec` is `BUILDER[@WEIGHTS]`. The builder is `netkin:NAME`, one of our reference architectures, or
-    `package.module:function`, which is called without arguments and may lie in the current directory. The weights are a
-    `.safetensors` file or a state dict saved by torch. Without weights the model has fresh ones, always drawn from seed
-    0; torch's own random numbers go on undisturbed.
+    `spec` is one of
+
+    - `BUILDER[@WEIGHTS]`. The builder is `netkin:NAME[,option=value]`, one of our reference architectures, or
+      `package.module:function`, which is called without arguments and may lie in the current directory. The weights are
+      a `.safetensors` file or a state dict saved by torch. Without weights the model has fresh ones, always drawn from
+      seed 0; torch's own random numbers go on undisturbed.
+    - `hf:DIR`, a Hugging Face model in the folder that `save_pretrained` wrote.
+    - the path of an exported program, which ends in `.pt2`.
 
     Example:
         >>> load_model("netkin:digits").fc
         Linear(in_features=64, out_features=10, bias=True)
     """
+    with refusing_unreadable(spec):
+        return _loaded(spec).eval()
+
+
+def _loaded(spec: str) -> nn.Module:
+    if spec.startswith("hf:") and spec != "hf:":
+        return seeded(partial(load_huggingface, spec.removeprefix("hf:")))
     # no builder's name holds an "@", while a path may
     builder, at, weights = spec.partition("@")
+    if spec.endswith(".pt2") and ":" not in builder:
+        return load_exported(Path(spec).expanduser())
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
     model = seeded(_builder(builder))
     if weights:
         load_weights(model, Path(weights).expanduser(), name=builder)
-    return model.eval()
+    return model
 
 
 def _builder(name: str) -> Callable[[], nn.Module]:
@@ -42,7 +58,7 @@ def _builder(name: str) -> Callable[[], nn.Module]:
         raise SourceError(_not_a_builder(name))
     if prefix == "netkin":
         return architecture(rest)
-    return partial(_called, find_function(name, known=["netkin"]), name)
+    return partial(_called, find_function(name, known=["netkin", "hf"]), name)
 
 
 def _called(function: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -60,6 +76,10 @@ def _not_a_builder(name: str) -> str:
             f"{name!r} is a file, and weights alone do not say what network they belong to; "
             f"write {'netkin:tiny10@' + name!r} or {'package.module:function@' + name!r}."
         )
+    if Path(name).is_dir():
+        return f"{name!r} is a folder; for a Hugging Face model write {'hf:' + name!r}."
+    near = did_you_mean(name, ARCHITECTURES).replace("'", "'netkin:", 1)
     return (
-        f"{name!r} is no model; write BUILDER[@WEIGHTS], where BUILDER is `netkin:tiny10` or `package.module:function`."
+        f"{name!r} is no model{near or '.'} A model is BUILDER[@WEIGHTS], where BUILDER is `netkin:tiny10` or "
+        "`package.module:function`; or it is `hf:DIR` or the path of a `.pt2` file."
     )

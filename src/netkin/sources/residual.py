@@ -45,7 +45,9 @@ class PaddedShortcut(nn.Module):
 class ResNet(nn.Module):
     """Stages `layer1`, `layer2`, ... of basic blocks; each stage after the first halves the maps."""
 
-    def __init__(self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc") -> None:
+    def __init__(
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc", classes: int = 10
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -59,21 +61,21 @@ class ResNet(nn.Module):
                 inputs = width
             self.add_module(f"layer{number}", stage)
         self.stages, self.head = len(blocks), head
-        self.add_module(head, nn.Linear(inputs, 10))
+        self.add_module(head, nn.Linear(inputs, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return ten scores for each image."""
+        """Return the scores of each image."""
         features = self.relu(self.bn1(self.conv1(images)))
         for number in range(1, self.stages + 1):
             features = self.get_submodule(f"layer{number}")(features)
         return self.get_submodule(self.head)(features.mean(dim=(2, 3)))
 
 
-def thin(depth: int, option: str = "B", head: str = "fc", width: int = 1) -> ResNet:
+def thin(depth: int, option: str = "B", head: str = "fc", width: int = 1, classes: int = 10) -> ResNet:
     """Return a fresh CIFAR ResNet of `depth` 20, 32, 44 or 56: stages of 16, 32 and 64 channels, times `width`."""
-    return ResNet(((depth - 2) // 6,) * 3, (16 * width, 32 * width, 64 * width), option, head)
+    return ResNet(((depth - 2) // 6,) * 3, (16 * width, 32 * width, 64 * width), option, head, classes)
 
 
-def resnet18() -> ResNet:
+def resnet18(classes: int = 10) -> ResNet:
     """Return a fresh ResNet-18 for 3 × 32 × 32 images: four stages of two blocks, 64 to 512 channels."""
-    return ResNet((2, 2, 2, 2), (64, 128, 256, 512))
+    return ResNet((2, 2, 2, 2), (64, 128, 256, 512), classes=classes)

@@ -6,6 +6,7 @@ import pickle
 import re
 import tarfile
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import SourceError, did_you_mean
+from netkin.errors import SourceError
+from netkin.sources.reading import refuse_absent, refuse_bomb, unreadable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
@@ -40,7 +42,9 @@ def load_weights(model: nn.Module, path: str | Path, name: str = "the model") ->
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """Return the named tensors of a weights file; nothing in it is unpickled beyond tensors and plain containers."""
-    _refuse_absent(path)
+    refuse_absent(path, "weights file")
+    if path.suffix == ".pt2":
+        raise SourceError(f"{str(path)!r} is an exported program, which is a whole model; name it alone.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     return _unwrapped(content, path)
 
@@ -73,10 +77,11 @@ def _mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> li
         if name in state and state[name].shape != wanted[name].shape
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
-    return [f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds.items() if names]
+    return [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]
 
 
-def _first(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return the first few of `names`, and how many more there are."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -85,29 +90,29 @@ def _shape(tensor: Tensor) -> str:
     return " × ".join(str(size) for size in tensor.shape) or "one number"
 
 
-def _refuse_absent(path: Path) -> None:
-    if path.is_dir():
-        raise SourceError(f"{str(path)!r} is a folder; name the weights file in it.")
-    if not path.is_file():
-        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise SourceError(f"found no weights file {str(path)!r}{did_you_mean(path.name, beside) or '.'}")
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
+    except PermissionError as error:
+        raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # its errors have no common root but Exception
         raise SourceError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from error
 
 
 def _read_torch(path: Path) -> Any:
-    # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
-    if tarfile.is_tarfile(path):
-        raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
     try:
+        # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
+        if tarfile.is_tarfile(path):
+            raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
+        if zipfile.is_zipfile(path):
+            refuse_bomb(path, str(path), path.stat().st_size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
+    except SourceError:
+        raise
+    except PermissionError as error:
+        raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # the bytes may be anything, and so may be the error
         raise SourceError(_why_unreadable(path, error)) from error
 
@@ -131,7 +136,7 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     others = [str(name) for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
         raise SourceError(
-            f"{str(path)!r} is no state dict: {_first(others)} are no tensors. netkin looks for the "
+            f"{str(path)!r} is no state dict: {listed(others)} are no tensors. netkin looks for the "
             f"weights at the top and under {', '.join(repr(name) for name in WRAPPERS)}."
         )
     return dict(state)

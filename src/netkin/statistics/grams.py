@@ -11,8 +11,8 @@ from torch import Tensor
 from netkin.arrays import as_matrix, paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.sides import self_product
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.sides import gram_product
+from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,21 +85,12 @@ class LayerGrams(Statistic):
         """Return what must be kept of a layer's rows: their kernel matrix, if they make up exactly one mini-batch."""
         if self.batch is None:
             self.batch = max(4, len(rows))
-        width = self.widths.setdefault(name, rows.shape[1])
-        if width != rows.shape[1]:
-            raise ShapeError(
-                f"layer {name!r} gave {rows.shape[1]} features and {width} before; "
-                "choose a shape whose width does not change."
-            )
+        refuse_other_width(name, rows.shape[1], self.widths.setdefault(name, rows.shape[1]))
         return self._kernel(name, rows) if self._is_whole(len(rows)) else rows.clone()
 
     def update(self, rows: Mapping[str, Any]) -> None:
         """Fold in one batch: a matrix of rows for every layer, the same examples in each."""
-        missing = [name for name in self.names if name not in rows]
-        if missing:
-            raise ShapeError(
-                f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
-            )
+        refuse_missing(self.names, rows)
         matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
         self.fold({name: self.reduce(name, matrix) for name, matrix in matrices.items()})
 
@@ -146,9 +137,9 @@ class LayerGrams(Statistic):
         merged, theirs = self._closed(), other._closed()
         merged.batch = self.batch or other.batch
         for name in self.names:
-            scale = min(merged._scales.get(name, 1.0), theirs._scales.get(name, 1.0))
-            merged._rescale(name, scale)
-            theirs._rescale(name, scale)
+            scales = [part._scales[name] for part in (merged, theirs) if name in part._scales]
+            for part in (merged, theirs) if scales else ():
+                part._rescale(name, min(scales))
         merged._add(theirs._cross, theirs._own)
         merged._batches += theirs._batches - 1
         merged._left_out += theirs._left_out
@@ -191,7 +182,7 @@ class LayerGrams(Statistic):
         """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
         given, rows = rows, _centred(rows) if centred else rows
         scale = self._scales.get(name, 1.0)
-        gram = self_product((rows if scale == 1 else rows * scale).mT)
+        gram = gram_product(rows if scale == 1 else rows * scale)
         if name in self._scales and gram.device.type != "cpu":
             return gram
         size = float(torch.diagonal(gram.detach()).sum())
@@ -203,19 +194,28 @@ class LayerGrams(Statistic):
         if not scale:  # all zero so far: the unit is still free
             return gram
         self._rescale(name, scale)
-        return self_product((rows * scale).mT)
+        return gram_product(rows * scale)
 
     def _hsic(self, kernels: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return HSIC₁ of all pairs, and of each layer with itself, for one mini-batch."""
         device = kernels[self.names[0]].device
         flat = u_centred(torch.stack([kernels[name].to(device) for name in self.names])).flatten(1)
-        places = {name: i for i, name in enumerate(self.names)}
-        m = len(kernels[self.names[0]])
-        cross = [
-            flat[[places[name] for name in left]] @ flat[[places[name] for name in right]].T / (m * (m - 3))
-            for left, right in self.rectangles
-        ]
-        return cross, flat.square().sum(1) / (m * (m - 3))
+        pairs = kernels[self.names[0]].shape[0] * (kernels[self.names[0]].shape[0] - 3)
+        every = flat @ flat.T / pairs if len(self.rectangles) > 1 else None
+        cross = []
+        for left, right in self.rectangles:
+            rows, columns = self._places(left), self._places(right)
+            if every is None:
+                cross.append(flat[rows] @ flat[columns].T / pairs)
+            else:
+                cross.append(every[rows][:, columns])
+        return cross, flat.square().sum(1) / pairs
+
+    def _places(self, names: Sequence[str]) -> Any:
+        """Return where layers stand among all: a slice if they are neighbours, which costs a GPU no copy."""
+        places = [self.names.index(name) for name in names]
+        start, stop = places[0], places[0] + len(places)
+        return slice(start, stop) if places == list(range(start, stop)) else places
 
     def _add(self, cross: Sequence[Tensor], own: Tensor) -> None:
         self._cross = [mine.to(theirs.device) + theirs for mine, theirs in zip(self._cross, cross, strict=True)]
@@ -232,7 +232,7 @@ class LayerGrams(Statistic):
                     own.to(own_more.device) + own_more,
                 )
                 batches += 1
-            self._finished = (cross, own, batches)
+            self._finished = ([values.cpu() for values in cross], own.cpu(), batches)  # read number by number
         return self._finished
 
     def _find(self, cross: Sequence[Tensor], a: str, b: str) -> Tensor:

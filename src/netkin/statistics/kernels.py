@@ -19,10 +19,11 @@ def u_centred(kernel: Tensor) -> Tensor:
     m, rounding = kernel.shape[-1], torch.finfo(kernel.dtype).eps
     kernel = kernel.to(summing_dtype(kernel.device))
     size = kernel.detach().norm(dim=(-2, -1), keepdim=True)
-    kernel = kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+    diagonal = torch.eye(m, dtype=torch.bool, device=kernel.device)
+    kernel = kernel.masked_fill(diagonal, 0)
     sums = kernel.sum(-1, keepdim=True)
-    kernel = kernel - (sums + sums.mT) / (m - 2) + sums.sum(-2, keepdim=True) / ((m - 1) * (m - 2))
-    kernel = kernel - torch.diag_embed(torch.diagonal(kernel, dim1=-2, dim2=-1))
+    shares = sums / (m - 2) - sums.sum(-2, keepdim=True) / (2 * (m - 1) * (m - 2))
+    kernel = (kernel - shares - shares.mT).masked_fill(diagonal, 0)
     return kernel * _above_rounding(kernel, size, rounding)
 
 

@@ -19,7 +19,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_
 from netkin.statistics.kernels import power_of_two
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import CovarianceSide, squared_norm
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,11 +51,10 @@ class LayerMoments(Statistic):
         *,
         precision: torch.dtype = torch.float64,
         debiased: bool = False,
-        device: torch.device | str | None = None,
     ):
         self.rectangles = [(list(left), list(right)) for left, right in rectangles]
         self.names = list(dict.fromkeys(name for pair in self.rectangles for side in pair for name in side))
-        self.precision, self.debiased, self.device = precision, debiased, device
+        self.precision, self.debiased = precision, debiased
         self._layers: dict[str, _Layer] = {}
         self._blocks: list[_Block] = []
         self._waiting: dict[str, list[Tensor]] = {name: [] for name in self.names}
@@ -64,28 +63,22 @@ class LayerMoments(Statistic):
 
     def update(self, rows: Mapping[str, Any]) -> None:
         """Fold in one batch: a matrix of rows for every layer, the same examples in each."""
-        missing = [name for name in self.names if name not in rows]
-        if missing:
-            raise ShapeError(
-                f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
-            )
+        refuse_missing(self.names, rows)
         matrices = {name: self._matrix(name, rows[name]) for name in self.names}
         for name, matrix in matrices.items():
             # what waits must not change when the caller's array does
             self._waiting[name].append(matrix if len(matrix) >= FOLD else matrix.clone())
         self._batches += 1
-        if max(sum(len(part) for part in parts) for parts in self._waiting.values()) >= FOLD:
+        # a GPU is kept busy by few large products rather than by many small ones
+        enough = 8 * FOLD if matrices[self.names[0]].is_cuda else FOLD
+        if max(sum(len(part) for part in parts) for parts in self._waiting.values()) >= enough:
             self._fold()
 
     def _matrix(self, name: str, rows: Any) -> Tensor:
         matrix = as_matrix(rows, name, check=False).detach()
         waiting = [part.shape[1] for part in self._waiting[name]]
         before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
-        if matrix.shape[1] != before:
-            raise ShapeError(
-                f"layer {name!r} gave {matrix.shape[1]} features in batch {self._batches} and {before} before; "
-                "choose a shape whose width does not change."
-            )
+        refuse_other_width(name, matrix.shape[1], before, f" in batch {self._batches}")
         if matrix.device.type == "cpu":
             refuse_non_finite(matrix, f"layer {name!r} in batch {self._batches}")
         return matrix
@@ -142,9 +135,7 @@ class LayerMoments(Statistic):
 
     def _copy(self) -> Self:
         tensors, header = self._state()
-        copy = self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-        copy.device = self.device
-        return copy
+        return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
 
     def _add(self, other: LayerMoments) -> None:
         self._refuse_unlike(other, widths="widths", rows="groups")
@@ -216,14 +207,14 @@ class LayerMoments(Statistic):
                 here = [name for name in left if lengths[name] == length]
                 there = [name for name in right if lengths[name] == length]
                 if there:
-                    self._blocks.append(_Block.starting(here, there, self._layers, self.device))
+                    self._blocks.append(_Block.starting(here, there, self._layers))
 
     def _columns(self, name: str, matrix: Tensor) -> Tensor:
         layer = self._layers[name]
         layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
         if self.precision == torch.float64:
             matrix = matrix.to(layer.shift.dtype)
-        centred = (matrix - layer.shift.to(matrix)).to(self.device or matrix.device)
+        centred = matrix - layer.shift.to(matrix)
         if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
             self._rescale(layer, power_of_two(centred))
         columns = torch.empty(len(matrix), len(layer.own), dtype=self._product_dtype(matrix), device=centred.device)
@@ -322,12 +313,10 @@ class _Block:
         self._rows, self._columns = _slices(left, layers), _slices(right, layers)
 
     @classmethod
-    def starting(
-        cls, left: list[str], right: list[str], layers: Mapping[str, _Layer], device: torch.device | str | None
-    ) -> _Block:
+    def starting(cls, left: list[str], right: list[str], layers: Mapping[str, _Layer]) -> _Block:
         own = [sum(len(layers[name].own) for name in side) for side in (left, right)]
         first = layers[left[0]].own
-        return cls(left, right, layers, torch.zeros(own[0], own[1], dtype=first.dtype, device=device or first.device))
+        return cls(left, right, layers, torch.zeros(own[0], own[1], dtype=first.dtype, device=first.device))
 
     def pair(self, x: str, y: str) -> Tensor:
         """Return a view of the sums of layer `x` against layer `y`."""

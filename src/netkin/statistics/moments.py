@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, summing_dtype
-from netkin.errors import NoValue, ShapeError
+from netkin.arrays import paired, summing_dtype
+from netkin.errors import NoValue
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
 
@@ -29,16 +29,8 @@ class Moments:
 
         `precision` is that of the products; None keeps the matrices' own.
         """
-        X, Y = as_matrix(X, "X", check=False), as_matrix(Y, "Y", check=False)
-        return cls(RowsSide(X, "`X`", precision), RowsSide(Y.to(X.device), "`Y`", precision)).checked()
-
-    def checked(self) -> Moments:
-        if self.x.n != self.y.n:
-            raise ShapeError(
-                f"{self.x.name} and {self.y.name} must describe the same examples; "
-                f"got {self.x.n} rows and {self.y.n} rows. Run both models on the same probe batch."
-            )
-        return self
+        X, Y = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
+        return cls(RowsSide(X, "`X`", precision), RowsSide(Y, "`Y`", precision))
 
     @property
     def swapped(self) -> Moments:
@@ -100,8 +92,9 @@ class Moments:
     @property
     def spans_all(self) -> bool:
         """Whether one side spans everything that n centred examples can do, so that it explains the other by itself."""
-        streams = len(self.x.kept) > 1 or self.x.needs_gradient or self.y.needs_gradient
-        return not streams and max(self.x.rank, self.y.rank) == self.n - 1
+        # blocks count their examples together, and a constant has no gradient
+        unclear = len(self.x.kept) > 1 or self.x.needs_gradient or self.y.needs_gradient
+        return not unclear and max(self.x.rank, self.y.rank) == self.n - 1
 
     @cached_property
     def uncentred(self) -> Moments:

@@ -14,7 +14,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_
 from netkin.statistics.kernels import rbf_kernel
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +34,7 @@ class Sample:
             self._sides[precision] = RowsSide(self.X, self.name, precision)
         return self._sides[precision]
 
-    def remembered(self, centring: Callable[[Tensor], Tensor], fraction: float) -> Tensor:
+    def centred_kernel(self, centring: Callable[[Tensor], Tensor], fraction: float) -> Tensor:
         """Return the centred RBF kernel of the rows, which all pairs of this layer share."""
         if (centring, fraction) not in self._kernels:
             side = self.side()
@@ -68,9 +68,10 @@ class Rows:
 class LayerRows(Statistic):
     """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    Of more than `cap` examples those are kept whose hash of (seed, index) is smallest, so that merging in any order
-    keeps the same ones. `indices` names the examples; by default they are counted as they come. A layer may have
-    several rows an example (positions, tokens): all rows of an example stay or go together.
+    Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one every
+    layer must have one row for each index, and of more than `cap` those are kept whose hash of (seed, index) is
+    smallest, so that merging in any order keeps the same ones. `indices` names the examples; by default they are
+    counted as they come.
     """
 
     kind = "LayerRows"
@@ -86,14 +87,28 @@ class LayerRows(Statistic):
 
     def update(self, rows: Mapping[str, Any], indices: Sequence[int] | None = None) -> None:
         """Fold in one batch: a matrix of rows for every layer; `indices` are the examples' places in the data."""
-        missing = [name for name in self.names if name not in rows]
-        if missing:
-            raise ShapeError(
-                f"this batch lacks rows for {missing[0]!r}; every update needs all {len(self.names)} layers."
-            )
-        matrices = {name: as_matrix(rows[name], name, check=False).detach().clone() for name in self.names}
+        matrices = self._checked(rows)
+        places = self._places(matrices, indices)
+        self.seen += len(places)
+        self._next = max(self._next, int(places.max()) + 1)
+        self._indices = np.concatenate([self._indices, places])
+        for name, matrix in matrices.items():
+            self._parts[name].append(matrix.clone())  # what is kept must not change when the caller's array does
+        self._samples = {}
+        if self.cap is not None and len(self._indices) >= 2 * self.cap:
+            self._shrink()
+
+    def _checked(self, rows: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
+        refuse_missing(self.names, rows)
+        matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
             refuse_non_finite(matrix, f"layer {name!r}")
+        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
+        return matrices
+
+    def _places(self, matrices: Mapping[str, Tensor], indices: Sequence[int] | None) -> np.ndarray:
+        """Return the indices of one batch's examples, none of which may have been seen before."""
         count = min(len(matrix) for matrix in matrices.values()) if indices is None else len(indices)
         places = self._next + np.arange(count) if indices is None else np.asarray(indices, dtype=np.int64)
         if self.cap is not None and any(len(matrix) != count for matrix in matrices.values()):
@@ -102,15 +117,7 @@ class LayerRows(Statistic):
             raise ShapeError(
                 "two batches hold the same examples by their `indices`; give each example a number of its own."
             )
-        self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
-        self.seen += count
-        self._next = max(self._next, int(places.max()) + 1)
-        self._indices = np.concatenate([self._indices, places])
-        for name, matrix in matrices.items():
-            self._parts[name].append(matrix)
-        self._samples = {}
-        if self.cap is not None and len(self._indices) >= 2 * self.cap:
-            self._shrink()
+        return places
 
     @property
     def widths(self) -> dict[str, int]:
@@ -119,11 +126,7 @@ class LayerRows(Statistic):
 
     def _refuse_other_widths(self, widths: Mapping[str, int]) -> None:
         for name, width in self.widths.items():
-            if widths.get(name, width) != width:
-                raise ShapeError(
-                    f"layer {name!r} gave {widths[name]} features and {width} before; "
-                    "choose a shape whose width does not change."
-                )
+            refuse_other_width(name, widths.get(name, width), width)
 
     def __getitem__(self, pair: tuple[str, str]) -> Rows:
         """Return the rows of the layers `a` and `b`, in that order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,3 +61,19 @@ class Statistic(ABC):
             mine, theirs = getattr(self, attribute), getattr(other, attribute)
             if mine != theirs:
                 raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
+
+
+def refuse_missing(names: Sequence[str], rows: Mapping[str, Any]) -> None:
+    """Refuse a batch that lacks a layer."""
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise ShapeError(f"this batch lacks rows for {missing[0]!r}; every update needs all {len(names)} layers.")
+
+
+def refuse_other_width(name: str, width: int, before: int, when: str = "") -> None:
+    """Refuse a layer whose width is not what it was `before`; `when` names the batch in the sentence."""
+    if width != before:
+        raise ShapeError(
+            f"layer {name!r} gave {width} features{when} and {before} before; "
+            "choose a shape whose width does not change."
+        )

@@ -1,0 +1,126 @@
+"""What is measured on a GPU: `python bench/gpu.py OUT.json` runs it all and prints JSON; `bench/run.py` shows it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from clock import ratio
+from nets import batches, convolutions, minibatch_in_float64, nets
+from torch import Tensor, nn
+
+import netkin as nk
+from netkin.comparing import tabulating
+from netkin.statistics import Moments
+
+BATCH, COUNT = 512, 98  # as many images as CIFAR-10 has to train on
+LINEAR = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
+
+
+@torch.no_grad()
+def forward_both(models: tuple[nn.Module, nn.Module], images: list[Tensor]) -> None:
+    """Run both networks on all batches and wait for the last: the floor."""
+    for batch in images:
+        for model in models:
+            model(batch)
+    torch.cuda.synchronize()
+
+
+def waited(work: Any) -> Any:
+    result = work()
+    torch.cuda.synchronize()
+    return result
+
+
+def minibatch(models: Any, images: list[Tensor], layers: list[str]) -> Any:
+    measure = f"cka_minibatch(batch={BATCH})"
+    return waited(lambda: nk.compare(*models, images, measures=[measure], layers=layers, shape="flatten"))
+
+
+def minibatch_error(models: Any, images: list[Tensor], layers: list[str]) -> float:
+    """Return how far the pass is from the same estimator in float64."""
+    ours = minibatch(models, images, layers).to_numpy()
+    return float(np.abs(ours - minibatch_in_float64(models, images, layers)).max())
+
+
+def pool(models: Any, images: list[Tensor], layers: list[str]) -> dict[str, Any]:
+    """Return the pass that collects for all linear measures against the forward passes, and the time to read them."""
+    reading: list[float] = []
+    fill = tabulating.Tables.fill
+
+    def timed(tables: Any) -> None:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        fill(tables)
+        reading.append(time.perf_counter() - start)
+
+    tabulating.Tables.fill = timed  # type: ignore[method-assign]
+    work = lambda: waited(lambda: nk.compare(*models, images, measures=LINEAR, layers=layers))  # noqa: E731
+    work()
+    start = time.perf_counter()
+    work()
+    total = time.perf_counter() - start
+    tabulating.Tables.fill = fill  # type: ignore[method-assign]
+    floor = ratio(lambda: forward_both(models, images), lambda: forward_both(models, images), repeats=5)
+    return {
+        "measures": len(LINEAR),
+        "floor_seconds": floor["floor_seconds"],
+        "pass_seconds": total - reading[-1],
+        "reading_seconds": reading[-1],
+        "pass_ratio": (total - reading[-1]) / floor["floor_seconds"],
+    }
+
+
+def synchronisations(models: Any, images: list[Tensor], layers: list[str]) -> int:
+    """Return how many more times the host waits for the device when there are ten more batches."""
+    counts = []
+    for count in (5, 15):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            minibatch(models, images[:count], layers)
+            torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchroniz" in str(one.message) for one in caught))
+    return counts[1] - counts[0]
+
+
+def devices_agree() -> dict[str, float]:
+    """Return for every measure how far the values on the GPU and on the CPU lie apart, in float32 inputs."""
+    draw = torch.Generator().manual_seed(0)
+    X = torch.randn(2_000, 96, generator=draw).relu()
+    Y = (X @ torch.randn(96, 64, generator=draw) + torch.randn(2_000, 64, generator=draw)).relu()
+    apart = {}
+    for name, measure in nk.measures.measures().items():
+        here, there = (float(measure.function(X.to(place), Y.to(place))) for place in ("cpu", "cuda"))
+        apart[name] = abs(here - there) / max(1.0, abs(here))
+    return apart
+
+
+def main(out: Path) -> None:
+    """Measure everything and write it down."""
+    models = tuple(model.cuda() for model in nets())
+    images = [batch.cuda() for batch in batches(COUNT, BATCH)]
+    layers = convolutions(models[0])
+    figures: dict[str, Any] = {"date": date.today().isoformat(), "device": torch.cuda.get_device_name()}
+    figures |= {"torch": torch.__version__, "netkin": nk.__version__, "batch": BATCH, "images": BATCH * COUNT}
+    figures["devices_agree"] = devices_agree()
+    figures["minibatch_error"] = minibatch_error(models, images[:2], layers)
+    figures["synchronisations_in_ten_batches"] = synchronisations(models, images, layers)
+    minibatch(models, images, layers)
+    figures["minibatch"] = ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 7)
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["pool"] = pool(models, images, layers)
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,38 @@
+"""`netkin explain`: what a comparison would do and cost, before it is begun."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from netkin.cli.documents import as_json
+from netkin.cli.options import JSON, comparing_options
+from netkin.cli.refusals import REFUSED, refusing
+from netkin.cli.running import called
+
+EXAMPLE = """\b
+Example:
+  netkin explain netkin:digits --data digits:test --measure cka --measure cka_rbf --layers "relu*"
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("a")
+@click.argument("b", required=False)
+@comparing_options
+@JSON
+@refusing
+def explain(a: str, b: str | None, data: str, batch_size: int, json: bool, **options: Any) -> None:
+    """Tell what `netkin compare` would do with the same options: layers, pairs, forward passes, memory.
+
+    Two examples are run through each model (a whole batch where two are refused), to learn its layers; nothing is
+    collected. The exit code is 1 if the comparison would be refused.
+    """
+    from netkin.comparing import explain as explain_models
+
+    plan = called(explain_models, a, b, data, batch_size, options)
+    click.echo(as_json(asdict(plan)) if json else str(plan))
+    if plan.refused:
+        raise click.exceptions.Exit(REFUSED)

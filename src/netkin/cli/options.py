@@ -1,0 +1,82 @@
+"""Options that several commands share, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from netkin.cli.sizes import memory_option
+
+Command = Callable[..., None]
+
+DATA = click.option("--data", required=True, metavar="DATA", help="The examples both models see; see `netkin data`.")
+DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
+JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
+_COMPARING = (
+    DATA,
+    click.option(
+        "--measure",
+        "measures",
+        multiple=True,
+        default=["cka"],
+        show_default=True,
+        metavar="NAME",
+        help="Several may be given; see `netkin measures`.",
+    ),
+    click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`."),
+    click.option(
+        "--pairs",
+        type=click.Choice(["all", "corresponding"]),
+        default="all",
+        show_default=True,
+        help="Every layer with every other, or only layers of the same name.",
+    ),
+    click.option(
+        "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, mean, tokens, cls, last."
+    ),
+    click.option("--resize", type=click.Choice(["average"]), help="With --shape positions: average larger maps down."),
+    click.option("--examples", type=click.IntRange(min=1), metavar="N", help="Stop after so many examples."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=128,
+        show_default=True,
+        metavar="N",
+        help="Examples that a model sees at a time.",
+    ),
+    click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, as 500MB or 2GB."),
+    DEVICE,
+    click.option(
+        "--seed", type=int, default=0, show_default=True, metavar="N", help="For measures that look at a sample."
+    ),
+)
+
+
+def comparing_options(command: Command) -> Command:
+    """Give a command all options that say what is compared and how."""
+    for option in reversed(_COMPARING):
+        command = option(command)
+    return command
+
+
+def refuse_absent_device(name: str | None) -> None:
+    """Refuse a device that this machine does not have."""
+    if name is None:
+        return
+    import torch
+
+    from netkin.cli.machine import devices
+    from netkin.errors import UnknownName
+
+    try:
+        torch.empty(0, device=name)
+    except Exception as fault:  # torch says it in several ways
+        raise UnknownName(f"there is no device {name!r} here; this machine has {', '.join(devices())}.") from fault
+
+
+def refuse_missing_folder(path: Path | None, option: str) -> None:
+    """Refuse a file whose folder does not exist, before hours of work are lost to it."""
+    if path and not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)

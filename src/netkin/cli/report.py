@@ -1,0 +1,47 @@
+"""`netkin report`: the page of saved comparisons, made without running a model or importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from netkin.cli.documents import as_json
+from netkin.cli.options import JSON, refuse_missing_folder
+from netkin.cli.refusals import refusing
+
+if TYPE_CHECKING:
+    from netkin.results import Comparison, Comparisons
+
+EXAMPLE = """\b
+Example:
+  netkin report ab.netkin --out ab.html
+"""
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option("--out", type=FILE, help="The page to write; by default the first FILE's name ending in .html.")
+@JSON
+@refusing
+def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
+    """Make one page for the browser of the comparisons saved in each FILE.
+
+    Such a file is written by `netkin compare --save`, or by `comparison.save` in Python.
+    """
+    from netkin.reporting import report as write_report
+    from netkin.results import load
+
+    page = out or files[0].with_suffix(".html")
+    refuse_missing_folder(page, "--out")
+    saved = [load(file) for file in files]
+    written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page)
+    click.echo(as_json({"report": str(written)}) if json else str(written))
+
+
+def _one_by_one(saved: list[Comparison | Comparisons]) -> list[Comparison]:
+    """Return the comparisons of several files, in order; a file may hold many."""
+    return [one for result in saved for one in (result.values() if isinstance(result, Mapping) else [result])]

@@ -1,0 +1,75 @@
+"""Running models for a command: load what was named, call the library, and turn a model's crash into one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from netkin.cli.options import refuse_absent_device
+from netkin.errors import ForwardError, NetkinError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Result = TypeVar("Result")
+
+
+def called(
+    function: Callable[..., Result], a: str, b: str | None, data: str, batch_size: int, options: dict[str, Any]
+) -> Result:
+    """Return what `function` of the library makes of the models, the data and the options that were named."""
+    from netkin.sources import load_data, load_model
+
+    refuse_absent_device(options["device"])
+    specs = [spec for spec in (a, b) if spec]
+    models = [load_model(spec) for spec in specs]
+    chosen = {"measures": list(options["measures"]), "layers": list(options["layers"]) or None, "names": _names(a, b)}
+    batches = load_data(data, batch_size=batch_size)
+    with crashes_refused(specs, models):
+        return function(*models, data=batches, **options | chosen)
+
+
+def _names(a: str, b: str | None) -> tuple[str, str]:
+    """Return the names of both models: what was typed, numbered where that is the same twice."""
+    return (f"{a} (1)", f"{b} (2)") if a == b else (a, b or a)
+
+
+@contextmanager
+def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
+    running: list[str] = []  # at most one
+    with ExitStack() as stack:
+        for spec, model in zip(specs, models, strict=True):
+            begin = model.register_forward_pre_hook(partial(_begin, running, spec), with_kwargs=True)
+            stack.callback(begin.remove)
+            stack.callback(model.register_forward_hook(partial(_end, running)).remove)
+        try:
+            yield
+        except NetkinError:
+            raise
+        except Exception as fault:
+            if not running:
+                raise
+            raise ForwardError(
+                f"{running[0]}: {_in_short(fault)}. `netkin data` tells how to choose data of another size."
+            ) from fault
+
+
+def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    running[:] = [f"{spec!r} could not be run on {_shapes({'inputs': next(iter(inputs), None), **keywords})}"]
+
+
+def _end(running: list[str], model: nn.Module, inputs: Any, output: Any) -> None:
+    # a crash skips this, and what was running stays noted
+    running.clear()
+
+
+def _shapes(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items() if hasattr(x, "shape")) or "this"
+
+
+def _in_short(fault: Exception) -> str:
+    first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
+    return f"{type(fault).__name__}: {first}" if first else type(fault).__name__

@@ -1,0 +1,112 @@
+"""A heatmap as an HTML table: readable aloud, selectable, printable, sharp at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from netkin.reporting.colours import ink, palette
+from netkin.reporting.grids import Grid
+from netkin.reporting.markup import Markup, joined, name, tag
+from netkin.reporting.wording import bound, shortened
+from netkin.results.text import cells
+
+LETTER = 7.4  # pixels that a letter of a label takes at most
+FREE = 0.42  # of a cell that the line through the best matches leaves to the number
+
+
+def shade_rules() -> str:
+    """Return the style rules of all shades, with a colour of text that is readable on each."""
+    return "".join(f".c{i}{{background:{shade};color:{ink(shade)}}}" for i, shade in enumerate(palette()))
+
+
+def heatmap(grid: Grid, caption: str) -> Markup:
+    """Return the table of a grid in a box that scrolls, the line through the best matches laid over it."""
+    rows, columns = shortened(grid.rows), shortened(grid.columns)
+    letters = max((len(text) for line in cells(grid.values) for text in line), default=4)
+    counts = f"--rows:{len(rows)};--cols:{len(columns)};--letters:{max(letters, 4)}"
+    sizes = f"{counts};--label:{_room(rows)}px;--head:{_room(columns)}px"
+    table = tag("table", tag("caption", caption), _head(grid, columns), _body(grid, rows), role="grid", class_="heat")
+    sheet = tag("div", table, best_line(grid), class_="sheet")
+    return tag("div", sheet, class_="box", style=sizes)
+
+
+def legend(grid: Grid) -> Markup:
+    """Return the bar of colours with the values at its far and its close end."""
+    scale = grid.scale
+    ends = (f"{bound(scale.far)} far", f"close {bound(scale.close)}")
+    note = tag("span", "range of the values here", class_="note") if scale.open_ended else None
+    bar = tag("span", class_="bar", role="img", aria_label=f"colours from {ends[0]} to {ends[1]}")
+    return tag("div", tag("span", ends[0]), bar, tag("span", ends[1]), note, class_="legend")
+
+
+def bar_rule() -> str:
+    """Return the style rule of the legend's bar."""
+    stops = ",".join(palette()[i] for i in range(0, 256, 15))
+    return f".bar{{background:linear-gradient(90deg,{stops})}}"
+
+
+def best_line(grid: Grid) -> Markup | None:
+    """Return a drawing, one unit a cell, of the way through the best match of each row."""
+    points = [f"{j + 0.5},{i + 0.5}" for i, j in grid.best.items()]
+    if not points:
+        return None
+    lines = [tag("polyline", points=" ".join(points), class_=side) for side in ("under", "over")]
+    lines += [tag("path", d=_gaps(grid), class_=f"gaps {side}") for side in ("under", "over")]
+    dots = [tag("circle", cx=j + 0.5, cy=i + 0.5, r=0.13) for i, j in grid.best.items()]
+    view = f"0 0 {len(grid.columns)} {len(grid.rows)}"
+    return tag("svg", *lines, *dots, viewBox=view, class_="path", aria_hidden="true", focusable="false")
+
+
+def _gaps(grid: Grid) -> str:
+    """Return the line from match to match with the cells of the matches left free."""
+    places = [(j + 0.5, i + 0.5) for i, j in grid.best.items()]
+    pieces = []
+    for (x, y), (u, v) in pairwise(places):
+        free = FREE / max(abs(u - x), abs(v - y))
+        ends = [x + free * (u - x), y + free * (v - y), u - free * (u - x), v - free * (v - y)]
+        pieces.append("M{:.3g} {:.3g}L{:.3g} {:.3g}".format(*ends))
+    return "".join(pieces)
+
+
+def _head(grid: Grid, labels: Sequence[str]) -> Markup:
+    named = zip(grid.columns, labels, strict=True)
+    headers = [tag("th", tag("span", name(label)), scope="col", **_whole(full, label)) for full, label in named]
+    return tag("thead", tag("tr", tag("td", class_="corner"), *headers))
+
+
+def _body(grid: Grid, labels: Sequence[str]) -> Markup:
+    texts, shades = cells(grid.values), grid.scale.shade_numbers(grid.values).tolist()
+    lines = zip(grid.rows, labels, texts, shades, strict=True)
+    rows = [
+        tag("tr", tag("th", name(label), scope="row", **_whole(full, label)), _cells(line, numbers, grid.best.get(i)))
+        for i, (full, label, line, numbers) in enumerate(lines)
+    ]
+    return tag("tbody", *rows)
+
+
+def _cells(texts: Sequence[str], shades: Sequence[int], best: int | None) -> Markup:
+    """Return the cells of a row; thousands of them, so that they are kept short."""
+    kinds = ["hole" if shade < 0 else f"c{shade}" for shade in shades]
+    marked = [f'"{kind} best"' if j == best else kind for j, kind in enumerate(kinds)]
+    return Markup("".join(f"<td class={kind}>{text}" for kind, text in zip(marked, texts, strict=True)))
+
+
+def _whole(full: str, label: str) -> dict[str, str]:
+    """Return the attributes that give a shortened name in full."""
+    return {} if label == full else {"title": full, "aria_label": full}
+
+
+def _room(labels: Sequence[str]) -> int:
+    return round(max((len(label) for label in labels), default=0) * LETTER) + 14
+
+
+def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading: Markup | None = None) -> Markup:
+    """Return a heatmap with its heading, legend, place for the value pointed at, downloads and notes."""
+    readout = tag("p", "Point at a cell, or reach the table by Tab and use the arrow keys.", class_="readout")
+    live = tag("div", readout, role="status", aria_live="polite")
+    buttons = [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("svg", "png")]
+    saving = tag("div", "Save this picture as ", *buttons, class_="saving controls")
+    width = " wide" if len(grid.columns) > 24 else " small" if len(grid.columns) <= 8 else ""
+    parts = joined(heading, legend(grid), heatmap(grid, caption), live, *notes, saving)
+    return tag("figure", parts, class_=f"card{width}", data_grid=key, data_measure=grid.id)

@@ -1,0 +1,153 @@
+"""What each measure says and what it can't see, in a reader's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from netkin.results import Values
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Two or three sentences on a measure: what a value says, and what stays hidden from it."""
+
+    says: str
+    blind: str
+
+
+_FEW = "With fewer examples than features the values rise by themselves, whatever the layers hold."
+_LEADING = "A few directions of large variance decide the value; what lies in small directions goes unseen."
+
+MEANINGS = {
+    "cka": Meaning(
+        "How alike the two layers arrange the examples. 1 means a rotated, rescaled, shifted copy; 0 means that no "
+        "direction of one goes with any direction of the other.",
+        f"{_LEADING} Wide layers on few examples score high even when unrelated; cka_debiased does not.",
+    ),
+    "cka_debiased": Meaning(
+        "How alike the two layers arrange the examples, with the bias of small samples taken off. Unrelated layers lie "
+        "around 0, on either side of it; 1 means a rotated, rescaled, shifted copy.",
+        f"{_LEADING} A value a little below 0 is chance and no opposite.",
+    ),
+    "cka_uncentered": Meaning(
+        "The cosine of the two layers' Gram matrices as they are, without centring.",
+        "A mean that both layers share counts as likeness: positive activations score high whatever they encode.",
+    ),
+    "cka_minibatch": Meaning(
+        "Debiased CKA added up over mini-batches, so that layers of any width fit into memory. Unrelated layers lie "
+        "around 0; 1 means a rotated, rescaled, shifted copy.",
+        f"Relations between examples of different batches are not looked at, so the batch size matters. {_LEADING}",
+    ),
+    "cka_rbf": Meaning(
+        "How alike the two layers arrange near neighbours among the examples; a smaller fraction looks more locally.",
+        "Distances much larger than the kernel's width all look the same. On few examples unrelated "
+        "layers score above 0.",
+    ),
+    "cka_rbf_debiased": Meaning(
+        "How alike the two layers arrange near neighbours, with the bias of small samples taken off. Unrelated layers "
+        "lie around 0.",
+        "Distances much larger than the kernel's width all look the same, and with a narrow kernel few pairs decide.",
+    ),
+    "angular_cka": Meaning(
+        "The angle between the two layers' Gram matrices. 0 means a rotated, rescaled, shifted copy; π/2 means nothing "
+        "in common. It is a metric, so that distances between many models fit together.",
+        f"{_LEADING} Wide layers on few examples come out too close.",
+    ),
+    "nbs": Meaning(
+        "The cosine that is left between the two layers after the best rotation. 1 means a rotated, rescaled, shifted "
+        "copy. Small directions count more here than in CKA.",
+        "Wide layers on few examples score high even when unrelated.",
+    ),
+    "nbs_uncentered": Meaning(
+        "The cosine that is left between the two layers after the best rotation, without centring.",
+        "A mean that both layers share counts as likeness, so positive activations score high whatever they encode.",
+    ),
+    "procrustes_distance": Meaning(
+        "The distance that is left between the two layers after the best rotation. 0 means a rotated, rescaled, "
+        "shifted copy; √2 means no linear structure in common.",
+        "A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
+    ),
+    "procrustes_angular": Meaning(
+        "The angle that is left between the two layers after the best rotation: 0 for a rotated, rescaled, shifted "
+        "copy, π/2 for nothing in common. It is a metric.",
+        "A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
+    ),
+    "procrustes_size_and_shape": Meaning(
+        "The distance that is left after the best rotation, with the sizes of the layers kept. 0 means a rotated, "
+        "shifted copy of the same size.",
+        "It grows with the number of examples and with the scale of the layers, so compare it only within one picture.",
+    ),
+    "procrustes_disparity": Meaning(
+        "The share of one layer that the other can't explain after the best rotation and scaling. 0 is a perfect fit.",
+        "A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
+    ),
+    "magnitude_difference": Meaning(
+        "How much the lengths of the two layers' mean activations differ. 0 means means of equal length.",
+        "It sees nothing of how the examples are arranged: two unrelated layers can be at 0.",
+    ),
+    "cca_mean": Meaning(
+        "The mean canonical correlation: how well the directions of the narrower layer can be found in the other by a "
+        "linear map. 1 means that they all can.",
+        f"Every direction counts alike, so noise weighs as much as signal. {_FEW}",
+    ),
+    "cca_mean_squared": Meaning(
+        "The mean squared canonical correlation: the share of variance, over whitened directions, that the layers "
+        "explain in each other.",
+        f"Every direction counts alike, so noise weighs as much as signal. {_FEW}",
+    ),
+    "cca_rms": Meaning(
+        "The root mean square of the canonical correlations. 1 means that all directions of the narrower layer can be "
+        "found in the other by a linear map.",
+        f"Every direction counts alike, so noise weighs as much as signal. {_FEW}",
+    ),
+    "svcca": Meaning(
+        "The mean canonical correlation of each layer's leading principal directions; what is left out is taken for "
+        "noise. 1 means that the smaller set of directions lies within the other.",
+        f"Directions below the cut are not looked at, and above it all count alike. {_FEW}",
+    ),
+    "svcca_by_sum": Meaning(
+        "Like svcca, with the cut taken on the sum of singular values not of their squares; it keeps more directions.",
+        f"Directions below the cut are not looked at, and above it all count alike. {_FEW}",
+    ),
+    "svcca_k": Meaning(
+        "The mean canonical correlation of a fixed number of leading principal directions of each layer.",
+        "Everything beyond those directions is not looked at, however much variance it holds.",
+    ),
+    "pwcca": Meaning(
+        "The canonical correlations averaged by how much of the row's layer each accounts for. 1 means that what the "
+        "row's layer mostly does can be found in the column's.",
+        f"Not symmetric: exchanging the models changes the values. {_FEW}",
+    ),
+    "linear_regression_r2": Meaning(
+        "The share of the variance of the column's layer that a linear map of the row's layer predicts.",
+        f"Not symmetric: a wide layer may predict a narrow one and not the other way round. {_FEW}",
+    ),
+    "eigenspace_overlap": Meaning(
+        "How far the two layers span the same space over the examples. 1 means the same span; a span inside a larger "
+        "one scores the ratio of their ranks.",
+        f"How much the examples vary along each direction does not count at all. {_FEW}",
+    ),
+    "shape_distance": Meaning(
+        "The angle that is left after partial whitening and the best rotation. 0 means the same shape; it is a metric.",
+        f"Between no whitening and whole whitening the scale of the data counts. {_FEW}",
+    ),
+    "gulp": Meaning(
+        "How differently ridge regressions on the two layers can predict, at worst over all targets. 0 means that "
+        "every linear task is solved alike.",
+        "Its size depends on the ridge, so compare it only at one ridge; what no linear map reads out goes unseen.",
+    ),
+    "gaussian_mutual_information": Meaning(
+        "The information that the two layers share, in nats, if they are jointly Gaussian. 0 means none.",
+        f"Layers are not Gaussian, and nearly equal directions make it very large. {_FEW}",
+    ),
+}
+
+
+def meaning_of(table: Values) -> Meaning:
+    """Return what a table's measure means; for a measure of others, what its conventions tell."""
+    known = MEANINGS.get(table.name)
+    if known:
+        return known
+    ends = "Higher values mean closer layers." if table.higher_is_closer else "Lower values mean closer layers."
+    says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
+    return Meaning(says, "This page knows no more about this measure; see its own documentation.")

@@ -1,0 +1,58 @@
+"""How a measure's values become places on the colour scale, where 1 is always the close end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from netkin.reporting.colours import SHADES
+from netkin.results import Values
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The ends of a measure's scale and its direction."""
+
+    low: float
+    high: float
+    higher_is_closer: bool
+    open_ended: bool = False
+
+    @classmethod
+    def of(cls, table: Values, values: np.ndarray | None = None) -> Scale:
+        """Return the scale of a measure: its bounds or, where one is open, the range of the values."""
+        values = table.values if values is None else values
+        if all(map(math.isfinite, table.bounds)):
+            return cls(*table.bounds, table.higher_is_closer)
+        known = values[np.isfinite(values)]
+        ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+        return cls(*ends, table.higher_is_closer, open_ended=True)
+
+    @property
+    def far(self) -> float:
+        """The value at the far end."""
+        return self.low if self.higher_is_closer else self.high
+
+    @property
+    def close(self) -> float:
+        """The value at the close end."""
+        return self.high if self.higher_is_closer else self.low
+
+    def closeness(self, values: np.ndarray) -> np.ndarray:
+        """Return where the values lie between the far end, 0, and the close end, 1; NaN stays NaN.
+
+        Example:
+            >>> Scale(0, 2, higher_is_closer=False).closeness(np.array([0.0, 0.5, 2.0])).tolist()
+            [1.0, 0.75, 0.0]
+        """
+        if self.high <= self.low:  # all values alike
+            return np.where(np.isnan(values), np.nan, 0.5)
+        place = np.clip((values - self.low) / (self.high - self.low), 0, 1)
+        return place if self.higher_is_closer else 1 - place
+
+    def shade_numbers(self, values: np.ndarray) -> np.ndarray:
+        """Return the number of each value's shade, and -1 for a hole."""
+        place = self.closeness(values)
+        return np.where(np.isnan(place), -1, np.rint(np.nan_to_num(place) * (SHADES - 1))).astype(int)

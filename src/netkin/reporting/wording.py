@@ -1,0 +1,103 @@
+"""Numbers, names and sentences as the page says them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from netkin.reporting.grids import Grid
+from netkin.reporting.matching import corresponding
+from netkin.results import Comparison, Values
+from netkin.results.text import brief
+
+LONGEST = 22
+
+
+def number(value: float) -> str:
+    """Return a number with four decimals, or as a power of ten where that would say too little.
+
+    Example:
+        >>> number(0.83125), number(1.5e-7), number(-0.0)
+        ('0.8313', '1.500e-7', '0.0000')
+    """
+    if value and not 1e-3 <= abs(value) < 1e5:
+        digits, _, power = f"{value:.3e}".partition("e")
+        return f"{digits}e{int(power):+d}"
+    return f"{abs(value) if value == 0 else value:.4f}"
+
+
+def bound(value: float) -> str:
+    """Return the end of a scale in few letters.
+
+    Example:
+        >>> bound(1.0), bound(math.pi / 2), bound(math.sqrt(2))
+        ('1', 'π/2 ≈ 1.57', '√2 ≈ 1.41')
+    """
+    known = {math.pi / 2: "π/2", math.sqrt(2): "√2"}
+    exact = next((sign for number, sign in known.items() if math.isclose(number, value)), None)
+    return f"{exact} ≈ {value:.2f}" if exact else f"{value:.4g}"
+
+
+def direction(table: Values) -> str:
+    """Say whether more is closer."""
+    return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
+
+
+def range_of(table: Values) -> str:
+    """Say between which numbers the values lie."""
+    low, high = table.bounds
+    if math.isinf(high):
+        return "unbounded" if math.isinf(low) else f"from {bound(low)} up"
+    return f"at most {bound(high)}" if math.isinf(low) else f"{bound(low)} to {bound(high)}"
+
+
+def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
+    """Return names of at most `limit` letters, cut in their middle; those that would look alike get their number.
+
+    Example:
+        >>> shortened(["conv", "encoder.block.attention.self.query"], limit=12)
+        ['conv', 'encode…query']
+    """
+    candidates = list(names) if all(len(name) <= limit for name in names) else brief(names)
+    cut = [_cut(name, limit) for name in candidates]
+    times = Counter(cut)
+    return [_cut(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
+
+
+def reasons(grid: Grid) -> list[str]:
+    """Return why values are missing, the commonest reason first, each with its number of pairs."""
+    counted = Counter(grid.holes.values()).most_common()
+    return [f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted]
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the one sentence that says what the first measure found."""
+    if not comparison.tables:
+        return "This comparison holds no measure."
+    table = next(iter(comparison.tables.values()))
+    best = table.best_matches()
+    if not best:
+        return f"{table.id} has no value for any pair of layers; the reasons stand below."
+    return f"By {table.id}, {_closest(table, best)}; {_agreement(comparison, table, best)}."
+
+
+def _closest(table: Values, best: dict[str, tuple[str, float]]) -> str:
+    choose = max if table.higher_is_closer else min
+    row, (column, value) = choose(best.items(), key=lambda item: item[1][1])
+    return f"the closest pair of layers is {row} × {column} at {value:.2f}"
+
+
+def _agreement(comparison: Comparison, table: Values, best: dict[str, tuple[str, float]]) -> str:
+    pairs, how = corresponding(comparison.layers_a, comparison.layers_b)
+    partners = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
+    met = sum(best[a][0] == b for a, b in partners.items() if a in best)
+    known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
+    mean = f", and such pairs are at {sum(known) / len(known):.2f} on average" if known else ""
+    layers = f"{met} of {len(partners)} layers of {comparison.a}"
+    return f"{layers} find their best match in the layer of the {how} of {comparison.b}{mean}"
+
+
+def _cut(name: str, limit: int) -> str:
+    head = limit // 2
+    return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"

@@ -1,0 +1,130 @@
+"""Models and data of every kind through the command line, and what it says when they are wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from netkin.cli.running import crashes_refused
+from netkin.errors import ForwardError
+
+MODULE = """
+import torch
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+def rows():
+    return torch.arange(120.0).reshape(20, 6).sin()
+
+def broken():
+    raise RuntimeError("no disk")
+
+def number():
+    return 7
+
+def thin():
+    return torch.ones(20, 3)
+"""
+
+
+@pytest.fixture
+def folder(netkin):
+    """A folder with a module of one's own, its weights, other weights, and rows in a file."""
+    Path("nk_own.py").write_text(MODULE)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    torch.save(net.state_dict(), "good.pt")
+    save_file(net.state_dict(), "good.safetensors")
+    torch.save(nn.Linear(6, 9).state_dict(), "other.pt")
+    Path("cut.safetensors").write_bytes(Path("good.safetensors").read_bytes()[:50])
+    np.savez("rows.npz", x=np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32))
+
+
+def compared(netkin, line):
+    result = netkin(f"compare {line} --json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.usefixtures("folder")
+def test_functions_of_ones_own_give_models_and_data(netkin):
+    found = compared(netkin, "nk_own:net@good.pt nk_own:net@good.safetensors --data nk_own:rows")
+    assert np.diag(found["tables"]["cka"]["values"]) == pytest.approx([1, 1, 1])
+    assert compared(netkin, "nk_own:net --data npz:rows.npz")["examples"] == 20
+
+
+@pytest.mark.usefixtures("folder")
+def test_one_checkpoint_may_be_given_twice(netkin):
+    found = compared(netkin, "nk_own:net@good.pt nk_own:net@good.pt --data nk_own:rows --pairs corresponding")
+    assert (found["a"], found["b"]) == ("nk_own:net@good.pt (1)", "nk_own:net@good.pt (2)")
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_exported_program_is_a_model(netkin):
+    dynamic = {"input": {0: torch.export.Dim("examples", min=2)}}
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    torch.export.save(torch.export.export(net, (torch.ones(4, 6),), dynamic_shapes=dynamic), "net.pt2")
+    found = compared(netkin, "net.pt2 nk_own:net --data nk_own:rows")
+    assert found["examples"] == 20
+    assert found["layers_a"]
+
+
+WRONG = [
+    ("nk_own:nett --data nk_own:rows", "did you mean 'net'?"),
+    ("nk_owm:net --data nk_own:rows", "found no module 'nk_owm'"),
+    ("nk_own:broken --data nk_own:rows", "raised RuntimeError: no disk"),
+    ("nk_own:number --data nk_own:rows", "must return a torch.nn.Module"),
+    ("nk_own:net@gone.pt --data nk_own:rows", "found no weights file 'gone.pt'"),
+    ("nk_own:net@other.pt --data nk_own:rows", "'other.pt'"),
+    ("nk_own:net@cut.safetensors --data nk_own:rows", "is damaged or not a safetensors file"),
+    ("nk_own:net --data nk_own:rowz", "did you mean 'rows'?"),
+    ("nk_own:net --data nk_own:number", "must return an iterable of batches"),
+    ("nk_own:net --data npz:gone.npz", "gone.npz"),
+    ("nk_own:net --data imagez:x", "did you mean 'images'?"),
+    ("nk_own:net --data images:gone", "is no folder"),
+    ("nk_own:net --data nk_own:rows --layers fc", "no layer"),
+    ("nk_own:net --data nk_own:thin", "'nk_own:net' could not be run on inputs of shape ("),
+    ("netkin:digits --data nk_own:rows", "could not be run on inputs of shape ("),
+    ("gone.pt2 --data nk_own:rows", "gone.pt2"),
+    ("hf:gone --data nk_own:rows", "gone"),
+    ("good.pt --data nk_own:rows", "weights alone do not say what network they belong to"),
+]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", ["compare", "explain"])
+@pytest.mark.parametrize("line, words", WRONG)
+def test_what_is_wrong_is_said_in_one_sentence_with_exit_code_1(netkin, command, line, words):
+    result = netkin(f"{command} {line}")
+    assert (result.exit_code, result.stdout) == (1, ""), result.exception
+    assert result.stderr.startswith("netkin: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_fault_outside_the_models_is_not_taken_for_theirs(netkin, monkeypatch):
+    def fail(*arguments, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("netkin.comparing.compare", fail)
+    assert isinstance(netkin("compare nk_own:net --data nk_own:rows").exception, ZeroDivisionError)
+
+
+def run_both(good, bad):
+    with crashes_refused(["good", "bad"], [good, bad]):
+        good(torch.ones(5, 3))
+        bad(torch.ones(5, 3))
+
+
+def test_only_what_runs_when_it_crashes_is_named():
+    good, bad = nn.Linear(3, 2), nn.Linear(4, 2)
+    with pytest.raises(ForwardError, match=r"'bad' could not be run on inputs of shape \(5, 3\): RuntimeError: mat1"):
+        run_both(good, bad)
+    assert not bad._forward_pre_hooks
+    assert not good._forward_hooks

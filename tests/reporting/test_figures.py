@@ -1,0 +1,112 @@
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+from netkin.errors import FileFault, MissingExtra, ShapeError, UnknownName, ValueFault
+from netkin.reporting import figures, plot
+from netkin.results import Comparisons
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def heatmaps(figure):
+    return [axes for axes in figure.axes if axes.images]
+
+
+def test_each_measure_gets_a_panel_with_the_numbers(made):
+    comparison = made.comparison(made.holed(), made.distance())
+    panels = heatmaps(comparison.plot())
+    for axes, table in zip(panels, comparison.tables.values(), strict=True):
+        assert np.array_equal(axes.images[0].get_array().filled(np.nan), table.values, equal_nan=True)
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["conv1", "conv2", "head"]
+
+
+def test_close_is_bright_whatever_the_direction(made):
+    similar, distant = heatmaps(plot(made.comparison()))
+    assert similar.images[0].cmap(1.0) == distant.images[0].cmap(0.0)
+
+
+def test_the_bar_names_the_measure_and_its_direction(made):
+    labels = [axes.get_ylabel() for axes in plot(made.comparison()).axes]
+    assert "cka (higher is closer)" in labels
+    assert "procrustes_distance (lower is closer)" in labels
+
+
+def test_the_best_matches_are_marked_and_holes_are_hatched(made):
+    axes = heatmaps(plot(made.comparison(made.holed())))[0]
+    assert axes.collections[0].get_offsets().tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert [(patch.get_x(), patch.get_y(), patch.get_hatch()) for patch in axes.patches] == [(1.5, 0.5, "/////")]
+
+
+def test_many_layers_have_fewer_names(made):
+    assert len(heatmaps(plot(made.large(), "cka"))[0].get_xticks()) <= 32
+
+
+@pytest.mark.parametrize("ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_ending_chooses_the_kind_of_file(made, tmp_path, ending, start):
+    made.comparison().plot(path=tmp_path / f"ab{ending}")
+    assert (tmp_path / f"ab{ending}").read_bytes().startswith(start)
+
+
+def test_the_words_of_an_svg_are_text_and_the_file_is_the_same_each_time(made, tmp_path):
+    for name in ("1.svg", "2.svg"):
+        plot(made.comparison(made.table(rows=("$x", "<b>y$"))), path=tmp_path / name)
+    text = (tmp_path / "1.svg").read_text()
+    assert ">$x</text>" in text
+    assert ">&lt;b&gt;y$</text>" in text
+    assert text == (tmp_path / "2.svg").read_text()
+
+
+def test_one_measure_is_drawn_into_axes_of_ones_own(made):
+    figure = matplotlib.figure.Figure()
+    axes = figure.add_subplot()
+    assert made.comparison().plot("cka", ax=axes) is figure
+    assert axes.images
+    with pytest.raises(
+        ShapeError, match="takes one heatmap, and here are 2: cka, procrustes_distance. Name a measure."
+    ):
+        made.comparison().plot(ax=axes)
+
+
+def test_the_summaries_of_many_are_drawn(made):
+    many = Comparisons([made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z")]])
+    assert len(heatmaps(many.plot())) == 2
+    assert len(heatmaps(many.plot("cka"))) == 1
+    with pytest.raises(ValueFault, match="nothing to draw: no summary of 'nbs'."):
+        many.plot("nbs")
+
+
+def test_what_cannot_be_drawn_is_refused(made, tmp_path):
+    with pytest.raises(ValueFault, match="a figure ends in .png, .svg, .pdf; got 'ab.gif'."):
+        plot(made.comparison(), path="ab.gif")
+    with pytest.raises(ValueFault, match="nothing to draw: this result holds no measure."):
+        plot(made.comparison(tables={}))
+    with pytest.raises(UnknownName, match="no measure 'ckaa' in this comparison; did you mean 'cka'"):
+        plot(made.comparison(), "ckaa")
+    with pytest.raises(FileFault, match="cannot write '.*gone.ab.png': No such file or directory"):
+        plot(made.comparison(), path=tmp_path / "gone" / "ab.png")
+
+
+def test_without_matplotlib_the_extra_is_named(made, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(figures, "import_module", missing)
+    with pytest.raises(
+        MissingExtra, match="needs the package 'matplotlib'; install it with `pip install 'netkin.figures"
+    ):
+        plot(made.comparison())
+
+
+def test_values_all_alike_and_a_single_layer_are_drawn(made):
+    alike = made.table(rows=("only",), values=[[3.0]], bounds=(0, np.inf))
+    plot(made.comparison(alike)).canvas.draw()
+
+
+def test_matplotlibs_global_state_is_left_alone(made):
+    before = dict(matplotlib.rcParams)
+    plot(made.comparison())
+    assert dict(matplotlib.rcParams) == before
+    assert "matplotlib.pyplot" not in sys.modules or not importlib.import_module("matplotlib.pyplot").get_fignums()

@@ -1,0 +1,280 @@
+"""The page as text: what stands in it, without a browser."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netkin.reporting
+from netkin.errors import FileFault, ValueFault
+from netkin.reporting import report
+from netkin.reporting.page import POLICY, page
+from netkin.results import Comparisons, load
+from netkin.results.text import cells
+
+
+class Reader(HTMLParser):
+    """What a parser finds: elements with their attributes, all text, the data, the rows of every heatmap."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.words, self.data, self.heatmaps, self._inside = [], [], "", [], []
+        self.feed(text)
+        self.data = json.loads(self.data)
+
+    def handle_starttag(self, name, attributes):
+        attributes = dict(attributes)
+        self.elements.append((name, attributes))
+        self._inside.append((name, attributes.get("id")))
+        if name == "table" and attributes.get("class") == "heat":
+            self.heatmaps.append([])
+        if name == "tr" and self.heatmaps:
+            self.heatmaps[-1].append([])
+
+    def handle_data(self, text):
+        name, key = self._inside[-1] if self._inside else ("", None)
+        if key == "data":
+            self.data += text
+        elif name not in ("style", "script"):
+            self.words.append(text)
+        if name == "td" and self.heatmaps and self.heatmaps[-1]:
+            self.heatmaps[-1][-1].append(text)
+
+    def handle_endtag(self, name):
+        while self._inside and self._inside.pop()[0] != name:
+            pass
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+def read(results):
+    return Reader(page(results))
+
+
+def test_every_number_in_the_data_is_the_saved_one(made, tmp_path):
+    made.comparison(made.holed(), made.distance(errors=np.full((3, 3), 0.1))).save(tmp_path / "ab.netkin")
+    saved = load(tmp_path / "ab.netkin")
+    tables = read(saved).data["comparisons"][0]["tables"]
+    for found, table in zip(tables, saved.tables.values(), strict=True):
+        assert np.array_equal(np.array(found["values"], dtype=float), table.values, equal_nan=True)
+    assert tables[1]["errors"] == saved["procrustes_distance"].errors.tolist()
+
+
+def test_every_cell_shows_its_number(made):
+    comparison = made.comparison(made.holed(), made.distance())
+    shown = read(comparison).heatmaps
+    for heatmap, table in zip(shown, comparison.tables.values(), strict=True):
+        assert heatmap[1:4] == cells(table.values)
+
+
+def test_the_layers_names_stand_in_rows_and_columns(made):
+    comparison = made.comparison(made.table(rows=("in", "out"), columns=("first", "second", "third")))
+    text = page(comparison)
+    assert all(f'<th scope="row"><bdi>{name}</bdi></th>' in text for name in ("in", "out"))
+    assert all(f'<th scope="col"><span><bdi>{name}</bdi></span></th>' in text for name in ("first", "second", "third"))
+
+
+def test_a_long_name_is_shortened_and_given_whole_beside(made):
+    long = "encoder.layer.11.attention.self.query.projection"
+    text = page(made.comparison(made.table(rows=(long, "out"))))
+    assert f'title="{long}" aria-label="{long}"' in text
+    assert "<bdi>encoder.lay…projection</bdi>" in text
+
+
+def test_the_page_holds_no_address_and_may_ask_for_none(made):
+    text = page(made.comparison())
+    assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|srcset|<link|<iframe|<base", text)
+    assert POLICY.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
+    metas = [attributes for name, attributes in Reader(text).elements if name == "meta"]
+    assert {"http-equiv": "Content-Security-Policy", "content": POLICY} in metas
+
+
+def test_hostile_names_stay_text(made):
+    reader = read(made.hostile())
+    assert "img" not in {name for name, _ in reader.elements}
+    assert not any(key.startswith("on") for _, attributes in reader.elements for key in attributes)
+    assert reader.data["comparisons"][0]["a"] == made.NAME
+    assert sum(name == "script" for name, _ in reader.elements) == 2
+    assert made.NAME in reader.text
+
+
+def test_the_data_has_no_letter_that_ends_a_script(made):
+    text = page(made.hostile()).partition('id="data">')[2].partition("</script>")[0]
+    assert not set(text) & set("<>&\u2028\u2029")
+
+
+def test_a_name_that_is_no_unicode_is_shown_with_a_question_mark(made, tmp_path):
+    report(made.comparison(made.table(rows=("in\ud800", "out"))), tmp_path / "page.html")
+    assert "<bdi>in?</bdi>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_hole_is_hatched_and_its_reason_told(made):
+    reader = read(made.comparison(made.holed()))
+    assert sum(attributes.get("class") == "hole" for name, attributes in reader.elements if name == "td") == 1
+    assert "no value: layer 'head' is constant over the data (1 pair)" in reader.text
+    assert reader.data["comparisons"][0]["tables"][0]["holes"] == [[1, 2, "layer 'head' is constant over the data"]]
+
+
+def test_many_reasons_are_counted(made):
+    values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
+    holes = {(a, b): f"reason {a} {b}" for a in rows for b in rows}
+    text = read(made.comparison(made.table(values=values, holes=holes))).text
+    assert "and 4 other reasons" in text
+    assert "cka has no value for any pair of layers" in text
+
+
+def test_warnings_stand_before_the_numbers(made):
+    warning = "fewer examples than features: CCA values are inflated; 3,000 would do"
+    text = page(made.comparison(warnings=(warning,)))
+    assert 0 < text.index(warning) < text.index("<table")
+
+
+def test_an_interrupted_comparison_says_so(made):
+    assert "This comparison was interrupted" in page(made.comparison(complete=False))
+    assert "This comparison was interrupted" not in page(
+        made.comparison(complete=False, warnings=("interrupted: the first 100 examples.",))
+    )
+
+
+def test_the_headline_is_computed_from_the_numbers(made):
+    text = read(made.comparison()).text
+    assert "By cka, the closest pair of layers is conv1 × conv1 at 0.91" in text
+    assert "3 of 3 layers of seed0 find their best match in the layer of the same name of seed1" in text
+
+
+def test_everything_that_a_number_says_about_itself_is_told(made):
+    table = made.table("svcca(variance=0.95)", parameters={"variance": 0.95}, errors=np.full((3, 3), 0.25))
+    text = read(made.comparison(table, made.distance(symmetric=False))).text
+    for words in (
+        "digits", "1,797", "pool", "7", "device", "cpu", "0.1.0", "variance = 0.95", "biased HSIC, centred", "Moments",
+        "exact", "similarity: higher is closer", "distance: lower is closer", "0 to √2 ≈ 1.41", "up to 0.2500",
+        "not asked for", "no: exchanging the models changes the values", "0 of 9", "16", "32",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_a_choice_of_measures_is_offered_beyond_four(made):
+    ids = ["cka", "nbs", "svcca", "pwcca", "cca_mean"]
+    assert "Measures shown" in page(made.comparison(*map(made.table, ids)))
+    assert "Measures shown" not in page(made.comparison(*map(made.table, ids[:4])))
+
+
+def test_an_open_ended_measure_is_coloured_by_its_range(made):
+    gulp = made.distance("gulp", bounds=(0, np.inf))
+    reader = read(made.comparison(gulp))
+    scale = reader.data["comparisons"][0]["tables"][0]["scale"]
+    assert (scale["low"], scale["high"]) == (gulp.values.min(), gulp.values.max())
+    assert "range of the values here" in reader.text
+    assert reader.data["comparisons"][0]["tables"][0]["bounds"] == [0, None]
+
+
+def test_several_comparisons_get_a_chooser_and_a_summary(made):
+    three = [made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z"), ("y", "z")]]
+    for several in (three, Comparisons(three)):
+        reader = read(several)
+        assert [a["value"] for name, a in reader.elements if name == "option"] == ["0", "1", "2"]
+        summary = reader.data["summaries"][0]
+        assert summary["models"] == ["x", "y", "z"]
+        wanted = Comparisons(three).summary("cka")
+        assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
+        assert summary["opens"][0] == [None, 0, 1]
+        assert "a model is not compared with itself here" in reader.text
+
+
+def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):
+    other = made.comparison(made.table("nbs"), a="x", b="y")
+    assert [s["id"] for s in read([made.comparison(), other]).data["summaries"]] == [
+        "cka",
+        "procrustes_distance",
+        "nbs",
+    ]
+    twins = read([made.comparison(), made.comparison(data="letters")])
+    assert twins.data["summaries"] == []
+    assert "2: seed0 and seed1, letters" in twins.text
+
+
+def test_models_without_a_value_in_common_leave_a_reasoned_hole_in_the_summary(made):
+    values, rows = made.table().values * np.nan, ("conv1", "conv2", "head")
+    empty = made.table(values=values, holes={(a, b): "constant" for a in rows for b in rows})
+    reader = read([made.comparison(made.table(), a="x", b="y"), made.comparison(empty, a="x", b="z")])
+    assert "compared, but without a value for any pair" in reader.text
+
+
+def test_a_large_page_stays_small(made):
+    assert len(page(made.large()).encode()) < 1_000_000
+
+
+@pytest.mark.parametrize("rows, columns", [(("only",), ("only",)), ((), ()), (("a", "b"), ("x", "y", "z"))])
+def test_odd_sizes_are_drawn(made, rows, columns):
+    assert read(made.comparison(made.table(rows=rows, columns=columns))).data["comparisons"]
+
+
+def test_a_comparison_without_a_measure_is_drawn(made):
+    text = page(made.comparison(tables={}))
+    assert "This comparison holds no measure." in text
+
+
+def test_the_page_is_written_whole_or_not_at_all(made, tmp_path, monkeypatch):
+    assert report(made.comparison(), tmp_path / "page.html") == tmp_path / "page.html"
+    before = (tmp_path / "page.html").read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileFault, match="cannot write '.*page.html': No space left on device."):
+        report(made.comparison(a="other"), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == before
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
+    with pytest.raises(FileFault, match=r"cannot write '.*gone.page.html': No such file or directory."):
+        report(made.comparison(), tmp_path / "gone" / "page.html")
+    with pytest.raises(FileFault, match=r"cannot write '.*': "):
+        report(made.comparison(), tmp_path)
+
+
+def test_what_is_no_comparison_is_refused(made, tmp_path):
+    with pytest.raises(ValueFault, match=r"a report shows comparisons; got str. `nk.load\(path\)` opens a saved one."):
+        report("ab.netkin", tmp_path / "page.html")
+    with pytest.raises(ValueFault, match="a report shows comparisons; got int"):
+        report([made.comparison(), 3], tmp_path / "page.html")
+    with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
+        report([], tmp_path / "page.html")
+
+
+def test_a_saved_comparison_is_reported_without_torch(made, tmp_path):
+    made.comparison().save(tmp_path / "ab.netkin")
+    program = (
+        "import sys, netkin.reporting as r, netkin.results as s\n"
+        "r.report(s.load(sys.argv[1]), sys.argv[2])\n"
+        "assert not {'torch', 'matplotlib'} & sys.modules.keys(), 'a heavy package was imported'"
+    )
+    source = str(Path(netkin.reporting.__file__).parent.parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "ab.netkin", tmp_path / "ab.html"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": source},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ab.html").exists()
+
+
+def test_numpys_numbers_are_welcome(made):
+    assert read(made.comparison(widths_a={"conv1": np.int64(3)}, seed=np.int32(1))).data["comparisons"][0]["seed"] == 1
+
+
+def test_the_labels_go_along_with_the_data(made):
+    comparison = made.comparison()
+    found = read(comparison).data["comparisons"][0]
+    for word in ("a", "b", "data", "examples", "seed", "version", "created", "complete"):
+        assert found[word] == getattr(comparison, word)
+    for word in ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
+        assert found[word] == dict(getattr(comparison, word))
+    assert found["layers_a"] == list(comparison.layers_a)

@@ -1,0 +1,34 @@
+import numpy as np
+
+from netkin.reporting.meanings import MEANINGS, meaning_of
+from netkin.reporting.wording import range_of, shortened
+
+
+def test_every_measure_has_its_meaning():
+    from netkin.measures import measures
+
+    ours = {name for name, found in measures().items() if found.function.__module__.startswith("netkin.")}
+    assert ours == set(MEANINGS)
+    assert all(meaning.says.endswith(".") and meaning.blind.endswith(".") for meaning in MEANINGS.values())
+
+
+def test_a_measure_of_others_is_told_by_its_conventions(made):
+    assert meaning_of(made.table("kinship", conventions="counts cousins")).says == (
+        "counts cousins. Higher values mean closer layers."
+    )
+    assert meaning_of(made.distance("feud", conventions="")).says == "Lower values mean closer layers."
+
+
+def test_names_that_would_look_alike_get_their_numbers():
+    names = [f"{'a' * 30}{middle}{'b' * 30}" for middle in "xy"]
+    short = shortened(names)
+    assert len(set(short)) == 2
+    assert all(len(name) <= 22 for name in short)
+    assert short[1].startswith("2 ")
+
+
+def test_ranges_are_told_in_words(made):
+    told = [
+        range_of(made.table(bounds=b)) for b in [(0, 1), (0, np.inf), (-np.inf, np.inf), (-np.inf, 1), (0, np.pi / 2)]
+    ]
+    assert told == ["0 to 1", "from 0 up", "unbounded", "at most 1", "0 to π/2 ≈ 1.57"]

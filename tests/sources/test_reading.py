@@ -1,0 +1,85 @@
+import errno
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from netkin.errors import SourceError
+from netkin.sources import load_data, load_model
+from netkin.sources.reading import content, refuse_absent
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """A function that makes a path one that the system does not let us open, also for a superuser."""
+
+    def forbid(path):
+        def refuse(self, *_, **__):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+        for name in ("open", "read_bytes"):
+            monkeypatch.setattr(Path, name, refuse)
+        return path
+
+    return forbid
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, forbidden):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(SourceError, match=r"a.txt' cannot be read: permission denied\.$"):
+        load_data(f"text:{forbidden(tmp_path / 'a.txt')}")
+
+
+def test_weights_that_may_not_be_read_are_refused(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    torch.save({}, tmp_path / "net.pt")
+    save_file({"a": torch.ones(1)}, tmp_path / "net.safetensors")
+    monkeypatch.setattr("netkin.sources.weights.tarfile.is_tarfile", refuse)
+    monkeypatch.setattr("netkin.sources.weights.safetensors.torch.load_file", refuse)
+    for name in ("net.pt", "net.safetensors"):
+        with pytest.raises(SourceError, match="cannot be read: permission denied"):
+            load_model(f"netkin:digits@{tmp_path / name}")
+
+
+@pytest.mark.parametrize("spec", ["cifar10:{}", "svhn:{}", "mnist:{}", "images:{}"])
+def test_a_folder_that_may_not_be_entered_is_refused(tmp_path, monkeypatch, spec):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    for name in ("is_file", "is_dir"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(SourceError, match="cannot be read: permission denied"):
+        load_data(spec.format(tmp_path))
+    with pytest.raises(SourceError, match="cannot be read: permission denied"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SourceError, match="found no file '.*loop'|cannot be read"):
+        refuse_absent(tmp_path / "loop")
+
+
+def test_what_is_no_plain_file_is_refused_unopened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="found no file '.*pipe'"):
+        content(tmp_path / "pipe")
+
+
+def test_a_file_too_large_is_refused_unread(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(11))
+    with pytest.raises(SourceError, match="holds 11 bytes; a file holds at most 10"):
+        content(tmp_path / "a", largest=10)
+
+
+def test_a_checkpoint_that_grows_beyond_measure_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "net.pt", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a/0", "w") as entry:
+        for _ in range(12):
+            entry.write(bytes(10_000_000))
+    with pytest.raises(SourceError, match="that would become 120,000,000 in memory"):
+        load_model(f"netkin:digits@{tmp_path / 'net.pt'}")

@@ -1,0 +1,80 @@
+"""Blocks: a pair of sides in several blocks is the pair of the block-diagonal matrices."""
+
+import pytest
+import torch
+
+from netkin.measures import measures
+from netkin.statistics import Moments
+from netkin.statistics.sides import CovarianceSide
+
+LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
+COMPLEX = [name for name in LINEAR if name not in ("pwcca", "magnitude_difference")]
+# an embedding doubles every eigenvalue: what is a ratio, a mean or an angle stays
+ALIKE = ["cka", "cca_mean", "cca_rms", "linear_regression_r2", "nbs", "procrustes_distance", "shape_distance"]
+N = 40
+
+
+def side(name, second, mean):
+    facts = {"scale": 1.0, "resolution": 1e-15, "rounding": 2.2e-16, "norm_squares": torch.tensor(150.0)}
+    return CovarianceSide(name, N, mean, second, **facts)
+
+
+def pair(x, y, mean_x, mean_y, cross):
+    return Moments(side("x", x, mean_x), side("y", y, mean_y), cross, torch.tensor(90.0, dtype=torch.float64))
+
+
+def blocks(dtype, p=3, q=4):
+    """Return second moments, means and cross moments of two layers in two blocks; only the first block has a mean."""
+    torch.manual_seed(0)
+    hidden = torch.randn(2, N, 2, dtype=dtype)
+    X, Y = (
+        hidden @ torch.randn(2, 2, width, dtype=dtype) + torch.randn(2, N, width, dtype=dtype) / 2 for width in (p, q)
+    )
+    X, Y = (Z - Z.mean(1, keepdim=True) for Z in (X, Y))
+    mean_x, mean_y = torch.randn(2, p, dtype=dtype), torch.randn(2, q, dtype=dtype)
+    mean_x[1], mean_y[1] = 0, 0
+    return X.mH @ X, Y.mH @ Y, mean_x, mean_y, X.mH @ Y
+
+
+def joined(matrices):
+    return torch.block_diag(*matrices).unsqueeze(0)
+
+
+def embedded(matrices):
+    """Return complex matrices as real ones of twice the size that multiply alike."""
+    upper, lower = torch.cat([matrices.real, -matrices.imag], -1), torch.cat([matrices.imag, matrices.real], -1)
+    return torch.cat([upper, lower], -2)
+
+
+def value(name, moments):
+    return float(measures()[name](moments))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_two_blocks_are_one_block_diagonal_matrix(name):
+    x, y, mean_x, mean_y, cross = blocks(torch.float64)
+    one = pair(joined(x), joined(y), mean_x.reshape(1, -1), mean_y.reshape(1, -1), joined(cross))
+    assert value(name, pair(x, y, mean_x, mean_y, cross)) == pytest.approx(value(name, one), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_two_complex_blocks_are_one_block_diagonal_matrix(name):
+    x, y, mean_x, mean_y, cross = blocks(torch.complex128)
+    one = pair(joined(x), joined(y), mean_x.reshape(1, -1), mean_y.reshape(1, -1), joined(cross))
+    assert value(name, pair(x, y, mean_x, mean_y, cross)) == pytest.approx(value(name, one), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_complex_blocks_give_what_real_matrices_of_twice_the_size_give(name):
+    x, y, mean_x, mean_y, cross = blocks(torch.complex128)
+    means = (torch.zeros(2, 2 * mean.shape[1], dtype=torch.float64) for mean in (mean_x, mean_y))
+    real = pair(embedded(x), embedded(y), *means, embedded(cross))
+    assert value(name, pair(x, y, mean_x, mean_y, cross)) == pytest.approx(value(name, real), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_blocks_may_differ_in_rank(name):
+    x, y, mean_x, mean_y, cross = blocks(torch.float64, 3, 3)
+    y[1, :, 1:], y[1, 1:], cross[1, :, 1:] = 0, 0, 0
+    one = pair(joined(x), joined(y), mean_x.reshape(1, -1), mean_y.reshape(1, -1), joined(cross))
+    assert value(name, pair(x, y, mean_x, mean_y, cross)) == pytest.approx(value(name, one), abs=1e-9)
