@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
@@ -20,13 +21,13 @@ import netkin as nk
 from netkin.comparing import tabulating
 from netkin.statistics import Moments
 
-BATCH, COUNT = 512, 98  # as many images as CIFAR-10 has to train on
+BATCH, COUNT = 512, 40
 LINEAR = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
 
 
 @torch.no_grad()
 def forward_both(models: tuple[nn.Module, nn.Module], images: list[Tensor]) -> None:
-    """Run both networks on all batches and wait for the last: the floor."""
+    """Run both networks on all batches and wait for the last: the floor, in the precision of a comparison."""
     for batch in images:
         for model in models:
             model(batch)
@@ -103,6 +104,16 @@ def devices_agree() -> dict[str, float]:
     return apart
 
 
+def models_agree(models: Any, images: Tensor, layers: list[str]) -> float:
+    """Return how far two whole comparisons lie apart, one run on the GPU and one on the CPU."""
+    measures = ["cka", f"cka_minibatch(batch={len(images)})", "nbs", "svcca_k"]
+    there = nk.compare(*models, [images], measures=measures, layers=layers).to_numpy()
+    here = nk.compare(
+        *(copy.deepcopy(model).cpu() for model in models), [images.cpu()], measures=measures, layers=layers
+    )
+    return float(np.abs(there - here.to_numpy()).max())
+
+
 def main(out: Path) -> None:
     """Measure everything and write it down."""
     models = tuple(model.cuda() for model in nets())
@@ -110,11 +121,15 @@ def main(out: Path) -> None:
     layers = convolutions(models[0])
     figures: dict[str, Any] = {"date": date.today().isoformat(), "device": torch.cuda.get_device_name()}
     figures |= {"torch": torch.__version__, "netkin": nk.__version__, "batch": BATCH, "images": BATCH * COUNT}
+    torch.backends.cudnn.allow_tf32 = True
+    figures["tf32_forward_seconds"] = ratio(lambda: None, lambda: forward_both(models, images), 3)["floor_seconds"]
+    torch.backends.cudnn.allow_tf32 = False  # as inside a comparison
     figures["devices_agree"] = devices_agree()
+    figures["models_agree"] = models_agree(models, images[0][:256], layers)
     figures["minibatch_error"] = minibatch_error(models, images[:2], layers)
     figures["synchronisations_in_ten_batches"] = synchronisations(models, images, layers)
     minibatch(models, images, layers)
-    figures["minibatch"] = ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 7)
+    figures["minibatch"] = ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 5)
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["pool"] = pool(models, images, layers)
     out.write_text(json.dumps(figures, indent=2) + "\n")

@@ -72,13 +72,16 @@ def summing_dtype(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Inside the `with`, products of float32 matrices on a GPU are not rounded to TF32, whatever the global setting."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    """Inside the `with`, products and convolutions of float32 on a GPU are not rounded to TF32, whatever is set."""
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [setting.allow_tf32 for setting in settings]
     try:
+        for setting in settings:
+            setting.allow_tf32 = False
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for setting, allowed in zip(settings, before, strict=True):
+            setting.allow_tf32 = allowed
 
 
 def _imported(array: Any, name: str) -> Tensor:

@@ -102,7 +102,9 @@ def test_without_matplotlib_the_extra_is_named(made, monkeypatch):
 
 def test_values_all_alike_and_a_single_layer_are_drawn(made):
     alike = made.table(rows=("only",), values=[[3.0]], bounds=(0, np.inf))
-    plot(made.comparison(alike)).canvas.draw()
+    figure = plot(made.comparison(alike))
+    figure.canvas.draw()
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["only"]
 
 
 def test_matplotlibs_global_state_is_left_alone(made):

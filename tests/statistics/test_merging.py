@@ -259,3 +259,23 @@ def test_the_same_examples_twice_are_refused(worlds):
         ShapeError, match="both statistics hold rows of the same examples; give each part its own `indices`"
     ):
         first.merge(second)
+
+
+def test_merging_parts_of_other_units_changes_neither(worlds):
+    X, Y = (Z.astype(np.float32) for Z in worlds.related(32, 4, 3))
+    one, other = grams(), grams()
+    one.update({"a": X[:16] * np.float32(1e-20), "b": Y[:16]})
+    other.update({"a": X[16:], "b": Y[16:]})
+    before = [float(part["a", "b"].x) for part in (one, other)]
+    one.merge(other)
+    assert [float(part["a", "b"].x) for part in (one, other)] == before
+
+
+def test_a_unit_chosen_in_one_part_outlives_merging_with_an_empty_one(worlds):
+    X, Y = (Z.astype(np.float32) for Z in worlds.related(32, 4, 3))
+    tiny = grams()
+    tiny.update({"a": X[:16] * np.float32(1e-20), "b": Y[:16]})
+    merged = grams().merge(tiny)
+    merged.update({"a": X[16:] * np.float32(1e-20), "b": Y[16:]})
+    expected = measures()["cka_minibatch"].function(X, Y, batch=8)
+    assert float(measures()["cka_minibatch"](merged["a", "b"])) == pytest.approx(expected, abs=1e-6)

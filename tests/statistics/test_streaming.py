@@ -46,7 +46,7 @@ def world(worlds, dtype=np.float64):
     return X.astype(dtype), Y.astype(dtype)
 
 
-def agree(name, pair, X, Y, tolerance):
+def check_agreement(name, pair, X, Y, tolerance):
     expected = TRANSCRIPTIONS[name](X.astype(np.float64), Y.astype(np.float64))
     assert float(measures()[name](pair)) == pytest.approx(expected, abs=tolerance, rel=tolerance)
 
@@ -56,14 +56,14 @@ def test_moments_of_float64_batches_are_exact_for_every_measure(worlds, fold, ba
     X, Y = world(worlds)
     pair = fed(COLLECTORS[Moments](), X, Y, batch)["a", "b"]
     for name in READERS[Moments]:
-        agree(name, pair, X, Y, 1e-10)
+        check_agreement(name, pair, X, Y, 1e-10)
 
 
 def test_moments_of_merged_halves_are_exact_for_every_measure(worlds, fold):
     X, Y = world(worlds)
     pair = halves(COLLECTORS[Moments], X, Y)["a", "b"]
     for name in READERS[Moments]:
-        agree(name, pair, X, Y, 1e-10)
+        check_agreement(name, pair, X, Y, 1e-10)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -73,7 +73,7 @@ def test_moments_of_float32_batches_are_right_to_a_millionth(worlds, fold, batch
     pair = fed(COLLECTORS[Moments](precision=precision), X, Y, batch)["a", "b"]
     # measures that whiten are always given float64 products
     for name in NORMS if precision == torch.float32 else READERS[Moments]:
-        agree(name, pair, X, Y, 1e-6)
+        check_agreement(name, pair, X, Y, 1e-6)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
@@ -81,7 +81,7 @@ def test_moments_of_merged_float32_halves_are_right_to_a_millionth(worlds, fold,
     X, Y = world(worlds, np.float32)
     pair = halves(lambda: COLLECTORS[Moments](precision=precision), X, Y)["a", "b"]
     for name in NORMS if precision == torch.float32 else READERS[Moments]:
-        agree(name, pair, X, Y, 1e-6)
+        check_agreement(name, pair, X, Y, 1e-6)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
@@ -102,7 +102,7 @@ def test_a_drifting_mean_costs_little(worlds, fold, precision):
     X, Y = (X + drift).astype(np.float32), (Y - 2 * drift).astype(np.float32)
     pair = fed(COLLECTORS[Moments](precision=precision), X, Y, 50)["a", "b"]
     for name in ("cka", "nbs", "cka_debiased"):
-        agree(name, pair, X, Y, 2e-6)
+        check_agreement(name, pair, X, Y, 2e-6)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
@@ -112,7 +112,7 @@ def test_a_layer_that_grows_by_twelve_orders_keeps_its_number(worlds, fold, prec
     X, Y = (X * growth).astype(np.float32), (Y * growth).astype(np.float32)
     pair = fed(COLLECTORS[Moments](precision=precision), X, Y, 50)["a", "b"]
     for name in ("cka", "nbs"):
-        agree(name, pair, X, Y, 2e-6)
+        check_agreement(name, pair, X, Y, 2e-6)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
@@ -122,7 +122,7 @@ def test_a_layer_constant_at_first_counts_in_full_later(worlds, fold, precision)
     X[200:] *= np.float32(1e-3)
     pair = fed(COLLECTORS[Moments](precision=precision), X, Y, 32)["a", "b"]
     for name in NORMS:
-        agree(name, pair, X, Y, 1e-6)
+        check_agreement(name, pair, X, Y, 1e-6)
 
 
 @pytest.mark.parametrize("world_name", ["idle_units", "low_rank", "few_examples"])
@@ -132,7 +132,7 @@ def test_streams_of_awkward_layers_are_right(worlds, batch, world_name):
     pair = fed(COLLECTORS[Moments](), X, Y, batch)["a", "b"]
     for name in READERS[Moments]:
         if name != "gaussian_mutual_information" or world_name != "few_examples":
-            agree(name, pair, X, Y, 1e-9)
+            check_agreement(name, pair, X, Y, 1e-9)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -162,13 +162,13 @@ def test_rows_are_the_rows(worlds, batch, dtype, tolerance):
     for pair in (fed(LayerRows(["a", "b"]), X, Y, batch)["a", "b"], halves(COLLECTORS[Rows], X, Y)["a", "b"]):
         assert np.array_equal(pair.x.X, X)
         for name in READERS[Rows]:
-            agree(name, pair, X, Y, tolerance)
+            check_agreement(name, pair, X, Y, tolerance)
 
 
 @pytest.mark.parametrize("name", READERS[Moments])
 def test_rows_serve_the_linear_measures_too(worlds, name):
     X, Y = worlds.related(60, 5, 4)
-    agree(name, fed(LayerRows(["a", "b"]), X, Y, 7)["a", "b"].moments(), X, Y, 1e-9)
+    check_agreement(name, fed(LayerRows(["a", "b"]), X, Y, 7)["a", "b"].moments(), X, Y, 1e-9)
 
 
 @pytest.mark.parametrize("batch", BATCHES)

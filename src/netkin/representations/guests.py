@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from netkin.arrays import exact_products
+
 
 @contextmanager
 def guest(*models: nn.Module) -> Iterator[None]:
@@ -17,13 +19,14 @@ def guest(*models: nn.Module) -> Iterator[None]:
 
     That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
+    On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
     """
     modules = [module for model in models for module in model.modules()]
     flags = [module.training for module in modules]
     try:
         # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
         _set_training(modules, [False] * len(modules))
-        with _random_states_kept(models), torch.no_grad():
+        with _random_states_kept(models), torch.no_grad(), exact_products():
             yield
     finally:
         _set_training(modules, flags)

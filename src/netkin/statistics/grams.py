@@ -149,7 +149,8 @@ class LayerGrams(Statistic):
         """Return a copy in which nothing waits any more."""
         tensors, header = self._state()
         closed = self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-        closed._cross, closed._own, closed._batches = self._with_remainder()
+        cross, own, closed._batches = self._with_remainder()
+        closed._cross, closed._own = [values.clone() for values in cross], own.clone()
         closed._left_out += self._left if self._left < 4 else 0
         closed._waiting = {}
         return closed

@@ -103,7 +103,8 @@ class LayerRows(Statistic):
         refuse_missing(self.names, rows)
         matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
-            refuse_non_finite(matrix, f"layer {name!r}")
+            if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
+                refuse_non_finite(matrix, f"layer {name!r}")
         self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         return matrices
 

@@ -351,7 +351,7 @@ def gram_product(rows: Tensor) -> Tensor:
     U-centring and sums over all pairs of examples average that rounding away, see `docs/performance.md`; every other
     product keeps full float32.
     """
-    if not rows.is_cuda or rows.dtype != torch.float32:
+    if not rows.is_cuda or rows.dtype != torch.float32 or rows.shape[1] < 4096:
         return self_product(rows.mT)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
