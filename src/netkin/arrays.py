@@ -73,7 +73,7 @@ def summing_dtype(device: torch.device) -> torch.dtype:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Inside the `with`, products and convolutions of float32 on a GPU are not rounded to TF32, whatever is set."""
-    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [setting.allow_tf32 for setting in settings]
     try:
         for setting in settings:
