@@ -76,5 +76,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("ckaa", ["cka", "nbs"])
         "; did you mean 'cka'?"
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    spelled = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), list(spelled), n=1)
+    return f"; did you mean {spelled[near[0]]!r}?" if near else ""

@@ -26,6 +26,14 @@ def raise_interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """Listen to Ctrl-C even where the tests run in the background, whose processes ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press():
     signal.raise_signal(signal.SIGINT)
 

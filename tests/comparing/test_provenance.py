@@ -77,7 +77,7 @@ def test_few_examples_are_a_warning_in_the_result_and_nowhere_else(maps, images)
         comparison = nk.compare(maps(), maps(), images[:7], ["cca_mean", "svcca", "cka"], layers=["conv1", "conv2"])
     (warning,) = comparison.warnings
     assert warning.startswith("7 examples are fewer than the 5 + 5 features of the two layers")
-    assert warning.endswith("10 examples would do. This holds for 8 values.")
+    assert warning.endswith("10 examples would do, and 100 would leave little of that. This holds for 8 values.")
     assert nk.compare(maps(), maps(), images[:7], ["cka"]).warnings == ()
 
 

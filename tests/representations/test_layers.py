@@ -134,3 +134,8 @@ def test_no_layers_or_no_sensible_ones_are_refused(chain):
 def test_what_is_no_model_is_refused():
     with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got str"):
         layers("resnet18")
+
+
+def test_a_type_may_be_chosen_by_its_name():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    assert choose(model, "Conv2d") == choose(model, "nn.Conv2d") == choose(model, nn.Conv2d) == ["0", "2"]

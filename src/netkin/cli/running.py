@@ -53,7 +53,8 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
             if not running:
                 raise
             raise ForwardError(
-                f"{running[0]}: {_in_short(fault)}. `netkin data` tells how to choose data of another size."
+                f"{running[0]}: {_in_short(fault)}. "
+                "Choose data of the size and channels it takes; `netkin data` tells how."
             ) from fault
 
 

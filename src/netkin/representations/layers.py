@@ -53,9 +53,9 @@ def layers(model: nn.Module) -> list[str]:
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
     """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
 
-    None gives the default layers. In a glob, ``*`` also crosses dots. ``"relu#2"`` is the second call of `relu` in a
-    forward, ``"relu"`` stands for all of its calls. A list of plain names keeps its order; all else comes in the order
-    of registration.
+    None gives the default layers. A type may also be named, as ``"Conv2d"``. In a glob, ``*`` also crosses dots.
+    ``"relu#2"`` is the second call of `relu` in a forward, ``"relu"`` stands for all of its calls. A list of plain
+    names keeps its order; all else comes in the order of registration.
     """
     if spec is None:
         return layers(model)
@@ -163,7 +163,11 @@ def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
     if isinstance(one, str) and split_call(one)[0] in known:
         return [one]
     names = _distinct(known, [name for name in known if name or len(known) == 1])
-    return _of_type(known, names, one) if isinstance(one, type) else _globbed(names, one)
+    if isinstance(one, type):
+        return _of_type(known, names, one)
+    # the name of a type, for those who can't pass the type itself: the command line
+    of_type = [name for name in names if type(known[name]).__name__ == one.rpartition(".")[2]]
+    return of_type or _globbed(names, one)
 
 
 def _globbed(names: list[str], glob: str) -> list[str]:

@@ -114,7 +114,8 @@ class Moments:
             return None
         return (
             f"{self.n:,} examples are fewer than the {self.x.width:,} + {self.y.width:,} features of the two layers: "
-            f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {wanted:,} examples would do."
+            f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {wanted:,} examples would do, "
+            f"and {10 * wanted:,} would leave little of that."
         )
 
 

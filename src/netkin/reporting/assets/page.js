@@ -282,12 +282,13 @@
     const longest = (names) => Math.max(...names.map((name) => name.length)) * font * 0.62 + 12;
     const [left, top] = [Math.max(longest(g.rows), 40), longest(g.columns) + 44];
     const [across, down] = [unit * g.columns.length, unit * g.rows.length];
-    const [width, height] = [left + Math.max(across, 260) + 16, top + down + 64];
+    const title = `${g.id}: ${g.a} (rows), ${g.b} (columns)`;
+    const [width, height] = [Math.max(left + Math.max(across, 260), title.length * 9.2) + 32, top + down + 64];
     const svg = document.createElementNS(namespace, "svg");
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "sans-serif", "font-size": font, fill: "#000" })) svg.setAttribute(key, value);
     hatched(svg);
     draw(svg, "rect", { width, height, fill: "#fff" });
-    draw(svg, "text", { x: left, y: 22, "font-size": 16, "font-weight": 600 }, `${g.id}: ${g.a} (rows), ${g.b} (columns)`);
+    draw(svg, "text", { x: 16, y: 22, "font-size": 16, "font-weight": 600 }, title);
     names(svg, g, { unit, left, top });
     squares(svg, g, { unit, left, top });
     if (path.checked) matches(svg, g, { unit, left, top });
