@@ -211,3 +211,12 @@ def test_models_run_elsewhere_and_come_home(maps, images, layers):
     assert torch.equal(torch.cuda.get_rng_state(), state)
     with pytest.raises(ValueFault, match="layer 'conv1' of 'a' in batch 1 holds 256 NaN"):
         nk.compare(a, b.cuda(), [images, images[:1] * torch.nan], ["cka_minibatch"], layers="conv1", shape="flatten")
+
+
+def test_texts_are_refused_with_the_way_to_load_them(maps, images):
+    with pytest.raises(
+        ValueFault, match="'a' must be a torch module .* got str. `nk.load_model` makes a model of a text"
+    ):
+        nk.compare("first.pt", maps(), images)
+    with pytest.raises(ValueFault, match="`data` must be an iterable .* got str. `nk.load_data` makes data of a text"):
+        nk.compare(maps(), maps(), "digits:test")

@@ -184,3 +184,12 @@ def test_what_is_no_data_is_refused_with_its_type(workshop, value, kind):
         SourceError, match=f"must return an iterable of batches, .*; it returned an object of type {kind}"
     ):
         load_data(f"nk_wrong_{kind}:make")
+
+
+def test_a_folder_without_its_kind_is_taken_for_images(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UnknownName, match="no data set named 'photos'; it is a folder: did you mean 'images:photos'\\?"
+    ):
+        load_data("photos")

@@ -211,6 +211,7 @@ class _Options:
             return RecordedSubject(name, thing, self.layers_of(name), self.shape)
         raise ValueFault(
             f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
+            + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
         )
 
 

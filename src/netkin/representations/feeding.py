@@ -160,7 +160,9 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
             "`[(inputs, labels)]`, or the inputs alone."
         )
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
-        raise ValueFault(f"`data` must be an iterable of batches, or one array of inputs; got {type(data).__name__}.")
+        hint = " `nk.load_data` makes data of a text." if isinstance(data, str) else ""
+        kind = type(data).__name__
+        raise ValueFault(f"`data` must be an iterable of batches, or one array of inputs; got {kind}.{hint}")
     return data
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -147,6 +148,8 @@ def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Bor
         return _named(NAMED[name], spec, place, split_options(head)[1] | options, batch_size)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
+        if Path(spec).is_dir():
+            near = f"; it is a folder: did you mean 'images:{spec}'?"
         raise UnknownName(f"no data set named {name!r}{near or '.'} Data is {KINDS}.")
     if options:
         raise ValueFault(f"{spec!r} is a function and takes no options; got {', '.join(options)}.")
