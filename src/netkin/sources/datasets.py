@@ -98,7 +98,7 @@ CATALOGUE: list[DataSource] = [
         "DIR: images, or one folder of images for each class",
         "images,size=64,normalise=imagenet:photos",
         image_folder,
-        options=f"size=PIXELS; {_NORMALISE}",
+        options=f"size=PIXELS (the shorter side, then the centre); {_NORMALISE}",
     ),
     DataSource(
         "npz",
