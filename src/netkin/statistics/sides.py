@@ -346,7 +346,7 @@ def self_product(matrix: Tensor) -> Tensor:
 
 
 def gram_product(rows: Tensor) -> Tensor:
-    """Return ``XXᵀ`` of one mini-batch; on a GPU with the inputs of its products rounded to TF32.
+    """Return ``XXᵀ`` of one mini-batch; of wide layers on a GPU with the inputs of its products rounded to TF32.
 
     U-centring and sums over all pairs of examples average that rounding away, see `docs/performance.md`; every other
     product keeps full float32.
