@@ -27,7 +27,7 @@ from netkin.statistics import Moments
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "sanity.json", HERE.parent / "docs" / "sanity.md"
 TIE = 1e-10
-PUBLISHED = {  # percent, Kornblith et al. (2019), table 2: ten 10-layer nets on CIFAR-10
+PUBLISHED = {  # percent, Kornblith et al. (2019), table 2
     "cka": "99.3",
     "cca_mean": "1.4",
     "cca_mean_squared": "10.6",
@@ -41,7 +41,8 @@ The sanity check of Kornblith et al. (2019), table 2, made by `bench/sanity.py`:
 alone, every layer asked for its closest layer in another network, and counted where that is its own counterpart. A tie
 is a miss. Here: Tiny-10 networks trained on CIFAR-10, their eight post-ReLU layers, `shape="flatten"`, the first 2,000
 test images.
-Theirs: ten 10-layer networks, another architecture and more examples; the figures stand side by side, not in one scale.
+Theirs: networks of this kind that they trained, on examples of their choice; the figures stand side by side, not in one
+scale.
 
 Five of the eight layers are wider than 2,000: there CCA of any two layers is 1, which is why `cca_*`, `pwcca` and
 regression tie (the comparison says so in a warning). `gaussian_mutual_information` is infinite there and has no value.
