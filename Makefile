@@ -34,8 +34,8 @@ docs: $(VENV)/.docs  ## rebuild the generated pages and the site
 	@echo "open site/index.html"
 
 clean:  ## remove the environments, the site and all caches
-	rm -rf $(VENV) .bench-venv site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .bench-venv site docs/claims.html build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench docs reproductions -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "netkin needs Python 3.10 or newer: make PYTHON=python3.11")'

@@ -22,11 +22,15 @@ MAY_IMPORT = {
     "sources": "errors",
     "representations": "errors arrays",
     "comparing": "errors arrays files results statistics measures sources representations",
+    # a folder a question; none imports another, which a test of its own sees to
+    "applications": "errors arrays files results statistics measures sources representations comparing",
+    "integrations": "errors arrays files results statistics measures sources representations comparing applications",
     # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
     "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
-    "__init__": "errors arrays files results statistics measures sources representations comparing reporting",
+    "__init__": "errors arrays files results statistics measures sources representations comparing "
+    "applications integrations reporting",
     "__main__": "cli",
 }
 WITHOUT_TORCH = ("errors", "files", "results", "reporting")
@@ -79,6 +83,30 @@ def test_imports_look_to_the_left(path):
 def test_every_room_stands_in_the_table():
     rooms = {room_of(path) for path in HOUSE.rglob("*.py")}
     assert rooms <= MAY_IMPORT.keys(), f"rooms missing from the table: {sorted(rooms - MAY_IMPORT.keys())}"
+
+
+def neighbours(path, house=HOUSE):
+    """Yield a sentence for each import by which one application looks into another."""
+    own = path.relative_to(house).parts[1]
+    for line, name in imports(path.read_text(encoding="utf-8"), module_of(path, house)):
+        parts = name.split(".")
+        if parts[:2] == ["netkin", "applications"] and parts[2:3] not in ([], [own]):
+            yield f"src/netkin/{path.relative_to(house)}:{line} imports {name}; the applications don't know each other."
+
+
+@pytest.mark.parametrize(
+    "path", sorted((HOUSE / "applications").rglob("*/*.py")), ids=lambda path: str(path.relative_to(HOUSE))
+)
+def test_no_application_imports_another(path):
+    found = list(neighbours(path))
+    assert not found, "\n".join(found)
+
+
+def test_a_look_into_another_application_is_noticed(tmp_path):
+    path = tmp_path / "applications" / "dynamics" / "freezing.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from netkin.applications.compression import compress\nfrom .recorder import f")
+    assert ["imports netkin.applications.compression.compress" in each for each in neighbours(path, tmp_path)] == [True]
 
 
 @pytest.mark.parametrize(

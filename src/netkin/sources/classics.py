@@ -19,12 +19,14 @@ class Chain(nn.Module):
         super().__init__()
         for name, step in steps:
             self.add_module(name, step)
+        # by name, since another module may come to stand in a linear layer's place
+        self.flattened = frozenset(name for name, step in self.named_children() if isinstance(step, nn.Linear))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores of each image."""
         features = images
-        for step in self.children():
-            features = step(features.flatten(1) if isinstance(step, nn.Linear) else features)
+        for name, step in self.named_children():
+            features = step(features.flatten(1) if name in self.flattened else features)
         return features
 
 
@@ -38,14 +40,15 @@ def vgg11(classes: int = 10) -> Chain:
     return Chain(_vgg11(classes))
 
 
-def svcca_convnet(classes: int = 10) -> Chain:
+def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
     """Return a fresh network with the layers of the SVCCA paper's convnet.
 
     Footnote 1 of Raghu et al. (2017): conv-conv-bn-pool-conv-conv-conv-bn-pool-fc-bn-fc-bn-out. The paper gives 512
-    units for a fully connected layer and no other size; channels (64 and 128), 3 × 3 kernels and 2 × 2 pools are ours.
+    units for a fully connected layer and no other size; channels (`width` and twice that), 3 × 3 kernels and 2 × 2
+    pools are ours.
     Each convolution and each hidden linear layer is followed by its ReLU, so that norms follow activations.
     """
-    return Chain(_svcca_convnet(classes))
+    return Chain(_svcca_convnet(classes, width))
 
 
 def _alexnet(classes: int) -> Iterator[Step]:
@@ -73,8 +76,8 @@ def _vgg11(classes: int) -> Iterator[Step]:
     yield "fc", nn.Linear(512, classes)
 
 
-def _svcca_convnet(classes: int) -> Iterator[Step]:
-    channels = (3, 64, 64, 128, 128, 128)
+def _svcca_convnet(classes: int, width: int) -> Iterator[Step]:
+    channels = (3, width, width, 2 * width, 2 * width, 2 * width)
     for number in range(1, 6):
         yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
         yield f"relu{number}", nn.ReLU()
@@ -82,7 +85,7 @@ def _svcca_convnet(classes: int) -> Iterator[Step]:
             stage = 1 if number == 2 else 2
             yield f"bn{stage}", nn.BatchNorm2d(channels[number])
             yield f"pool{stage}", nn.MaxPool2d(2)
-    for number, inputs in ((1, 128 * 8 * 8), (2, 512)):
+    for number, inputs in ((1, 2 * width * 8 * 8), (2, 512)):
         yield f"fc{number}", nn.Linear(inputs, 512)
         yield f"relu{5 + number}", nn.ReLU()
         yield f"bn{2 + number}", nn.BatchNorm1d(512)
