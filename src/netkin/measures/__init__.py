@@ -14,6 +14,7 @@ from netkin.measures.canonical import (
     svcca_by_sum,
     svcca_k,
 )
+from netkin.measures.directions import AlignedSide, Directions, svcca_directions
 from netkin.measures.kernels import cka_minibatch, cka_rbf, cka_rbf_debiased
 from netkin.measures.linear import (
     angular_cka,
@@ -28,9 +29,12 @@ from netkin.measures.linear import (
     procrustes_distance,
     procrustes_size_and_shape,
 )
+from netkin.measures.maps import dft_cca
 from netkin.measures.registry import Facts, Measure, find, measure, measures
 
 __all__ = [
+    "AlignedSide",
+    "Directions",
     "Facts",
     "Measure",
     "angular_cka",
@@ -43,6 +47,7 @@ __all__ = [
     "cka_rbf",
     "cka_rbf_debiased",
     "cka_uncentered",
+    "dft_cca",
     "eigenspace_overlap",
     "find",
     "gaussian_mutual_information",
@@ -61,5 +66,6 @@ __all__ = [
     "shape_distance",
     "svcca",
     "svcca_by_sum",
+    "svcca_directions",
     "svcca_k",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
-from netkin.measures.matrices import arccos, holding, root, spectrum
+from netkin.measures.matrices import arccos, leading, root, spectrum
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
 from netkin.statistics.moments import canonical
@@ -75,7 +75,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 
     Each layer keeps the fewest directions that hold `variance` of its variance, Σσ²; the rest is taken for noise.
     """
-    return _truncated(moments, *(holding(spectrum(side), _share(variance)) for side in (moments.x, moments.y)))
+    return _truncated(moments, *(leading(side, variance) for side in (moments.x, moments.y)))
 
 
 @measure(
@@ -88,7 +88,7 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
 )
 def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
-    return _truncated(moments, *(holding(spectrum(side).sqrt(), _share(variance)) for side in (moments.x, moments.y)))
+    return _truncated(moments, *(leading(side, variance, "sum") for side in (moments.x, moments.y)))
 
 
 @measure(
@@ -232,9 +232,10 @@ def gaussian_mutual_information(moments: Moments) -> Tensor:
     left_over = 1 - moments.correlations.square()
     exact = int((left_over <= max(moments.n, moments.x.width, moments.y.width) * moments.x.rounding).sum())
     if exact:
+        features = moments.x.block_width + moments.y.block_width
         raise NoValue(
             f"the mutual information is infinite: {exact} of {len(left_over)} canonical correlations are 1 at "
-            f"{moments.n:,} examples; use more than the {moments.x.width + moments.y.width:,} features of both."
+            f"{moments.n:,} examples; use more than the {features:,} features of both."
         )
     return -left_over.log().sum() / 2
 
@@ -249,12 +250,6 @@ def _first(values: Tensor, k: int) -> Tensor:
     keep = torch.zeros_like(values, dtype=torch.bool).flatten()
     keep[order] = True
     return keep.reshape(values.shape) & (values > 0)
-
-
-def _share(variance: float) -> float:
-    if not 0 < variance <= 1:
-        raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
-    return variance
 
 
 def _partly_whitened(side: Side, alpha: float) -> tuple[Tensor, Tensor]:

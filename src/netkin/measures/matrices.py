@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
+from netkin.errors import ValueFault
 from netkin.statistics.sides import Side
 
 
@@ -37,9 +38,17 @@ def holding(weights: Tensor, share: float) -> Tensor:
         >>> holding(torch.tensor([[6.0, 3.0, 1.0]]), 0.9)
         tensor([[ True,  True, False]])
     """
-    ordered, order = weights.flatten().sort(descending=True)
+    ordered, order = weights.flatten().sort(descending=True, stable=True)
     # rounding must not ask for one direction more than the exact sum would
     before = ordered.cumsum(0) - ordered
     needed = before < share * ordered.sum() * (1 - 1e-12)
     needed[0] = True
     return torch.zeros_like(needed).scatter(0, order, needed).reshape(weights.shape)
+
+
+def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
+    """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
+    if not 0 < variance <= 1:
+        raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
+    values = spectrum(side)
+    return holding(values if by == "variance" else values.sqrt(), variance)

@@ -1,0 +1,1 @@
+"""Questions put to the measures, a folder each; none imports another."""

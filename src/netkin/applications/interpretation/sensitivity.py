@@ -1,0 +1,158 @@
+"""`class_sensitivity`: in which layers a network knows of a class, as the correlation of the layer with its logit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin.comparing.compare import compare_subjects
+from netkin.comparing.subjects import Keep, ModelSubject, Subject
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.representations import rows_of
+from netkin.representations.feeding import Forward, Transform, call, labels_of, length_if_known
+from netkin.representations.layers import Spec
+from netkin.representations.recording import main_tensor
+from netkin.representations.shapes import Shape
+from netkin.results import Comparison
+from netkin.results.records import distinct
+
+
+def class_sensitivity(
+    model: nn.Module,
+    data: Any,
+    classes: int | str | Sequence[int | str] | None = None,
+    measure: Any = "cca_mean",
+    *,
+    names: Sequence[str] | None = None,
+    layers: Spec = None,
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transform: Transform | None = None,
+    forward: Forward | None = None,
+) -> Comparison:
+    """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
+
+    The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
+    of them if none are given. Where the batches carry labels, a class that is asked for and occurs in none is refused.
+    `measure` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
+    value is the largest correlation that any weighted sum of the layer's units has with the logit.
+
+    Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
+    the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that CCA does not see.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> found = class_sensitivity(model, torch.randn(200, 4), names=["cat", "dog", "car"])
+        >>> found.layers_b, round(found["2", "dog"], 6)
+        (('cat', 'dog', 'car'), 1.0)
+    """
+    logits = Logits(classes, names, forward)
+    rows = ModelSubject("layers", model, layers, shape, logits.run, transform, device)
+    comparison = compare_subjects(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
+    logits.refuse_absent()
+    return comparison
+
+
+class Logits(Subject):
+    """The columns of a model's output, each a subject's "layer"; `run` is the forward that lets it see them."""
+
+    def __init__(self, classes: Any, names: Sequence[str] | None, forward: Forward | None):
+        self.name, self.kind, self.shapes, self._shape = "classes", "logits", {}, None
+        self._asked, self._names, self._forward = _listed(classes), names, forward
+        self._columns: dict[str, int] = {}
+        self._seen: Counter[int] = Counter()
+        self._output: Any = None
+        self._keep: Keep = lambda layer, rows: rows
+
+    @property
+    def origin(self) -> dict[str, str]:
+        return {"model": self.kind, "forward": getattr(self._forward, "__qualname__", "none")}
+
+    def run(self, model: nn.Module, batch: Any) -> Any:
+        """Run the model as it would be, and keep what it gives until the batch is done."""
+        self._output = call(model, batch, self._forward)
+        return self._output
+
+    def length(self, batch: Any) -> int | None:
+        return length_if_known(batch)
+
+    @contextmanager
+    def ready(self, keep: Keep) -> Iterator[None]:
+        self._keep = keep
+        yield
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        output, self._output = _matrix(main_tensor(self._output, "")), None
+        self._columns = self._columns or _columns(self._asked, self._names, output.shape[1])
+        self.shapes = dict.fromkeys(self._columns, "matrix")
+        self._seen.update(_labels(batch))
+        return {name: self._keep(name, output[:, [column]]) for name, column in self._columns.items()}
+
+    def refuse_absent(self) -> None:
+        """Refuse a class that was asked for and that the labels, if there were any, never named."""
+        absent = [name for name, column in self._columns.items() if self._asked and not self._seen[column]]
+        if self._seen and absent:
+            raise ValueFault(
+                f"class {absent[0]!r} does not occur among the {self._seen.total():,} labels of the data; "
+                "pass data that hold it, or leave it out."
+            )
+
+
+def _listed(classes: Any) -> list[Any]:
+    """Return the classes asked for; an empty list stands for all."""
+    if classes is None:
+        return []
+    asked = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [classes]
+    if not asked:
+        raise ValueFault("`classes` is empty; leave it out for all classes.")
+    return asked
+
+
+def _columns(asked: Sequence[Any], names: Sequence[str] | None, count: int) -> dict[str, int]:
+    """Return the columns of the classes asked for, by name."""
+    if names is not None and len(names) != count:
+        raise ShapeError(f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.")
+    known = distinct(map(str, range(count) if names is None else names), "classes")
+    return {known[column]: column for column in (_column(one, known) for one in asked or range(count))}
+
+
+def _column(one: Any, known: Sequence[str]) -> int:
+    if isinstance(one, str):
+        if one not in known:
+            hint = did_you_mean(one, known) or "; pass `names=` to name the model's outputs."
+            raise UnknownName(f"no class named {one!r}{hint}")
+        return known.index(one)
+    if not isinstance(one, Integral):
+        raise ValueFault(f"a class is the number of an output or its name; got {one!r}.")
+    column = int(one)
+    if not 0 <= column < len(known):
+        raise UnknownName(f"no class {column}: the model has {len(known):,} outputs, 0 to {len(known) - 1:,}.")
+    return column
+
+
+def _matrix(output: Tensor) -> Tensor:
+    if output.ndim not in (1, 2):
+        raise ShapeError(
+            f"the model's output has shape {tuple(output.shape)}, and class sensitivity needs one row of logits for "
+            "each example; pass a `forward` that returns them."
+        )
+    return rows_of(output)[0]
+
+
+def _labels(batch: Any) -> list[int]:
+    """Return the labels that come with a batch, where they are whole numbers."""
+    found = labels_of(batch)
+    if not isinstance(found, (Tensor, np.ndarray)):
+        return []
+    labels = torch.as_tensor(found)
+    return labels.tolist() if labels.ndim == 1 and not labels.is_floating_point() else []

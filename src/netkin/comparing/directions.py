@@ -1,0 +1,63 @@
+"""`model_directions`: the aligned directions of two layers, from one pass of their models over the data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from netkin.comparing.compare import _collected
+from netkin.comparing.options import Options
+from netkin.comparing.pairing import Pairs
+from netkin.errors import InflatedWarning
+from netkin.measures import Directions, svcca_directions
+from netkin.measures.registry import find
+from netkin.representations.cutting import known_layer
+from netkin.representations.shapes import Shape
+
+
+def model_directions(
+    a: nn.Module,
+    layer: str,
+    b: nn.Module | None = None,
+    layer_b: str | None = None,
+    data: Any = None,
+    *,
+    variance: float = 0.99,
+    by: str = "variance",
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    memory: int | None = None,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+) -> Directions:
+    """Return the SVCCA directions of a layer of `a` with a layer of `b`; each model runs once on each batch.
+
+    Without `layer_b` it is the layer of the same name. Without `b` it is a layer of `a` itself, and the model's own
+    output, the logits of a classifier, where none is named. The options are those of `nk.svcca_directions` and of
+    `nk.compare`; the first side, ``.x``, belongs to `a`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model_directions(model, "1", data=torch.randn(200, 4)).y.width
+        3
+    """
+    other = layer_b if layer_b is not None else "" if b is None else layer
+    for model, name in ((a, layer), (a if b is None else b, other)):
+        if isinstance(model, nn.Module):
+            known_layer(model, name)
+    alone = b is None or (b is a and transforms is None and forward is None)
+    given: dict[str, Any] = {"a": a} if alone else {"a": a, "b": b}
+    pair = ("a", "a" if alone else "b")
+    chosen = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
+    options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
+    wanted = Pairs([pair], [(layer, other)])
+    collection, _ = _collected(given, data, "svcca", wanted, options, examples, memory, 0, False)
+    moments = collection.statistic(find("svcca"), f"a/{layer}", f"{pair[1]}/{other}")
+    if moments.few_examples:
+        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)
+    return svcca_directions(moments, variance=variance, by=by)

@@ -1,0 +1,218 @@
+"""Aligned directions: not only how alike two layers are, but which directions of one answer to which of the other.
+
+A layer of p units over n examples is n × p; a *direction* is a weighted sum of its units, and so again one number for
+each example. SVCCA keeps the leading principal directions of each layer, turns both sets until they pair up as well as
+can be, and orders the pairs by their correlation.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_matrix, exact_products
+from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures.matrices import leading, spectrum
+from netkin.statistics import Moments
+from netkin.statistics.sides import Side
+
+RULES = ("variance", "sum")
+TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlignedSide:
+    """One layer's directions, in the layer's own units: those paired with the other layer's first, then the rest.
+
+    ``(X - mean) @ transform`` are the directions over the examples of X; over those that the moments came from they
+    are orthonormal. `patterns` says how each unit follows each direction: ``transformᵀ XᵀX`` of the centred examples.
+    `kept` is how many principal directions were kept, `variance` the share of the layer's variance that they hold, and
+    `singular_values` are all those of the centred layer that stand above rounding.
+    """
+
+    mean: Tensor
+    transform: Tensor
+    patterns: Tensor
+    singular_values: Tensor
+    kept: int
+    variance: float
+    side: Side = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        return len(self.mean)
+
+    @property
+    def n(self) -> int:
+        """The number of examples that the directions were found on."""
+        return self.side.n
+
+    @property
+    def activity(self) -> Tensor:
+        """The mean square of every unit, about the origin."""
+        return self.mean.square() + self.side.variances[0].detach().to(self.mean) / (self.n * self.side.scale**2)
+
+    def directions(self, X: Any) -> Tensor:
+        """Return the directions over the examples of `X`, n × kept; of pairs the first `len(correlations)` columns."""
+        matrix = as_matrix(X, "X").to(self.transform)
+        if matrix.shape[1] != self.width:
+            raise ShapeError(
+                f"`X` has {matrix.shape[1]:,} features and the directions are of a layer with {self.width:,}; "
+                "pass the layer that they were found on."
+            )
+        return (matrix - self.mean) @ self.transform
+
+    def basis(self, k: int) -> Tensor:
+        """Return k × p with orthonormal rows that span the weights of the first `k` directions."""
+        weights = self.transform[:, : self.checked(k)]
+        return torch.linalg.qr(weights / torch.linalg.vector_norm(weights, dim=0))[0].mT
+
+    def projection(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the maps that project every unit on the first `k` directions: p × k to them, k × p back.
+
+        Over the examples each unit becomes the sum of directions that is nearest to it:
+        ``mean + (X - mean) @ encode @ decode``, section 2.1 of the SVCCA paper.
+        """
+        return self.transform[:, : self.checked(k)], self.patterns[:k]
+
+    def covariance(self, units: Tensor) -> Tensor:
+        """Return the rows of XᵀX of the centred examples for some units, in the layer's own units."""
+        maps = self.side.units[0].detach()
+        return (maps[:, units].mT @ self.side.second[0].detach() @ maps).to(self.mean) / self.side.scale**2
+
+    def checked(self, k: Any) -> int:
+        """Return `k` if there are that many directions."""
+        if not isinstance(k, Integral):
+            raise ValueFault(f"`k` must be a whole number of directions, up to {self.kept:,}; got {k!r}.")
+        if not 1 <= int(k) <= self.kept:
+            raise ValueFault(
+                f"`k` must lie between 1 and {self.kept:,}, the directions kept of {self.width:,} features; got {k:,}. "
+                "A higher `variance` keeps more."
+            )
+        return int(k)
+
+    def __repr__(self) -> str:
+        return f"AlignedSide({self.kept} directions of {self.width} features, {100 * self.variance:.2f}% of variance)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions:
+    """Pairs of aligned directions of two layers: their correlations, falling, and each side."""
+
+    correlations: Tensor
+    x: AlignedSide
+    y: AlignedSide
+
+    @property
+    def similarity(self) -> float:
+        """The mean correlation: the value of `svcca`, or of `svcca_by_sum`."""
+        return float(self.correlations.mean())
+
+    def __repr__(self) -> str:
+        return f"Directions({len(self.correlations)} pairs, mean correlation {self.similarity:.3f}, {self.x}, {self.y})"
+
+
+def svcca_directions(X: Any, Y: Any = None, /, *, variance: float = 0.99, by: str = "variance") -> Directions:
+    """Return the aligned directions of two layers that SVCCA finds, from the most to the least correlated pair.
+
+    Each layer keeps the fewest principal directions that hold `variance` of Σσ², or with ``by="sum"`` of Σσ, as the
+    paper's appendix writes; the mean of the correlations is then `svcca`, or `svcca_by_sum`. ``variance=1`` is plain
+    CCA. A side that keeps more directions than the other has the rest of them at the end, uncorrelated with the other
+    layer, by falling variance. So are pairs of equal correlation ordered. Signs are such that the unit which follows a
+    direction of X most follows it upwards, and that correlations are positive.
+
+    X and Y are two matrices of the same examples, or X is a `Moments`, for instance ``LayerMoments[a, b]``.
+
+    Example:
+        >>> X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+        >>> found = svcca_directions(X, 3 * X.flip(1) + 1, variance=1.0)
+        >>> [round(value, 6) for value in found.correlations.tolist()]
+        [1.0, 1.0, 1.0, 1.0]
+    """
+    if by not in RULES:
+        raise UnknownName(f"`by` is 'variance' (of Σσ²) or 'sum' (of Σσ); got {by!r}.")
+    with torch.no_grad(), exact_products():
+        return _directions(_moments(X, Y), variance, by)
+
+
+def _moments(X: Any, Y: Any) -> Moments:
+    if not isinstance(X, Moments):
+        if Y is None:
+            raise ValueFault(f"`svcca_directions` takes two matrices, or one `Moments`; got {type(X).__name__}.")
+        X = Moments.of(as_matrix(X, "X").detach(), as_matrix(Y, "Y").detach())
+        if X.few_examples:
+            warnings.warn(X.few_examples, InflatedWarning, stacklevel=3)
+    elif Y is not None:
+        raise ValueFault("`svcca_directions` takes two matrices, or one `Moments`; got a `Moments` and something else.")
+    return X
+
+
+def _directions(moments: Moments, share: float, by: str) -> Directions:
+    if len(moments.x.second) > 1:
+        raise NoValue(
+            f"directions are found in one block, and these moments have {len(moments.x.second):,}, one for each "
+            "frequency; collect with the shape 'flatten', 'positions' or 'pool' instead of 'dft'."
+        )
+    x, y = (_Kept(side, share, by) for side in (moments.x, moments.y))
+    x.turn, correlations, turned = torch.linalg.svd(x.whitener.mT @ moments.cross[0] @ y.whitener)
+    y.turn = turned.mT
+    count = len(correlations)
+    for tie in _ties(correlations):
+        x.settle(tie)
+        y.turn[:, tie] = y.turn[:, tie] @ x.settled
+    for side in (x, y):
+        side.settle(slice(count, None))
+    sign = x.signs[:count]
+    return Directions(correlations.clamp(max=1), x.aligned(sign), y.aligned(sign))
+
+
+def _ties(correlations: Tensor) -> Iterator[slice]:
+    """Yield the stretches of correlations that are equal but for rounding."""
+    breaks = (correlations[:-1] - correlations[1:] > TIE).nonzero().flatten().add(1).tolist()
+    for start, stop in zip([0, *breaks], [*breaks, len(correlations)], strict=True):
+        if stop - start > 1:
+            yield slice(start, stop)
+
+
+class _Kept:
+    """What is kept of one layer, whitened, and how it is turned to meet the other."""
+
+    def __init__(self, side: Side, share: float, by: str):
+        values, keep = spectrum(side), leading(side, share, by)
+        self.side, self.count = side, int(keep.sum())
+        self.variance = float(values[keep].sum() / values.sum())
+        self.singular_values = values[values > 0].sqrt() / side.scale
+        self.whitener = side.whitening(keep)[0].detach()  # coordinates of the second moment to whitened directions
+        self.follows = self.whitener.mT @ side.second[0].detach()  # and how the coordinates follow these
+        self.turn = torch.eye(self.count).to(self.whitener)
+        self.settled = self.turn
+
+    def settle(self, tie: slice) -> None:
+        """Turn directions that nothing tells apart so that they fall by the variance of the layer that they carry."""
+        carried = self.turn[:, tie].mT @ self.follows
+        self.settled = torch.linalg.eigh(carried @ carried.mT)[1].flip(-1)
+        self.turn[:, tie] = self.turn[:, tie] @ self.settled
+
+    @property
+    def patterns(self) -> Tensor:
+        return self.turn.mT @ self.follows @ self.side.units[0].detach() / self.side.scale
+
+    @property
+    def signs(self) -> Tensor:
+        """The sign of the unit that follows each direction most."""
+        patterns = self.patterns
+        return patterns.gather(1, patterns.abs().argmax(1, keepdim=True)).sign().flatten()
+
+    def aligned(self, sign: Tensor) -> AlignedSide:
+        signs = torch.cat([sign, self.signs[len(sign) :]])
+        transform = self.side.units[0].detach().mT @ self.whitener @ self.turn * self.side.scale
+        return AlignedSide(
+            self.side.mean[0].detach().to(transform), transform * signs, self.patterns * signs.unsqueeze(1),
+            self.singular_values, self.count, self.variance, self.side,
+        )  # fmt: skip

@@ -1,0 +1,260 @@
+"""Layers against the logits of classes."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault
+
+NAMES = ["cat", "dog", "car"]
+
+
+class Maps(nn.Module):
+    """Two convolutions and a head, with dropout that must not act."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 4, 3, padding=1)
+        self.conv2 = nn.Conv2d(4, 5, 3, padding=1, stride=2)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(5, 3)
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return self.fc(self.drop(torch.relu(self.conv2(torch.relu(self.conv1(images))))).mean((2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def model():
+    return Maps()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(200, 2, 8, 8)
+
+
+@pytest.fixture
+def batches(images):
+    """Batches with labels, in which the class 2 never occurs."""
+    return [(part, torch.arange(len(part)) % 2) for part in images.split(64)]
+
+
+def multiple_correlation(X, y):
+    """Return the correlation of `y` with its least-squares prediction from `X`."""
+    Xc, yc = X - X.mean(0), y - y.mean()
+    return np.corrcoef(Xc @ np.linalg.lstsq(Xc, yc, rcond=None)[0], yc)[0, 1]
+
+
+def test_values_are_multiple_correlations_with_the_logits(model, images):
+    found = nk.class_sensitivity(model, images, names=NAMES, layers=["conv1", "conv2", "fc"])
+    rows = {name: X.double().numpy() for name, X in nk.activations(model, ["conv1", "conv2", "fc"], images).items()}
+    assert (found.layers_a, found.layers_b) == (("conv1", "conv2", "fc"), tuple(NAMES))
+    for layer, X in rows.items():
+        for column, name in enumerate(NAMES):
+            assert found[layer, name] == pytest.approx(multiple_correlation(X, rows["fc"][:, column]), abs=1e-6)
+
+
+def test_the_last_layer_knows_every_class(model, images):
+    found = nk.class_sensitivity(model, images, layers=["conv1", "fc"])
+    np.testing.assert_allclose(found.to_numpy()[1], 1, atol=1e-6)
+    assert found.layers_b == ("0", "1", "2")
+    assert found.to_numpy()[0].max() < 0.99
+
+
+def test_a_class_read_from_one_layer_is_known_there():
+    """A net that passes one input on to one logit knows of it from the first layer; of noise made later it does not."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early, self.late = nn.Linear(4, 3), nn.Identity()
+
+        def forward(self, rows):
+            hidden = self.early(rows)
+            return self.late(torch.stack([hidden[:, 0], (rows[:, 0] * rows[:, 1])], 1))
+
+    rows = torch.randn(4000, 4)
+    rows = torch.cat([rows, rows * torch.tensor([-1.0, 1, 1, 1])])  # the product is odd in what the layer is linear in
+    found = nk.class_sensitivity(Late(), rows, names=["soon", "late"])
+    assert found["early", "soon"] == pytest.approx(1, abs=1e-6)
+    assert found["early", "late"] < 0.05
+    assert found["late", "late"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "asked, columns", [(1, ["dog"]), ("dog", ["dog"]), (["car", 0], ["car", "cat"]), (np.arange(2, 3), ["car"])]
+)
+def test_classes_go_by_number_or_name(model, images, asked, columns):
+    whole = nk.class_sensitivity(model, images, names=NAMES)
+    found = nk.class_sensitivity(model, images, asked, names=NAMES)
+    assert list(found.layers_b) == columns
+    for name in columns:
+        assert found["conv1", name] == whole["conv1", name]
+
+
+def test_one_pass_over_the_data_is_enough(model, batches):
+    nk.class_sensitivity(model, batches)
+    assert model.calls == len(batches)
+
+
+def test_several_measures_and_shapes(model, images):
+    measures = ["cca_mean", "cka", "linear_regression_r2"]
+    found = nk.class_sensitivity(model, images, measure=measures, layers="conv*", shape="flatten")
+    rows = nk.activations(model, ["conv1", "conv2", "fc"], images, shape="flatten")
+    assert found.measures == tuple(measures)
+    assert found.shapes_a["conv1"] == "flatten"
+    for name in ("cka", "linear_regression_r2"):
+        with pytest.warns(nk.InflatedWarning) if name != "cka" else nullcontext():
+            expected = float(getattr(nk, name)(rows["conv1"], rows["fc"][:, [2]]))
+        assert found[name]["conv1", "2"] == pytest.approx(expected, abs=1e-5)
+    assert "are fewer than" in found.warnings[0]
+
+
+def test_dft_cca_with_a_logit_is_cca_with_the_channel_means(model, images):
+    by_frequency, pooled = (nk.class_sensitivity(model, images, shape=shape) for shape in ("dft", "pool"))
+    assert by_frequency.shapes_a["conv1"] == "dft"
+    np.testing.assert_allclose(by_frequency.to_numpy(), pooled.to_numpy(), atol=1e-6)
+
+
+def test_channel_means_are_what_dft_cca_sees_of_a_logit(model, images):
+    """A logit is constant over space: all frequencies of a map but zero are orthogonal to it when all shifts occur."""
+    shifted = torch.cat([images[:12].roll((i, j), (2, 3)) for i in range(8) for j in range(8)])
+    circular = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
+    with torch.no_grad():
+        maps = circular(shifted)
+        logit = torch.tanh(maps.mean((2, 3)) @ torch.randn(3, 1)) + maps.square().mean((1, 2, 3))[:, None]
+    whole, pooled = (nk.cca_mean(rows(maps), logit) for rows in (nk.flatten, nk.pool))
+    assert float(whole) == pytest.approx(float(pooled), abs=1e-6)
+
+
+def test_layers_at_each_place_have_no_value(model, images):
+    found = nk.class_sensitivity(model, images, layers=["conv1", "fc"], shape="positions")
+    with pytest.raises(NoValue, match="64 rows an example .* 'classes' 1; use a shape with one row an example"):
+        found["conv1", "0"]
+    assert found["fc", "0"] == pytest.approx(1)
+
+
+def test_the_result_is_a_comparison_like_others(model, images, tmp_path):
+    found = nk.class_sensitivity(model, images, names=NAMES, examples=150)
+    found.save(tmp_path / "classes.netkin")
+    assert nk.load(tmp_path / "classes.netkin") == found
+    assert found.examples == 150
+    assert "layers (rows) and classes (columns)" in str(found)
+    assert list(found.to_pandas().columns) == NAMES
+
+
+def test_the_model_is_left_as_it_was(model, images):
+    model.train()
+    state = torch.get_rng_state()
+    nk.class_sensitivity(model, images)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_inputs_may_be_transformed_and_fed_another_way(model, images):
+    plain = nk.class_sensitivity(model, images * 2)
+    twice = nk.class_sensitivity(model, images, transform=lambda batch: batch * 2)
+    np.testing.assert_allclose(twice.to_numpy(), plain.to_numpy(), atol=1e-6)
+    packed = [{"pictures": part} for part in images.split(64)]
+    fed = nk.class_sensitivity(model, packed, forward=lambda net, batch: {"logits": net(batch["pictures"] * 2)})
+    np.testing.assert_allclose(fed.to_numpy(), plain.to_numpy(), atol=1e-6)
+
+
+def test_one_output_is_one_class():
+    class Yes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+
+        def forward(self, rows):
+            return self.inner(rows)[:, 0]
+
+    assert nk.class_sensitivity(Yes(), torch.randn(30, 4)).layers_b == ("0",)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_gives_the_numbers_of_the_cpu(model, batches):
+    here = nk.class_sensitivity(model, batches)
+    np.testing.assert_allclose(
+        nk.class_sensitivity(model, batches, device="cuda").to_numpy(), here.to_numpy(), atol=1e-4
+    )
+    there = nk.class_sensitivity(model.cuda(), [(part.cuda(), labels.cuda()) for part, labels in batches], [0, 1])
+    np.testing.assert_allclose(there.to_numpy(), here.to_numpy()[:, :2], atol=1e-4)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_that_the_model_does_not_have_is_refused(model, images):
+    with pytest.raises(UnknownName, match="no class 3: the model has 3 outputs, 0 to 2"):
+        nk.class_sensitivity(model, images, [0, 3])
+    with pytest.raises(UnknownName, match="no class -1: the model has 3 outputs"):
+        nk.class_sensitivity(model, images, -1)
+
+
+def test_a_name_that_no_class_has_is_refused(model, images):
+    with pytest.raises(UnknownName, match="no class named 'dogs'; did you mean 'dog'"):
+        nk.class_sensitivity(model, images, "dogs", names=NAMES)
+    with pytest.raises(UnknownName, match="no class named 'dog'; pass `names=` to name the model's outputs"):
+        nk.class_sensitivity(model, images, "dog")
+
+
+def test_a_class_without_examples_is_refused(model, batches):
+    with pytest.raises(ValueFault, match="class '2' does not occur among the 200 labels of the data; pass data that"):
+        nk.class_sensitivity(model, batches, [0, 2])
+    assert nk.class_sensitivity(model, batches, [0, 1]).layers_b == ("0", "1")
+    assert nk.class_sensitivity(model, batches).layers_b == ("0", "1", "2")  # nobody asked for it
+
+
+def test_labels_in_mappings_are_counted(model, images):
+    forward = lambda net, batch: net(batch["images"])  # noqa: E731
+    batches = [{"images": images, "labels": torch.zeros(200, dtype=torch.long)}]
+    with pytest.raises(ValueFault, match="class '1' does not occur among the 200 labels"):
+        nk.class_sensitivity(model, batches, 1, forward=forward)
+    soft = [{"images": images, "labels": torch.zeros(200, 3)}]
+    assert nk.class_sensitivity(model, soft, 1, forward=forward).layers_b == ("1",)
+
+
+def test_wrong_names_are_refused(model, images):
+    with pytest.raises(ShapeError, match="`names` has 2 names and the model 3 outputs; give one for each"):
+        nk.class_sensitivity(model, images, names=["cat", "dog"])
+    with pytest.raises(NameClash, match="classes must have distinct names; 'cat' occurs 2 times"):
+        nk.class_sensitivity(model, images, names=["cat", "cat", "dog"])
+
+
+def test_what_is_no_class_is_refused(model, images):
+    with pytest.raises(ValueFault, match="a class is the number of an output or its name; got 1.5"):
+        nk.class_sensitivity(model, images, [1.5])
+    with pytest.raises(ValueFault, match="a class is the number of an output or its name; got 1.0"):
+        nk.class_sensitivity(model, images, 1.0)
+
+
+def test_no_classes_are_refused(model, images):
+    with pytest.raises(ValueFault, match="`classes` is empty; leave it out for all classes"):
+        nk.class_sensitivity(model, images, [])
+
+
+def test_outputs_that_are_no_logits_are_refused():
+    with pytest.raises(
+        ShapeError, match=r"output has shape \(20, 5, 3\), and class sensitivity needs one row of logits"
+    ):
+        nk.class_sensitivity(nn.Sequential(nn.Linear(4, 3)), torch.randn(20, 5, 4))
+
+
+def test_an_unknown_layer_is_refused(model, images):
+    with pytest.raises(UnknownName, match="no layer named 'conv3'; did you mean 'conv"):
+        nk.class_sensitivity(model, images, layers=["conv3"])

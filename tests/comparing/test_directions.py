@@ -1,0 +1,121 @@
+"""Directions of two models' layers from one pass."""
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.errors import InflatedWarning, MemoryLimit, NoValue, ShapeError, UnknownName
+
+FIELDS = ("mean", "transform", "patterns", "singular_values")
+
+
+def check(found, X, Y, **options):
+    """Hold directions against those of the recorded rows."""
+    expected = nk.svcca_directions(X, Y, **options)
+    torch.testing.assert_close(found.correlations, expected.correlations, atol=1e-6, rtol=1e-6)
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(found.x, name), getattr(expected.x, name), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"variance": 0.9}, {"by": "sum"}])
+def test_two_models(maps, images, options):
+    a, b = maps(), maps(6)
+    found = nk.model_directions(a, "conv2", b, "conv1", list(images.split(16)), **options)
+    rows = [nk.activations(model, [layer], images)[layer] for model, layer in ((a, "conv2"), (b, "conv1"))]
+    check(found, *rows, **options)
+    assert (a.calls, b.calls) == (5, 5)  # four batches, and once for the rows
+
+
+def test_the_layer_of_the_same_name_is_the_default(maps, images):
+    a, b = maps(), maps()
+    found = nk.model_directions(a, "fc", b, data=images)
+    check(found, *(nk.activations(model, ["fc"], images)["fc"] for model in (a, b)))
+
+
+def test_without_another_model_the_logits_are_met(maps, images):
+    model = maps()
+    found = nk.model_directions(model, "conv2", data=images)
+    rows = nk.activations(model, ["conv2", "fc"], images)
+    check(found, rows["conv2"], rows["fc"])
+    assert found.y.width == 3
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_another_layer_of_the_same_model(maps, images, twice):
+    model = maps()
+    found = nk.model_directions(model, "conv1", model if twice else None, "conv2", images)
+    rows = nk.activations(model, ["conv1", "conv2"], images)
+    check(found, rows["conv1"], rows["conv2"])
+
+
+def test_places_of_maps(maps, images):
+    a, b = maps(), maps()
+    found = nk.model_directions(a, "conv1", b, data=images, shape="positions")
+    check(found, *(nk.activations(model, ["conv1"], images, shape="positions")["conv1"] for model in (a, b)))
+    assert found.x.n == 50 * 64
+
+
+def test_flattened_maps_wider_than_the_examples(maps, images):
+    a, b = maps(), maps()
+    with pytest.warns(InflatedWarning, match="50 examples are fewer than the 256 . 256 features"):
+        found = nk.model_directions(a, "conv1", b, data=images, shape="flatten")
+    assert found.x.width == 256
+    rows = nk.activations(a, ["conv1"], images, shape="flatten")["conv1"]
+    Z = found.x.directions(rows)
+    torch.testing.assert_close(Z.mT @ Z, torch.eye(found.x.kept, dtype=Z.dtype), atol=1e-5, rtol=0)
+
+
+def test_models_are_left_as_they_were(maps, images, state_of):
+    a, b = maps(), maps()
+    b.eval()
+    before = state_of(a), state_of(b)
+    nk.model_directions(a, "conv1", b, data=images)
+    assert (state_of(a), state_of(b)) == before
+
+
+def test_options_reach_the_pass(maps, images):
+    model = maps()
+    half = nk.model_directions(model, "conv2", data=images, examples=30)
+    assert half.x.n == 30
+    doubled = nk.model_directions(model, "conv2", model, data=images, transforms=(None, lambda batch: batch * 2))
+    assert doubled.similarity < 1
+    with pytest.raises(MemoryLimit, match="the limit is 10 B"):
+        nk.model_directions(model, "conv2", data=images, memory=10)
+
+
+def test_unknown_layers_are_refused_with_a_suggestion(maps, images):
+    with pytest.raises(UnknownName, match="no layer named 'conf1'; did you mean 'conv1'"):
+        nk.model_directions(maps(), "conf1", data=images)
+    with pytest.raises(UnknownName, match="no layer named 'conv'; did you mean 'conv"):
+        nk.model_directions(maps(), "conv1", maps(), "conv", images)
+
+
+def test_a_pattern_for_several_layers_is_refused(maps, images):
+    with pytest.raises(UnknownName, match="'conv.' stands for 2 layers, and one is needed; choose 'conv1'"):
+        nk.model_directions(maps(), "conv?", data=images)
+
+
+def test_layers_that_do_not_meet_are_refused(maps, images):
+    with pytest.raises(NoValue, match="64 rows an example and layer '' of 'a' 1; use a shape with one row"):
+        nk.model_directions(maps(), "conv1", data=images, shape="positions")
+    with pytest.raises(NoValue, match="64 rows an example and layer 'conv2' of 'b' 16"):
+        nk.model_directions(maps(), "conv1", maps(), "conv2", images, shape="positions")
+
+
+def test_frequencies_have_no_directions(maps, images):
+    with pytest.raises(NoValue, match="directions are found in one block, and these moments have .* instead of 'dft'"):
+        nk.model_directions(maps(), "conv1", maps(), data=images, shape="dft")
+
+
+def test_a_batch_of_another_size_is_refused():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, batch):
+            return self.inner(batch[::2])
+
+    with pytest.raises(ShapeError, match="for a batch of 20 examples"):
+        nk.model_directions(Half(), "inner", data=torch.randn(20, 4))
