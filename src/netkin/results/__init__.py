@@ -1,7 +1,22 @@
 """What comes out: labelled, frozen tables that say how they came to be. NumPy only; torch is never imported here."""
 
+from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
 from netkin.results.comparisons import Comparisons
 from netkin.results.loading import load
+from netkin.results.series import Series
+from netkin.results.spreads import Spread
+from netkin.results.trends import THRESHOLDS, Trend
 
-__all__ = ["Comparison", "Comparisons", "Values", "load"]
+__all__ = [
+    "THRESHOLDS",
+    "Claim",
+    "Comparison",
+    "Comparisons",
+    "Measured",
+    "Series",
+    "Spread",
+    "Trend",
+    "Values",
+    "load",
+]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from importlib import import_module
 from itertools import product
 from typing import Any, overload
@@ -17,15 +16,11 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.extras import optional
 from netkin.results.identifiers import asks_for, fits
 from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
-from netkin.results.records import distinct, freeze, frozen_mapping, plain_fields, rebuild, same_fields
+from netkin.results.records import distinct, freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Values
 
 __all__ = ["Comparison", "Values", "unpacked"]
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -49,7 +44,7 @@ class Comparison:
     examples: int
     seed: int
     version: str
-    created: str = field(default_factory=_now)
+    created: str = field(default_factory=now)
     warnings: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
@@ -117,7 +112,7 @@ class Comparison:
         """Return a measure's table as a data frame; without `measure` and with several, one row for each number."""
         if measure is None and len(self.tables) != 1:
             names = ["measure", "layer_a", "layer_b", "value", "error", "reason"]
-            return optional("pandas").DataFrame(list(self._numbers()), columns=names)
+            return optional("pandas").DataFrame(list(self.numbers()), columns=names)
         return self.table(measure).to_pandas()
 
     def to_xarray(self) -> Any:
@@ -177,7 +172,8 @@ class Comparison:
     def _listed(self) -> str:
         return ", ".join(self.tables) or "none"
 
-    def _numbers(self) -> Iterator[tuple[str, str, str, float, float, str]]:
+    def numbers(self) -> Iterator[tuple[str, str, str, float, float, str]]:
+        """Yield measure, both layers, value, standard error and reason for each number and each hole."""
         for name, table in self.tables.items():
             errors = np.full_like(table.values, np.nan) if table.errors is None else table.errors
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):

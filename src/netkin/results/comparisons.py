@@ -15,6 +15,7 @@ from netkin.errors import NameClash, UnknownName, did_you_mean
 from netkin.results.comparison import Comparison, unpacked
 from netkin.results.packing import Arrays, packed
 from netkin.results.records import freeze, frozen_mapping
+from netkin.results.spreads import Spread
 from netkin.results.text import summary_as_text
 from netkin.results.values import Values
 
@@ -89,6 +90,10 @@ class Comparisons(Mapping[Pair, Comparison]):
             if table.symmetric and (b, a) not in self.pairs:
                 means[j, i] = means[i, j]
         return means
+
+    def spread(self) -> Spread:
+        """Return the mean and the standard deviation over the pairs of models, layer by layer."""
+        return Spread.of(list(self.pairs.values()))
 
     def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
         """Return the summaries as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""

@@ -49,4 +49,6 @@ def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
 
 
 def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):  # a method as a parameter: agreement(how=reduced_rank(k=8))
+        return ast.unparse(node)
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

@@ -8,13 +8,17 @@ from netkin import files
 from netkin.errors import FileFault
 from netkin.results.comparison import Comparison, unpacked
 from netkin.results.comparisons import Comparisons, all_unpacked
+from netkin.results.series import Series, series_unpacked
+
+KINDS = {"comparison": unpacked, "comparisons": all_unpacked, "series": series_unpacked}
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Series:
     """Return the result that was saved at `path`."""
     header, arrays = files.read(path)
     kind = header.get("kind")
-    if kind not in ("comparison", "comparisons"):
-        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are 'comparison' and 'comparisons'.")
+    if kind not in KINDS:
+        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are {', '.join(map(repr, KINDS))}.")
     with files.damage_reported(path):
-        return unpacked(header, arrays) if kind == "comparison" else all_unpacked(header, arrays)
+        result: Comparison | Comparisons | Series = KINDS[kind](header, arrays)  # type: ignore[operator]
+        return result

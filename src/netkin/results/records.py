@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,6 +15,11 @@ from netkin.errors import NameClash
 Record = TypeVar("Record")
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+
+
+def now() -> str:
+    """Return the time at which a record is made, in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def freeze(record: Any, **values: Any) -> None:

@@ -25,26 +25,31 @@ HOLE = "–"
 
 def comparison_as_text(comparison: Comparison) -> str:
     """Return all tables of a comparison under a heading that says what was compared on what."""
-    width = _terminal_width()
+    width = terminal_width()
     parts = ["\n".join(_heading(comparison, width))]
     parts += [values_as_text(table, width) for table in comparison.tables.values()]
-    parts += [_wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
+    parts += [wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
     return "\n\n".join(parts)
+
+
+def heading_as_text(comparison: Comparison) -> str:
+    """Return what was compared on what."""
+    return "\n".join(_heading(comparison, terminal_width()))
 
 
 def values_as_text(table: Values, width: int | None = None) -> str:
     """Return one measure's table under a line that says what its numbers are."""
-    width = width or _terminal_width()
-    lines = [_wrapped(f"{table.id}: {_direction(table)}, {_range(table)}, {table.exactness}{_error(table)}", width)]
+    width = width or terminal_width()
+    lines = [wrapped(f"{table.id}: {direction(table)}, {_range(table)}, {table.exactness}{_error(table)}", width)]
     lines += grid(table.layers_a, table.layers_b, cells(table.values), width)
-    lines += [_wrapped(line, width) for line in _reasons(table.holes)]
+    lines += [wrapped(line, width) for line in reasons(table.holes)]
     return "\n".join(lines)
 
 
 def summary_as_text(comparisons: Comparisons) -> str:
     """Return for each measure a table of models by models: the mean over corresponding layers."""
-    width, models = _terminal_width(), comparisons.models
-    lines = [_wrapped(f"{len(models)} models, {len(comparisons)} pairs: means over layers of the same name", width)]
+    width, models = terminal_width(), comparisons.models
+    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: means over layers of the same name", width)]
     for measure in comparisons.measures:
         lines += ["", measure, *grid(models, models, cells(comparisons.summary(measure)), width)]
     return "\n".join(lines)
@@ -99,9 +104,9 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
 def _legend(rows: Sequence[str], columns: Sequence[str], readable: bool, width: int) -> Iterator[str]:
     """Say what the numbers stand for, unless the rows' labels say it."""
     if not readable:
-        yield _wrapped(f"rows: {_listed(rows)}", width)
+        yield wrapped(f"rows: {_listed(rows)}", width)
     same = tuple(rows) == tuple(columns)
-    yield _wrapped("columns have the numbers of the rows" if same else f"columns: {_listed(columns)}", width)
+    yield wrapped("columns have the numbers of the rows" if same else f"columns: {_listed(columns)}", width)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,26 +121,29 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    yield _wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
-    yield _wrapped(f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}", width)
+    yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
+    yield wrapped(f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}", width)
     kinds = Counter([*comparison.shapes_a.values(), *comparison.shapes_b.values()])
     if kinds:
         counted = ", ".join(f"{kind} ({count} layers)" for kind, count in kinds.most_common())
-        yield _wrapped(f"what one example is: {next(iter(kinds)) if len(kinds) == 1 else counted}", width)
+        yield wrapped(f"what one example is: {next(iter(kinds)) if len(kinds) == 1 else counted}", width)
     if not comparison.complete:
-        yield _wrapped("interrupted: the numbers come from a part of the data or the pairs", width)
+        yield wrapped("interrupted: the numbers come from a part of the data or the pairs", width)
 
 
-def _reasons(holes: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """One line for each reason, the commonest first, five at most."""
+def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterator[str]:
+    """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
     counted = Counter(holes.values()).most_common()
     for reason, count in counted[:5]:
-        yield f"{HOLE}  {reason} ({count} {'pair' if count == 1 else 'pairs'})"
+        yield f"{HOLE}  {reason} ({count} {what if count == 1 else f'{what}s'})"
     if len(counted) > 5:
         yield f"{HOLE}  and {len(counted) - 5} other reasons; `holes` lists all"
 
 
-def _direction(table: Values) -> str:
+def direction(table: Values) -> str:
+    """Say which way a measure's numbers run."""
+    if "how" in table.parameters:
+        return f"worth of a stitch ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
 
 
@@ -163,9 +171,11 @@ def _cut(label: str, width: int) -> str:
     return label if len(label) <= width else f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"
 
 
-def _wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int) -> str:
+    """Return a sentence in lines of `width`, all but the first indented."""
     return textwrap.fill(text, width, subsequent_indent="   ", break_on_hyphens=False)
 
 
-def _terminal_width() -> int:
+def terminal_width() -> int:
+    """Return how many characters fit a line, 40 at least."""
     return max(shutil.get_terminal_size().columns, 40)

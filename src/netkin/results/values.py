@@ -108,9 +108,10 @@ class Values:
         """Return the table as a labelled array whose attributes say what the numbers are, NaN in its holes."""
         xarray = optional("xarray")
         names = {"layer_a": list(self.layers_a), "layer_b": list(self.layers_b)}
-        return xarray.DataArray(self.to_numpy(), coords=names, dims=list(names), name=self.id, attrs=self._facts())
+        return xarray.DataArray(self.to_numpy(), coords=names, dims=list(names), name=self.id, attrs=self.facts())
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """Return what the numbers are, in words and numbers fit for any file's attributes."""
         words = ("id", "name", "bounds", "conventions", "statistic", "exactness")
         flags = {"higher_is_closer": int(self.higher_is_closer), "symmetric": int(self.symmetric)}
         return {word: getattr(self, word) for word in words} | flags | self._spelled_out()

@@ -31,7 +31,7 @@ def load_weights(model: nn.Module, path: str | Path, name: str = "the model") ->
     """
     wanted = model.state_dict()
     state = renamed(read_state(Path(path)), wanted)
-    faults = _mismatches(state, wanted)
+    faults = mismatches(state, wanted)
     if faults:
         raise SourceError(
             f"the weights in {str(path)!r} do not fit {name}: {'; '.join(faults)}. "
@@ -67,7 +67,8 @@ def _bare(name: str) -> str:
     return _PREFIXES.sub("", name).replace("._orig_mod.", ".")
 
 
-def _mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return in words what is missing, unexpected or of another shape in `state`; nothing where it fits."""
     # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]

@@ -1,0 +1,189 @@
+"""`dynamics`: the checkpoints of a run against the final one, layer by layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from netkin.applications.dynamics.holding import Held, spare
+from netkin.comparing import compare
+from netkin.comparing.remembering import Remembered
+from netkin.comparing.subjects import ModelSubject
+from netkin.measures.registry import Measure, find
+from netkin.representations.feeding import Forward, Transform, device_of
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import Shape, name_of
+from netkin.results import Comparison, Series
+from netkin.sources.checkpoints import Architecture, digest
+from netkin.sources.runs import Run, open_run
+
+WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
+
+
+def dynamics(
+    run: Any,
+    data: Any,
+    measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    *,
+    model: Architecture | None = None,
+    steps: int | Iterable[int] | None = None,
+    layers: Spec = None,
+    pairs: Any = "all",
+    shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
+    examples: int | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transform: Transform | None = None,
+    forward: Forward | None = None,
+    save: str | os.PathLike[str] | None = None,
+    partial: bool = False,
+    name: str | None = None,
+) -> Series:
+    """Return how each layer of a run came to its final state: every checkpoint against the last one.
+
+    `run` is a folder with steps in the names, a list of such files, or a mapping from steps to files, state dicts or
+    models; `model` is the network that bare weights belong to (see `netkin.sources.runs.open_run`). `measure` is one
+    measure or a list of them; `steps` are those to look at, or how many, evenly spread. The other options are those of
+    `nk.compare`. All checkpoints are looked at before the work begins.
+
+    Each checkpoint takes one pass. The data and the final model's rows are kept in memory, each up to a quarter of what
+    is free, so that the final model runs once on each batch; beyond that it runs with every checkpoint.
+
+    With `save` the series is written to that file after each step, and the same call continues there: steps are kept
+    whose weights, data and options are the same. With ``partial=True`` Ctrl-C returns the steps that are finished.
+
+    Example:
+        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
+        >>> halfway = nn.Sequential(end[0], end[1], start[2])
+        >>> series = dynamics({0: start, 50: halfway, 100: end}, torch.randn(60, 4), "cka")
+        >>> series.reached(0.999)
+        {'0': 50, '1': 50, '2': None}
+    """
+    chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
+    found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
+    how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
+    options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
+    opened = open_run(run, model, name=name).only(steps)
+    held = Held(data, examples, spare(torch.device("cpu")))
+    return _Study(opened, held, options).series(save, partial)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is asked of every step alike."""
+
+    measures: list[Measure]
+    transform: Transform | None
+    others: dict[str, Any]  # by their names in `compare`
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What changes the numbers, as text; functions go by their names."""
+        changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
+        told = {key: str(getattr(value, "__qualname__", value)) for key, value in changing.items()}
+        measures = ", ".join(measure.id for measure in self.measures)
+        return told | {"measures": measures, "transform": str(getattr(self.transform, "__qualname__", self.transform))}
+
+    @property
+    def needs_space(self) -> bool:
+        """Whether a layer's rows alone do not tell all that is compared."""
+        shape = self.others["shape"]
+        shapes = shape.values() if isinstance(shape, Mapping) else [shape]
+        return self.others["resize"] is not None or any(name_of(one) in WITH_SPACE for one in shapes)
+
+
+class _Study:
+    """One run on one set of data."""
+
+    def __init__(self, run: Run, data: Held, options: _Options):
+        self.run, self.data, self.options = run, data, options
+        self.done: dict[int, Comparison] = {}
+        self.weights: dict[int, str] = {}
+
+    def series(self, save: str | os.PathLike[str] | None, partial: bool) -> Series:
+        """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
+        self._look()
+        self.done = self._finished(save)
+        # the final one first: no series is without it, and its rows are there for all others
+        waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
+        try:
+            for step in tqdm(waiting, desc="comparing", unit=f" {self.run.unit}s", delay=2, leave=False):
+                self.done[step] = self._compared(step)
+                if save is not None:
+                    self._so_far().save(save)
+        except KeyboardInterrupt:
+            if not partial or not self.done:
+                raise
+        return self._so_far()
+
+    def _look(self) -> None:
+        """Read every checkpoint once, so that one that is damaged or differs is named before the work."""
+        for step in tqdm(self.run.steps, desc="looking at checkpoints", unit=" files", delay=2, leave=False):
+            self.weights[step] = digest(self.run.at(step).state_dict())
+
+    @cached_property
+    def _final(self) -> nn.Module | Remembered:
+        """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
+        model, others = self.run.final, self.options.others
+        if self.options.needs_space or not self.data.is_held:
+            return model
+        subject = ModelSubject(
+            f"{self.run.unit} {self.run.steps[-1]}",
+            model,
+            *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
+        )
+        return Remembered(subject, spare(torch.device(others["device"] or device_of(model))))
+
+    def _compared(self, step: int) -> Comparison:
+        last = self.run.steps[-1]
+        a: Any = self._final if step == last else self.run.at(step)
+        b: Any = None if step == last else self._final
+        names = (f"{self.run.unit} {step}", f"{self.run.unit} {last}")
+        how: dict[str, Any] = self.options.others | {"transforms": self.options.transform, "names": names}
+        found = compare(a, b, self.data, self.options.measures, **how)
+        own = {"checkpoint a": self._told(step), "weights a": self.weights[step]}
+        return replace(found, provenance=dict(found.provenance) | own)
+
+    def _told(self, step: int) -> str:
+        given = next(checkpoint.given for checkpoint in self.run.checkpoints if checkpoint.step == step)
+        return str(given) if isinstance(given, Path) else type(given).__name__
+
+    @cached_property
+    def _question(self) -> dict[str, str]:
+        """What the numbers of all steps depend on."""
+        # data that are not held are known by their first batch alone, so the number of examples counts beside it
+        own = {"final weights": self.weights[self.run.steps[-1]], "data digest": self.data.digest}
+        own |= {"asked examples": str(self.data.asked)}
+        return {f"asked {key}": value for key, value in self.options.words.items()} | own
+
+    def _finished(self, save: str | os.PathLike[str] | None) -> dict[int, Comparison]:
+        """Return the steps that an earlier call finished, from the same weights, data and options."""
+        if save is None or not Path(save).exists():
+            return {}
+        old = Series.load(save)
+        if any(old.provenance.get(key) != value for key, value in self._question.items()):
+            return {}
+        return {step: old[step] for step in old if old[step].provenance.get("weights a") == self.weights.get(step)}
+
+    def _so_far(self) -> Series:
+        passed_over = {"passed over": ", ".join(self.run.passed_over)} if self.run.passed_over else {}
+        steps = sorted(self.done)
+        return Series(
+            run=self.run.name,
+            steps=tuple(steps),
+            comparisons=tuple(self.done[step] for step in steps),
+            final_step=self.run.steps[-1],
+            unit=self.run.unit,
+            missing=tuple(step for step in self.run.steps if step not in self.done),
+            provenance=self._question | passed_over,
+        )

@@ -1,0 +1,83 @@
+"""Holding: data that are read several times stay in memory, if they fit, so that each pass sees the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from netkin.comparing.compare import name_of
+from netkin.comparing.plan import free_memory, size_of
+from netkin.errors import MemoryLimit, ValueFault
+from netkin.representations import batches_of
+from netkin.representations.feeding import length_if_known
+from netkin.representations.nesting import leaves
+from netkin.sources.checkpoints import digest
+
+
+class Held:
+    """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
+
+    A shuffled loader that does not fit gives its batches in another order each time; every pass still sees them all.
+    """
+
+    def __init__(self, data: Any, examples: int | None, limit: int):
+        if data is None:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        self.name, self._data, self.asked = name_of(data), data, examples
+        self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
+        if self._batches is None and isinstance(data, Iterator):
+            raise MemoryLimit(
+                f"the data are a stream of more than {size_of(limit)}, which is read once for each checkpoint; pass "
+                "a loader, or fewer `examples`."
+            )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether each pass sees the very same batches."""
+        return self._batches is not None
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples there are, if the batches tell."""
+        counts = [length_if_known(batch) for batch in self._batches or [None]]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def digest(self) -> str:
+        """A text that changes with the examples: with all of them where they are held, else with the first batch."""
+        seen: Iterable[Any] = islice(self, None if self.is_held else 1)
+        tensors = {f"{i} {path}": leaf for i, batch in enumerate(seen) for path, leaf in leaves(batch)}
+        return digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))
+
+
+def spare(device: torch.device) -> int:
+    """Return how many bytes may be held on `device`: a quarter of what is free there now."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return free // 4
+
+
+def _listed(batches: Iterable[Any], limit: int | None) -> list[Any] | None:
+    """Return the batches, or None where they take more than `limit` bytes."""
+    held, size = [], 0
+    for batch in batches:
+        held.append(batch)
+        size += sum(leaf.nbytes for _, leaf in leaves(batch) if _is_array(leaf))
+        if limit is not None and size > limit:
+            return None
+    return held
+
+
+def _in_memory(data: Any) -> bool:
+    return _is_array(data) or isinstance(data, (list, Mapping))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, np.ndarray))

@@ -1,0 +1,234 @@
+"""`DynamicsRecorder`: how a model's layers move while it is being trained, without saving a single checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
+from netkin.applications.dynamics.recordings import Progress, read, recorded, restored, write
+from netkin.applications.dynamics.standing import Moment, Origin, between, comparison
+from netkin.applications.dynamics.states import LayerState, refuse_unfit
+from netkin.errors import ForwardError, ValueFault
+from netkin.measures.registry import Measure, find
+from netkin.representations.feeding import Forward, Transform
+from netkin.representations.layers import Spec, unwrapped
+from netkin.representations.shapes import Shape
+from netkin.results import Series
+from netkin.statistics import Moments
+
+Log = Callable[[int, dict[str, float]], Any]
+
+
+class DynamicsRecorder:
+    """Looks at a model on the same few examples again and again while it is trained.
+
+    Call `probe(step)` in the training loop, once an epoch for example; with `every` only multiples of it count. What is
+    kept of a layer is no more than n · min(n, d) numbers for n examples and d features (see `states`), enough for every
+    linear measure unchanged by rotation, so that `series` may be asked for other measures than `measure`, too.
+
+    `probe` is an array, a batch or anything that `nk.activations` takes; its first `examples` are read once and kept.
+    `measure` is one or several; the first is logged while training, each layer against its previous probe and, with
+    ``first=True``, against its first. `log` is a function ``log(step, {name: value})`` or several. `forward` and
+    `transform` are as in `nk.activations`.
+
+    Under DistributedDataParallel every process may call everything; only the one of rank 0 does the work.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(4, 8)
+        >>> recorder = DynamicsRecorder(model, torch.randn(32, 4), measure="cka")
+        >>> for epoch in range(3):
+        ...     _ = nn.init.normal_(model.weight)  # in place of an epoch of training
+        ...     news = recorder.probe(epoch)
+        >>> recorder.series().steps
+        (0, 1, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: Any,
+        *,
+        layers: Spec = None,
+        measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+        shape: Shape | Mapping[str, Shape] = None,
+        every: int | None = None,
+        examples: int | None = 512,
+        batch: int = 512,
+        first: bool = False,
+        log: Log | Iterable[Log] = (),
+        forward: Forward | None = None,
+        transform: Transform | None = None,
+        run: str = "run",
+        unit: str = "step",
+    ):
+        _refuse_no_count("every", every)
+        _refuse_no_count("batch", batch)
+        _refuse_frequencies(shape)
+        self.measures, self.run, self.unit = _found(measure), run, unit
+        self.every, self.first = every, first
+        self.logs: list[Log] = [log] if callable(log) else list(log)
+        self._probe = Probe(model, layers, shape, forward, transform)
+        self._examples = Examples(probe, examples, batch) if is_first_process() else None
+        self._moments: list[Moment] = []
+        self._progress: list[Progress] = []
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps at which probes were taken."""
+        return tuple(moment.step for moment in self._moments)
+
+    @property
+    def progress(self) -> tuple[Progress, ...]:
+        """The news of every probe so far."""
+        return tuple(self._progress)
+
+    @property
+    def memory(self) -> int:
+        """The bytes that all probes so far take."""
+        return sum(state.bytes for moment in self._moments for state in moment.states.values())
+
+    @property
+    def memory_per_probe(self) -> int:
+        """The bytes that one probe takes, at most; two examples are run to learn it before the first probe."""
+        if self._moments:
+            return max(sum(state.bytes for state in moment.states.values()) for moment in self._moments)
+        return self._probe.bytes(self._kept_examples())
+
+    def probe(self, step: int, *, anyway: bool = False) -> Progress | None:
+        """Look at the model now; None where `step` is no multiple of `every`, unless `anyway`, or in other processes.
+
+        The model is left as it was found: training mode, hooks, buffers and random states, also after an exception.
+        """
+        if not is_first_process() or not (anyway or self.every is None or step % self.every == 0):
+            return None
+        self._refuse_past(step)
+        examples = self._kept_examples()
+        states = self._probe.states(examples)
+        self._refuse_other_layers(step, states)
+        count = examples.count or min(len(state.rows) for state in states.values())
+        self._moments.append(Moment(step, self.unit, states, count))
+        self._progress.append(self._news())
+        if self._progress[-1].scalars:
+            for log in self.logs:
+                log(step, self._progress[-1].scalars)
+        return self._progress[-1]
+
+    def series(self, measures: Any = None, *, pairs: Any = "all") -> Series:
+        """Return every probe against the last one, by the recorder's own measures or others.
+
+        `pairs` is "all", "corresponding" or a list of (layer, layer), as in `nk.compare`.
+        """
+        found, origin = self.measures if measures is None else _found(measures), self._origin()
+        if not self._moments:
+            raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
+        final, comparisons = self._moments[-1], []
+        for moment in tqdm(self._moments, desc="measuring", unit=f" {self.unit}s", delay=2, leave=False):
+            comparisons.append(comparison(moment, final, found, pairs, origin))
+            if moment is not final:
+                moment.release()
+        return Series(
+            run=self.run, steps=self.steps, comparisons=tuple(comparisons), final_step=final.step, unit=self.unit,
+            provenance=origin.provenance,
+        )  # fmt: skip
+
+    def forget(self, after: int) -> None:
+        """Forget the probes after step `after`, as when training goes back to an older checkpoint."""
+        self._moments = [moment for moment in self._moments if moment.step <= after]
+        self._progress = [news for news in self._progress if news.step <= after]
+
+    def finish(self) -> None:
+        """Tell the logs that training is over: those with a method `finish` draw or store the series now."""
+        for log in self.logs if is_first_process() and self._moments else ():
+            if hasattr(log, "finish"):
+                log.finish(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all probes as texts, numbers and tensors, fit for a checkpoint; empty in other processes."""
+        return recorded(self._moments, self._progress, self._kept_examples()) if is_first_process() else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, with the same examples; what was recorded here is forgotten."""
+        if is_first_process() and state:
+            self._moments, self._progress = restored(state, self._kept_examples(), self.unit)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all probes to one file, at once or not at all; other processes write nothing."""
+        if is_first_process():
+            write(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from the probes that were saved at `path`, taken on the same examples."""
+        if is_first_process():
+            self.load_state_dict(read(path))
+
+    def _news(self) -> Progress:
+        """Return what the newest probe tells, and keep no decompositions but those of the probes still needed."""
+        *earlier, newest = self._moments
+        measure = self.measures[0]
+        previous = between(earlier[-1], newest, measure) if earlier else {}
+        first = between(earlier[0], newest, measure) if earlier and self.first else {}
+        for moment in earlier:
+            moment.release()
+        return Progress(newest.step, measure.id, previous, first)
+
+    def _origin(self) -> Origin:
+        model = type(unwrapped(self._probe.model)).__name__
+        kept = {"statistic": "rows up to a rotation, kept by a recorder", "products": "float64"}
+        return Origin(self._kept_examples().name, {"model": model, **kept})
+
+    def _kept_examples(self) -> Examples:
+        if self._examples is None:
+            raise ValueFault(f"only the process of rank 0 keeps probes; this is rank {rank()}.")
+        return self._examples
+
+    def _refuse_past(self, step: int) -> None:
+        if self._moments and step <= self.steps[-1]:
+            raise ValueFault(
+                f"the last probe was taken at {self.unit} {self.steps[-1]}, and {self.unit} {step} is not after it; "
+                f"`recorder.forget(after={step - 1})` goes back."
+            )
+
+    def _refuse_other_layers(self, step: int, states: Mapping[str, LayerState]) -> None:
+        before = self._moments[-1].states if self._moments else states
+        changed = [name for name in {**before, **states} if (name in before) != (name in states)]
+        if changed:
+            raise ForwardError(
+                f"layer {changed[0]!r} ran at only one of the {self.unit}s {self.steps[-1]} and {step}; "
+                "choose `layers` that run at every probe."
+            )
+        for name, state in states.items():
+            if state.shape != before[name].shape:
+                raise ValueFault(
+                    f"layer {name!r} was recorded with shape {before[name].shape!r} and now has {state.shape!r}; "
+                    "go on with the same `shape`."
+                )
+
+
+def _found(measures: Any) -> list[Measure]:
+    """Return the measures asked for, each once, if what a recorder keeps is enough for them."""
+    asked = [measures] if isinstance(measures, (str, Measure)) or callable(measures) else measures
+    found = list({measure.id: measure for measure in map(find, asked)}.values())
+    if not found:
+        raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
+    for measure in found:
+        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=measure.facts.reads is Moments)
+    return found
+
+
+def _refuse_no_count(name: str, given: Any) -> None:
+    if given is not None and (not isinstance(given, int) or given < 1):
+        raise ValueFault(f"`{name}` must be a whole number of at least 1; got {given!r}.")
+
+
+def _refuse_frequencies(shape: Any) -> None:
+    if "dft" in (shape.values() if isinstance(shape, Mapping) else [shape]):
+        raise ValueFault(
+            "a recorder keeps rows, and shape 'dft' has a block for each frequency; save checkpoints and use "
+            "`nk.dynamics`."
+        )

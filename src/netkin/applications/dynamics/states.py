@@ -1,0 +1,104 @@
+"""States: what is kept of one layer at one moment of training, enough for every linear measure unchanged by rotation.
+
+Of n rows and d features n × d numbers are kept, as they came. A layer wider than its rows is turned into its row space:
+n × n numbers at most, in float64, whose inner products, also with the mean, are the layer's own. So a state takes no
+more than n · min(n, d) numbers, however large the feature maps behind it are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from netkin.errors import NoValue, ValueFault
+from netkin.statistics.sides import RowsSide
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """One layer at one step: its `rows` up to a rotation, on the CPU, its own `width` and what one example is.
+
+    A layer that held NaN or Inf has no columns, and `fault` says what was found.
+    """
+
+    rows: Tensor
+    width: int
+    shape: str
+    fault: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the rows take."""
+        return self.rows.nbytes
+
+    def side(self, name: str) -> RowsSide:
+        """Return the layer as one side of a pair, with products in float64."""
+        if self.fault:
+            raise NoValue(f"{name} {self.fault}")
+        return RowsSide(self.rows, name, torch.float64, width=self.width)
+
+
+def state_of(rows: Tensor, shape: str) -> LayerState:
+    """Return what is kept of a layer's rows; nothing that shares their memory.
+
+    Example:
+        >>> state = state_of(torch.randn(8, 1000), "flatten")
+        >>> tuple(state.rows.shape), state.width
+        ((8, 8), 1000)
+    """
+    count, width = rows.shape
+    if not torch.isfinite(rows.sum()):
+        wrong = int((~torch.isfinite(rows)).sum())
+        if wrong:
+            found = f"held {wrong:,} NaN or Inf among {rows.numel():,} values when the probe was taken."
+            return LayerState(torch.zeros(count, 0), width, shape, found)
+    kept = turned(rows) if width > count else rows.detach().to("cpu", copy=True).contiguous()
+    return LayerState(kept, width, shape)
+
+
+def bytes_of(count: int, width: int, itemsize: int) -> int:
+    """Return the most memory that the state of a layer of `count` rows and `width` features can take."""
+    return 8 * count * count if width > count else itemsize * count * width
+
+
+def turned(rows: Tensor) -> Tensor:
+    """Return rows of n numbers at most with the same mean, lengths and angles as `rows`, in float64 on the CPU.
+
+    The mean is taken off and joins the rows as one more, brought to their size, so that a large mean does not drown
+    them: with A these n + 1 rows and ``AAᵀ = UΛUᵀ``, the rows of ``U√Λ`` stand for those of A.
+    """
+    side = RowsSide(rows.detach().to("cpu") if rows.device.type == "mps" else rows.detach(), precision=torch.float64)
+    mean = side.mean * side.scale
+    length = float(mean.norm())
+    try:
+        size = float(side.norm) / len(rows) ** 0.5
+    except NoValue:  # a constant layer is nothing but its mean
+        return torch.full((len(rows), 1), length / side.scale, dtype=torch.float64)
+    weight = size / length if length else 1.0
+    values, vectors = torch.linalg.eigh(
+        _bordered(side.gram, side.rows @ mean.mT * weight, (weight * length) ** 2).cpu()
+    )
+    real = values > len(rows) * side.rounding * values.max()
+    inside = vectors[:, real] * values[real].sqrt()
+    return ((inside[:-1] + inside[-1:] / weight) / side.scale).contiguous()
+
+
+def _bordered(gram: Tensor, border: Tensor, corner: float) -> Tensor:
+    """Return a Gram matrix with one more example, by its products with the others and with itself."""
+    last = torch.cat([border.mT, border.new_full((1, 1), corner)], dim=1)
+    return torch.cat([torch.cat([gram, border], dim=1), last])
+
+
+def refuse_unfit(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
+    """Refuse a measure that these states don't suffice for."""
+    if not linear:
+        raise ValueFault(
+            f"a recorder keeps what linear measures read, and {name!r} is none; save checkpoints and use `nk.dynamics`."
+        )
+    if "rotation" not in unchanged_by:
+        raise ValueFault(
+            f"a recorder keeps each layer up to a rotation, and {name!r} looks at single units; save checkpoints and "
+            "use `nk.dynamics`."
+        )

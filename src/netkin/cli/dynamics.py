@@ -1,0 +1,84 @@
+"""`netkin dynamics`: how the layers of a run came to their final state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.compare import FILE, draw, refuse_figure
+from netkin.cli.documents import as_json, series_document
+from netkin.cli.options import JSON, following_options, refuse_absent_device, refuse_missing_folder
+from netkin.cli.refusals import refusing
+from netkin.cli.running import crashes_refused
+from netkin.errors import NetkinError
+
+if TYPE_CHECKING:
+    from netkin.results import Series
+
+EXAMPLE = """\b
+Example:
+  netkin dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("run", metavar="RUN_DIR")
+@click.option("--model", metavar="BUILDER", help="The network that bare weights belong to, as netkin:resnet20.")
+@click.option("--steps", type=click.IntRange(min=2), metavar="N", help="At most N checkpoints, evenly spread.")
+@following_options
+@click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as run.html.")
+@click.option("--figure", type=FILE, help="Draw the layers' lines into this file, as run.png, run.svg or run.pdf.")
+@JSON
+@refusing
+def dynamics(run: str, save: Path | None, report: Path | None, figure: Path | None, json: bool, **options: Any) -> None:
+    """Compare every checkpoint of a run with the final one, layer by layer.
+
+    RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
+    the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The last step is what all
+    are compared with.
+    """
+    for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
+        refuse_missing_folder(path, option)
+    refuse_figure(figure)
+    try:
+        series = _followed(run, save, **options)
+    except KeyboardInterrupt:
+        _tell_how_far(save)
+        raise
+    click.echo(as_json(series_document(series)) if json else str(series))
+    if save:
+        click.echo(f"saved to {save}", err=True)
+    draw(series, report, figure)
+
+
+def _followed(
+    run: str, save: Path | None, model: str | None, steps: int | None, data: str, batch_size: int, **options: Any
+) -> Series:
+    """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
+    from netkin.applications.dynamics import dynamics as follow
+    from netkin.sources import load_data
+    from netkin.sources.runs import open_run
+
+    refuse_absent_device(options["device"])
+    opened = open_run(run, model).only(steps)
+    batches = load_data(data, batch_size=batch_size)
+    measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
+    with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
+        return follow(opened, batches, measures, layers=layers, save=save, **options)
+
+
+def _tell_how_far(save: Path | None) -> None:
+    """Say what an interrupted command leaves behind."""
+    if save is None or not save.exists():
+        return
+    from netkin.results import Series
+
+    try:
+        series = Series.load(save)
+    except NetkinError:  # somebody else's file, which was not written to
+        return
+    total = len(series.steps) + len(series.missing)
+    click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; the same command continues there.", err=True)

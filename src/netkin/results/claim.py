@@ -1,0 +1,243 @@
+"""A claim of a paper, and what we found: readable JSON that says where each number comes from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.results.records import freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
+
+FORMAT = 1
+HOLDS, IN_PART, FAILS = VERDICTS = ("holds", "holds in part", "does not hold")
+SCALES = ("cpu", "gpu")
+ROUNDING = 1e-7  # errors below this one say nothing about the digits to be shown
+Curve = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its standard error, how many runs or examples it comes from, and its unit."""
+
+    value: float
+    error: float | None = None
+    n: int | None = None
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        freeze(self, value=_finite("value", self.value), n=None if self.n is None else int(self.n))
+        freeze(self, error=None if self.error is None else _finite("error", self.error))
+        if self.error is not None and self.error < 0:
+            raise ValueFault(f"a measured error must be zero or more; got {self.error:g}.")
+
+    @classmethod
+    def over(cls, values: Iterable[float], unit: str = "") -> Measured:
+        """Return the mean of `values`, one from each seed, with its standard error.
+
+        Example:
+            >>> print(Measured.over([0.5, 0.7]))
+            0.60 ± 0.10 (n = 2)
+        """
+        numbers = np.array([float(value) for value in values])
+        if not len(numbers):
+            raise ValueFault("a mean needs at least one value; got none.")
+        error = numbers.std(ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+        return cls(float(numbers.mean()), error, len(numbers), unit)
+
+    def __str__(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        spread = "" if self.error is None else f" ± {_decimals(self.error, self.error)}"
+        return f"{_decimals(self.value, self.error)}{spread}{unit}" + (f" (n = {self.n:,})" if self.n else "")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Claim:
+    """What a paper says, what we measured and what we make of it: frozen, with its provenance.
+
+    `expected` holds the paper's values in its words, `measured` ours by name, `curves` what a picture needs: by title,
+    lists of equal length whose first is the x axis. A list called ``name ±`` holds the errors of the line ``name``.
+    """
+
+    id: str
+    figure: str
+    sentence: str
+    expected: Mapping[str, Any]
+    criterion: str
+    measured: Mapping[str, Measured]
+    verdict: str
+    scale: str
+    seeds: tuple[int, ...] = ()
+    note: str = ""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    created: str = field(default_factory=now)
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        checked_id(self.id)
+        _refuse_stranger("verdict", self.verdict, VERDICTS)
+        _refuse_stranger("scale", self.scale, SCALES)
+        curves = {title: _curve(title, curve) for title, curve in self.curves.items()}
+        for name in ("expected", "measured", "provenance"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        freeze(self, curves=frozen_mapping(curves), seeds=tuple(int(seed) for seed in self.seeds))
+
+    @property
+    def paper(self) -> str:
+        """The paper's short name, the first part of the id."""
+        return self.id.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The claim's own name, the last part of the id."""
+        return self.id.partition("/")[2]
+
+    @property
+    def leading(self) -> dict[str, Measured]:
+        """The numbers to show first: those that the paper has under the same name, else the first two."""
+        shared = {name: one for name, one in self.measured.items() if name in self.expected}
+        return shared or dict(list(self.measured.items())[:2])
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, Claim) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Claim, plain_fields(self) | {"curves": {title: dict(c) for title, c in self.curves.items()}})
+
+    def __repr__(self) -> str:
+        return f"Claim({self.id!r}, scale={self.scale!r}, verdict={self.verdict!r})"
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the claim below `folder` as ``paper/name.scale.json``, whole or not at all, and return the path."""
+        path = record_path(folder, self.id, self.scale)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, self.to_json())
+        return path
+
+    def to_json(self) -> str:
+        """Return the claim as JSON that people can read: lists of numbers stay on one line."""
+        measured = {name: asdict(one) for name, one in self.measured.items()}
+        content = plain_fields(self) | {"measured": {name: _short(one) for name, one in measured.items()}}
+        return _written({"kind": "claim", "format": FORMAT, **content}) + "\n"
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Claim:
+        """Return the claim that was saved at `path`."""
+        content = _content(path)
+        with files.damage_reported(path):
+            measured = {name: Measured(**one) for name, one in content.pop("measured").items()}
+            return cls(measured=measured, **content)
+
+
+def recorded(folder: str | os.PathLike[str]) -> list[Claim]:
+    """Return all claims saved below `folder`, by paper, then in the order of the paper's figures."""
+    found = [Claim.load(path) for path in sorted(Path(folder).glob("*/*.json"))]
+    return sorted(found, key=lambda claim: (claim.paper, figure_order(claim.figure), claim.id, claim.scale))
+
+
+def record_path(folder: str | os.PathLike[str], id: str, scale: str) -> Path:
+    """Return where the claim `id` at `scale` is kept below `folder`."""
+    return Path(folder) / f"{checked_id(id)}.{scale}.json"
+
+
+def figure_order(figure: str) -> tuple[bool, list[int], str]:
+    """Return a key that sorts the figures of a paper: those of the text first, the appendix after them.
+
+    Example:
+        >>> sorted(["App. 2", "Fig. 10", "Fig. 2b", "Fig. 2a", "Fig. App. 1"], key=figure_order)
+        ['Fig. 2a', 'Fig. 2b', 'Fig. 10', 'Fig. App. 1', 'App. 2']
+    """
+    in_text = re.match(r"(Fig|Figure|Table|Sec|Eq)\w*\.? \d", figure) is not None
+    return not in_text, [int(digits) for digits in re.findall(r"\d+", figure)[:1]], figure
+
+
+def checked_id(id: str) -> str:
+    """Return `id` if it is a paper and a name, as in ``svcca/few-directions``; refuse it otherwise."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*", id):
+        raise ValueFault(f"a claim's id is a paper and a name in small letters, as in 'svcca/bottom-up'; got {id!r}.")
+    return id
+
+
+def checked_verdict(verdict: str) -> str:
+    """Return `verdict` if it is one of ours; refuse it otherwise."""
+    _refuse_stranger("verdict", verdict, VERDICTS)
+    return verdict
+
+
+def _refuse_stranger(what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueFault(f"a {what} is one of {', '.join(map(repr, known))}; got {value!r}.")
+
+
+def _finite(what: str, value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueFault(f"a measured {what} must be a finite number; got {number}.")
+    return number
+
+
+def _curve(title: str, curve: Curve) -> Curve:
+    """Return a curve's lists with plain, short numbers, and None where there is no value."""
+    lists = {name: tuple(_point(value) for value in values) for name, values in curve.items()}
+    lengths = sorted({len(values) for values in lists.values()})
+    if len(lists) < 2 or len(lengths) != 1:
+        raise ShapeError(
+            f"the curve {title!r} must hold an x axis and at least one line, of one length; got {len(lists)} lists of "
+            f"lengths {', '.join(map(str, lengths)) or 'none'}."
+        )
+    return frozen_mapping(lists)
+
+
+def _point(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return float(f"{float(value):.6g}") if math.isfinite(float(value)) else None
+
+
+def _decimals(value: float, error: float | None) -> str:
+    """Return a number to two digits of its error; without one, or with one of mere rounding, to four digits."""
+    if error and error >= ROUNDING:
+        return f"{value:,.{max(1 - math.floor(math.log10(error)), 0)}f}"
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _short(measured: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in measured.items() if value not in (None, "")}
+
+
+def _written(value: Any, depth: int = 0) -> str:
+    """Return JSON with one line for each entry of a mapping; lists and single numbers with their errors take one."""
+    if not isinstance(value, Mapping) or not value or (depth > 1 and _flat(value)):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = "  " * (depth + 1)
+    lines = [f"{inner}{json.dumps(str(key), ensure_ascii=False)}: {_written(v, depth + 1)}" for key, v in value.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + "  " * depth + "}"
+
+
+def _flat(mapping: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, (Mapping, tuple, list)) for value in mapping.values())
+
+
+def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as fault:
+        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+    with files.damage_reported(path):
+        content = json.loads(text)
+        kind, version = content.pop("kind"), int(content.pop("format"))
+    if kind != "claim" or version > FORMAT:
+        raise FileFault(
+            f"{str(path)!r} holds {kind!r} in format {version}; this netkin reads claims up to format {FORMAT}."
+        )
+    return content

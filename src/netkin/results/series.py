@@ -1,0 +1,269 @@
+"""A training run as a series: at each step, the layers of that checkpoint against those of the final one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.results.comparison import Comparison, unpacked
+from netkin.results.extras import optional
+from netkin.results.packing import Arrays, packed
+from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild, same_fields
+from netkin.results.series_text import series_as_text
+from netkin.results.trends import THRESHOLDS, Trend, trend
+from netkin.results.values import Values
+
+RULES = ("stays", "first")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Series:
+    """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
+
+    In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
+    the last step, where every layer equals itself. `missing` lists steps that were asked for and not reached.
+    """
+
+    run: str
+    steps: tuple[int, ...]
+    comparisons: tuple[Comparison, ...]
+    final_step: int
+    unit: str = "step"
+    missing: tuple[int, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze(self, steps=tuple(map(int, self.steps)), comparisons=tuple(self.comparisons))
+        freeze(self, missing=tuple(map(int, self.missing)), provenance=frozen_mapping(self.provenance))
+        self._refuse_disorder()
+        for step, comparison in zip(self.steps, self.comparisons, strict=True):
+            self._refuse_stranger(step, comparison)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The ids of the measures, in the order they were asked for."""
+        return self.comparisons[-1].measures
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that have a final state to be compared with, the lowest first."""
+        final = self.comparisons[-1]
+        return tuple(layer for layer in final.layers_a if layer in final.layers_b)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps that were asked for are there, from all of the data."""
+        return not self.missing and all(comparison.complete for comparison in self.comparisons)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader must know before the numbers, each sentence once."""
+        said = list(dict.fromkeys(warning for comparison in self.comparisons for warning in comparison.warnings))
+        if self.missing:
+            said.append(f"interrupted: {len(self.missing)} of {len(self.steps) + len(self.missing)} steps are missing.")
+        return tuple(said)
+
+    def __getitem__(self, step: int) -> Comparison:
+        if step not in self.steps:
+            raise UnknownName(f"no {self.unit} {step!r} in this series; it has {_listed(self.steps)}.")
+        return self.comparisons[self.steps.index(step)]
+
+    def __contains__(self, step: object) -> bool:
+        return step in self.steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, Series) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Series, plain_fields(self))
+
+    def __repr__(self) -> str:
+        steps = f"{len(self.steps)} {self.unit}s to {self.final_step}"
+        return f"Series({self.run!r}, {steps}, measures={list(self.measures)}, {len(self.layers)} layers)"
+
+    def __str__(self) -> str:
+        return series_as_text(self)
+
+    def table(self, measure: str | None = None) -> Values:
+        """Return the final step's table of `measure`, which says what its numbers are."""
+        return self.comparisons[-1].table(measure)
+
+    def to_numpy(self, measure: str | None = None) -> np.ndarray:
+        """Return a measure's values, steps × layers of the checkpoint × layers of the final one, NaN in holes."""
+        return np.array([comparison.table(measure).values for comparison in self.comparisons])
+
+    def own(self, measure: str | None = None) -> np.ndarray:
+        """Return each layer against its own final state, steps × layers, NaN where the measure has no value."""
+        final = self.comparisons[-1]
+        rows = [final.layers_a.index(layer) for layer in self.layers]
+        columns = [final.layers_b.index(layer) for layer in self.layers]
+        return self.to_numpy(measure)[:, rows, columns]
+
+    def reached(self, threshold: float, measure: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
+        """Return for each layer the step at which it has reached `threshold` of its final state, or None.
+
+        With ``rule="stays"`` that is the first step from which on it stays there, so that a lucky moment does not
+        count; with ``rule="first"`` the first step that is there at all. A similarity is there at or above the
+        threshold, a distance at or below it, a missing value never. The final step does not count: there every layer
+        equals itself.
+        """
+        there = self._there(threshold, measure)[:-1]
+        if rule not in RULES:
+            raise UnknownName(f"`rule` is 'stays' or 'first'; got {rule!r}.")
+        if rule == "stays":
+            there = np.logical_and.accumulate(there[::-1])[::-1]
+        found = there.argmax(axis=0) if len(there) else np.zeros(len(self.layers), dtype=int)
+        return {
+            layer: self.steps[place] if there[:, i].any() else None
+            for i, (layer, place) in enumerate(zip(self.layers, found.tolist(), strict=True))
+        }
+
+    def marks(self, measure: str | None = None) -> tuple[float, ...]:
+        """Return 0.9, 0.99 and 0.999 for a similarity that ends at 1; any other measure has no such marks."""
+        table = self.table(measure)
+        return THRESHOLDS if table.higher_is_closer and math.isclose(table.bounds[1], 1) else ()
+
+    def bottom_up(
+        self,
+        threshold: float,
+        measure: str | None = None,
+        *,
+        layers: Sequence[str] | None = None,
+        rule: str = "stays",
+    ) -> Trend:
+        """Return Kendall's τ-b between the depth of the layers and the step at which they reach `threshold`.
+
+        Depth is the order of the layers, or of those named in `layers`. Those that never reach the threshold tie at the
+        final step and are counted in `never`.
+        """
+        reached = self.reached(threshold, measure, rule=rule)
+        strange = [layer for layer in layers or () if layer not in reached]
+        if strange:
+            hint = did_you_mean(strange[0], reached) or "."
+            raise UnknownName(f"no layer named {strange[0]!r} in this series{hint} `layers` lists all.")
+        steps = [reached[layer] for layer in layers or self.layers]
+        late = [self.final_step if step is None else step for step in steps]
+        return trend(late, never=sum(step is None for step in steps))
+
+    def mean_over_time(self, measure: str | None = None) -> dict[str, float]:
+        """Return each layer's mean value against its own final state over the run, by the trapezium rule.
+
+        A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a
+        missing value has none and is left out.
+        """
+        steps, own = np.array(self.steps, dtype=float), self.own(measure)
+        gaps = np.diff(steps)[:, None]
+        means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
+        return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
+
+    def to_pandas(self, measure: str | None = None) -> Any:
+        """Return `own` as a data frame, steps × layers; without `measure` and with several, one row for each number."""
+        pandas = optional("pandas")
+        if measure is None and len(self.measures) != 1:
+            names = [self.unit, "measure", "layer_a", "layer_b", "value", "error", "reason"]
+            return pandas.DataFrame([(s, *row) for s in self.steps for row in self[s].numbers()], columns=names)
+        steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
+        return pandas.DataFrame(self.own(measure), index=steps, columns=layers)
+
+    def to_xarray(self) -> Any:
+        """Return a data set with an array for each measure, steps × layers × layers, and the provenance."""
+        xarray, final = optional("xarray"), self.comparisons[-1]
+        names = {self.unit: list(self.steps), "layer_a": list(final.layers_a), "layer_b": list(final.layers_b)}
+        arrays = {
+            measure: xarray.DataArray(self.to_numpy(measure), coords=names, dims=list(names), attrs=table.facts())
+            for measure, table in final.tables.items()
+        }
+        words = ("data", "examples", "seed", "version", "created")
+        facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
+        return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
+
+    def plot(
+        self,
+        measure: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        steps: Sequence[int] | None = None,
+    ) -> Any:
+        """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
+
+        Into `ax`, axes of yours, only the lines are drawn.
+        """
+        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps)
+
+    def _repr_html_(self) -> str:
+        """Show the series in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the series to one file; the file appears whole or not at all."""
+        headers, arrays = [], Arrays()
+        for position, comparison in enumerate(self.comparisons):
+            header, own = packed(comparison, f"{position}/")
+            headers.append(header)
+            arrays |= own
+        files.write(path, "series", plain_fields(self) | {"comparisons": headers}, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Series:
+        """Return the series that was saved at `path`."""
+        header, arrays = files.read(path, "series")
+        with files.damage_reported(path):
+            return series_unpacked(header, arrays)
+
+    def _there(self, threshold: float, measure: str | None) -> np.ndarray:
+        """Return at which steps each layer is as close to its final state as `threshold`."""
+        table, own = self.table(measure), self.own(measure)
+        low, high = table.bounds
+        if not low <= threshold <= high:
+            raise ValueFault(f"{table.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
+        return own >= threshold if table.higher_is_closer else own <= threshold
+
+    def _refuse_disorder(self) -> None:
+        if len(self.steps) != len(self.comparisons):
+            raise ShapeError(
+                f"a series needs a comparison for each step; got {len(self.steps)} steps and "
+                f"{len(self.comparisons)} comparisons."
+            )
+        if not self.steps or self.steps[-1] != self.final_step:
+            raise ValueFault(f"a series ends with its final {self.unit} {self.final_step}; got {_listed(self.steps)}.")
+        twice = [one for one, other in zip(self.steps, self.steps[1:], strict=False) if one >= other]
+        if twice:
+            raise NameClash(f"the {self.unit}s of a series rise; got {_listed(self.steps)}.")
+
+    def _refuse_stranger(self, step: int, comparison: Comparison) -> None:
+        final = self.comparisons[-1]
+        for what in ("layers_a", "layers_b", "measures"):
+            own, wanted = getattr(comparison, what), getattr(final, what)
+            if own != wanted:
+                kind = "measures" if what == "measures" else "layers"
+                raise ShapeError(
+                    f"the comparisons of a series share their {kind}; {self.unit} {step} has {len(own)} "
+                    f"({', '.join(own[:3])}, ...) and the final one {len(wanted)} ({', '.join(wanted[:3])}, ...)."
+                )
+
+
+def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
+    """Return the series that `save` took apart into a header and arrays."""
+    own = {name: value for name, value in header.items() if name not in ("kind", "format", "comparisons")}
+    parts = [unpacked(one, arrays, f"{position}/") for position, one in enumerate(header["comparisons"])]
+    return Series(comparisons=tuple(parts), **own)
+
+
+def _listed(steps: Sequence[int], most: int = 6) -> str:
+    shown = ", ".join(map(str, steps[:most])) or "none"
+    return f"{shown}, ... {steps[-1]}" if len(steps) > most else shown

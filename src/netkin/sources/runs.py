@@ -1,0 +1,214 @@
+"""Training runs: the checkpoints of a folder, a list or a mapping, in the order of their steps."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
+from netkin.sources.checkpoints import ENDINGS, IN_FOLDERS, Architecture, Checkpoint, as_checkpoint, step_in
+from netkin.sources.reading import near, refusing_unreadable
+from netkin.sources.weights import listed, mismatches
+
+LEAST = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: its checkpoints in the order of their steps, and the network that bare weights belong to."""
+
+    name: str
+    checkpoints: tuple[Checkpoint, ...]
+    architecture: Architecture | None = None
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What its steps count: "step" or "epoch"."""
+        return self.checkpoints[-1].unit
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps, rising."""
+        return tuple(checkpoint.step for checkpoint in self.checkpoints)
+
+    def at(self, step: int) -> nn.Module:
+        """Return the network at `step`, which must have the architecture that the run ends with."""
+        found = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
+        if step not in found:
+            raise UnknownName(f"no {self.unit} {step} in this run; it has {_shown(self.steps)}.")
+        return self._checked(found[step]) if step != self.steps[-1] else self.final
+
+    @cached_property
+    def final(self) -> nn.Module:
+        """The network at the last step."""
+        last = self.checkpoints[-1]
+        model, faults = last.read(self.architecture)
+        if faults:
+            raise SourceError(
+                f"the weights of {last.words} do not fit the {type(model).__name__} given as `model`: "
+                f"{'; '.join(faults)}. Name the network that was trained."
+            )
+        return model
+
+    def only(self, steps: Any) -> Run:
+        """Return the run with the steps asked for, a list of them or how many; the last one stays among them."""
+        if steps is None:
+            return self
+        if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):
+            raise ValueFault(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
+        chosen = self._spread(steps) if isinstance(steps, Integral) else self._listed(steps)
+        kept = tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
+        return Run(self.name, _enough(kept, self.name), self.architecture, self.passed_over)
+
+    def _spread(self, count: Any) -> set[int]:
+        if count < LEAST:
+            raise ValueFault(f"a run is looked at in at least {LEAST} {self.unit}s; got steps={count}.")
+        places = np.linspace(0, len(self.steps) - 1, min(int(count), len(self.steps))).round().astype(int)
+        return {self.steps[place] for place in places.tolist()}
+
+    def _listed(self, steps: Any) -> set[int]:
+        wanted = list(steps)
+        strange = [step for step in wanted if step not in self.steps]
+        if strange:
+            raise UnknownName(f"no {self.unit} {strange[0]} in this run; it has {_shown(self.steps)}.")
+        return {*wanted, self.steps[-1]}
+
+    def _checked(self, checkpoint: Checkpoint) -> nn.Module:
+        final = self.final.state_dict()
+        model, faults = checkpoint.read(self.architecture)
+        faults = faults or mismatches(model.state_dict(), final)
+        if faults:
+            raise SourceError(
+                f"the architecture changes within the run: at {checkpoint.words}, compared with {self.unit} "
+                f"{self.steps[-1]}, {'; '.join(faults)}. Choose `steps` from one side of the change."
+            )
+        return model
+
+
+def open_run(run: Any, model: Architecture | None = None, *, name: str | None = None) -> Run:
+    """Return the run that is named by a folder, a list of files, or a mapping from steps to checkpoints.
+
+    A checkpoint is a weights file (`.safetensors`, a state dict saved by torch, a Lightning `.ckpt`), an exported
+    program (`.pt2`), a folder that the Hugging Face Trainer wrote; in a mapping also a state dict or a model. Steps are
+    read from the names, see `step_in`; what has no number in its name is passed over in a folder and refused in a list,
+    and where names of a folder say step or epoch, those that only have some number are passed over, too.
+    `model` says what network bare weights belong to: a builder's name, a module to copy, or a function. A run that is
+    open already comes back as it is.
+    """
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, (str, os.PathLike)):
+        return _of_folder(Path(run).expanduser(), model, name)
+    if isinstance(run, Mapping):
+        found = [as_checkpoint(given, _whole(step)) for step, given in run.items()]
+        return _ordered(name or "run", found, model)
+    if isinstance(run, Sequence) or (isinstance(run, Iterable) and not isinstance(run, (nn.Module, Tensor))):
+        return _ordered(name or "run", [_from_name(given) for given in run], model)
+    raise ValueFault(
+        f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}."
+    )
+
+
+def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Run:
+    if not folder.is_dir():
+        hint = near(folder) or "."
+        is_file = folder.is_file()
+        raise SourceError(
+            f"{str(folder)!r} is " + ("a file; name the folder of the checkpoints." if is_file else f"no folder{hint}")
+        )
+    with refusing_unreadable(str(folder)):
+        entries = sorted((entry for entry in folder.iterdir() if _is_checkpoint(entry)), key=_natural)
+    if not entries:
+        raise SourceError(
+            f"{str(folder)!r} holds no checkpoints: no file that ends in {', '.join(ENDINGS)}, and no folder with a "
+            f"{' or '.join(IN_FOLDERS)}."
+        )
+    told = _told([entry.name for entry in entries])
+    found = [as_checkpoint(entry, *said) for entry in entries if (said := told[entry.name])]
+    if not found:
+        raise SourceError(
+            f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
+            f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
+            "to files."
+        )
+    passed_over = tuple(name for name, said in told.items() if not said)
+    return _ordered(name or str(folder), found, model, passed_over)
+
+
+def _told(names: Sequence[str]) -> dict[str, tuple[int, str] | None]:
+    """Return what each name tells; where some say step or epoch, the 20 of `best_resnet20.pt` is no step."""
+    said = {name: step_in(name, bare=False) for name in names}
+    return said if any(said.values()) else {name: step_in(name) for name in names}
+
+
+def _is_checkpoint(entry: Path) -> bool:
+    if entry.is_dir():
+        return any((entry / name).is_file() for name in (*IN_FOLDERS, *(f"{name}.index.json" for name in IN_FOLDERS)))
+    return entry.suffix in ENDINGS and not entry.name.startswith(".")
+
+
+def _from_name(given: Any) -> Checkpoint:
+    if not isinstance(given, (str, os.PathLike)):
+        raise ValueFault(
+            f"a list of checkpoints holds files, whose names tell the steps; got {type(given).__name__}. Pass a "
+            "mapping from steps to checkpoints."
+        )
+    said = step_in(Path(given).name)
+    if said is None:
+        raise SourceError(
+            f"{str(given)!r} has no step in its name; name it like step_100.pt, or pass a mapping from steps to files."
+        )
+    return as_checkpoint(given if isinstance(given, str) else Path(given), *said)
+
+
+def _whole(step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, Integral):
+        raise ValueFault(f"the steps of a run are whole numbers; got {step!r}.")
+    return int(step)
+
+
+def _ordered(name: str, found: list[Checkpoint], model: Architecture | None, passed_over: tuple[str, ...] = ()) -> Run:
+    _refuse_two_units(found)
+    found = sorted(found, key=lambda checkpoint: checkpoint.step)
+    for one, other in pairwise(found):
+        if one.step == other.step:
+            raise NameClash(
+                f"{str(one.given)!r} and {str(other.given)!r} are both {one.unit} {one.step}; leave one of them out."
+            )
+    return Run(name, _enough(tuple(found), name), model, passed_over)
+
+
+def _refuse_two_units(found: Sequence[Checkpoint]) -> None:
+    by_unit = {checkpoint.unit: checkpoint for checkpoint in found}
+    if len(by_unit) > 1:
+        raise ValueFault(
+            f"{str(by_unit['step'].given)!r} tells its step and {str(by_unit['epoch'].given)!r} its epoch; pass a "
+            "mapping from steps to files."
+        )
+
+
+def _enough(found: tuple[Checkpoint, ...], name: str) -> tuple[Checkpoint, ...]:
+    if len(found) < LEAST:
+        only = f"{len(found)}: {found[0].words}" if found else "none"
+        raise SourceError(f"{name!r} needs at least {LEAST} checkpoints, one of them the final one; got {only}.")
+    return found
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sort `step_9` before `step_10`."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def _shown(steps: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, steps[:most])) + (f", ... {steps[-1]}" if len(steps) > most else "")

@@ -1,0 +1,322 @@
+"""Learning dynamics, on runs whose layers come to their final state at known steps."""
+
+import copy
+import importlib
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import netkin as nk
+from netkin.applications.dynamics import dynamics, holding
+from netkin.comparing import remembering
+from netkin.errors import FileFault, MemoryLimit, SourceError, UnknownName, ValueFault
+from netkin.representations.shapes import dft
+
+WIDTH, LAYERS = 6, ("low", "middle", "high")
+
+
+class Wave(nn.Module):
+    """A layer so far from linear that two of them share nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(4 * torch.randn(WIDTH, WIDTH))
+
+    def forward(self, rows):
+        return torch.sin(rows @ self.weight)
+
+
+class Fan(nn.Module):
+    """Layers that all read the input, so that each comes to its final state by itself."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        for name in LAYERS:
+            self.add_module(name, Wave())
+        self.calls = 0
+
+    def forward(self, rows):
+        self.calls += 1
+        return torch.stack([layer(rows) for layer in self.children()]).sum(0)
+
+
+def run_of(**arrivals):
+    """Return a run in which each layer takes its final weights at the step given, and keeps them."""
+    final = Fan(seed=99).state_dict()
+    steps = [0, 10, 20, 30, 40, 50]
+    return {
+        step: {key: final[key] if step >= arrivals[key.split(".")[0]] else start for key, start in
+               Fan(seed=step).state_dict().items()} | (final if step == 50 else {})
+        for step in steps
+    }  # fmt: skip
+
+
+@pytest.fixture
+def rows():
+    return torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("measure", ["svcca", "cka", "procrustes_distance"])
+def test_a_run_from_the_bottom_up_is_read_as_such(rows, measure):
+    series = dynamics(run_of(low=10, middle=20, high=40), rows, measure, model=Fan)
+    near = 0.999 if series.table().higher_is_closer else 1e-3
+    assert series.steps == (0, 10, 20, 30, 40, 50)
+    assert series.layers == LAYERS
+    assert series.reached(near) == {"low": 10, "middle": 20, "high": 40}
+    assert series.bottom_up(near).tau == 1
+    np.testing.assert_allclose(series.own()[-1], 1 if near > 0.5 else 0, atol=1e-6)
+
+
+def test_a_run_from_the_top_down_is_read_as_such(rows):
+    series = dynamics(run_of(low=40, middle=20, high=10), rows, model=Fan)
+    assert series.reached(0.99) == {"low": 40, "middle": 20, "high": 10}
+    assert series.bottom_up(0.99).tau == -1
+
+
+def test_layers_that_never_arrive_are_counted(rows):
+    series = dynamics(run_of(low=10, middle=99, high=99), rows, model=Fan)
+    assert series.reached(0.9) == {"low": 10, "middle": None, "high": None}
+    assert series.bottom_up(0.9).never == 2
+
+
+def test_the_numbers_are_those_of_compare(rows):
+    run = run_of(low=10, middle=20, high=40)
+    series = dynamics(run, rows, ["svcca", "nbs"], model=Fan)
+    models = {}
+    for step in (20, 50):
+        models[step] = Fan()
+        models[step].load_state_dict(run[step])
+    expected = nk.compare(models[20], models[50], rows, ["svcca", "nbs"])
+    for measure in ("svcca", "nbs"):
+        np.testing.assert_allclose(series[20][measure].values, expected[measure].values, atol=1e-12)
+    assert (series[20].a, series[20].b) == ("step 20", "step 50")
+    assert series[20].shapes_b == expected.shapes_b
+    assert series[20].examples == 400
+
+
+def test_every_checkpoint_takes_one_pass_and_the_final_model_one_in_all(rows):
+    models = {step: Fan(seed=step) for step in (0, 10, 20)}
+    dynamics(models, rows)
+    batches = len(rows) // 128 + 1
+    assert [model.calls for model in models.values()] == [batches] * 3
+
+
+def test_a_final_model_whose_rows_do_not_fit_runs_again(rows, monkeypatch):
+    expected = dynamics({step: Fan(seed=step) for step in (0, 10, 20)}, rows)
+    monkeypatch.setattr(remembering.Remembered, "limit", property(lambda self: 0, lambda self, limit: None), False)
+    models = {step: Fan(seed=step) for step in (0, 10, 20)}
+    series = dynamics(models, rows)
+    assert [model.calls for model in models.values()] == [4, 4, 12]
+    np.testing.assert_array_equal(series.to_numpy(), expected.to_numpy())
+
+
+@pytest.mark.parametrize("how", [{"shape": "positions", "resize": "average"}, {"shape": "dft"}, {"shape": dft}])
+def test_maps_of_different_size_meet_as_in_compare(how):
+    torch.manual_seed(0)
+    images = torch.randn(60, 2, 8, 8)
+    models = {
+        s: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3, 2, padding=1)) for s in (1, 2)
+    }
+    series = dynamics(models, images, "cka", layers=["0", "2"], **how)
+    expected = nk.compare(models[1], models[2], images, "cka", layers=["0", "2"], **how)
+    np.testing.assert_allclose(series[1].table().values, expected.table().values)
+
+
+def test_shuffled_loaders_and_streams_serve(rows):
+    run = run_of(low=10, middle=20, high=40)
+    loader = DataLoader(TensorDataset(rows), batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(0))
+    expected = dynamics(run, rows, model=Fan).to_numpy()
+    for data in (loader, iter(rows.split(100)), list(rows.split(30))):
+        np.testing.assert_allclose(dynamics(run, data, model=Fan).to_numpy(), expected, atol=1e-9)
+
+
+def test_data_that_do_not_fit_are_read_anew(rows, monkeypatch):
+    monkeypatch.setattr(holding, "free_memory", lambda: 0)
+    run = run_of(low=10, middle=20, high=40)
+    loader = DataLoader(TensorDataset(rows), batch_size=64)
+    series = dynamics(run, loader, model=Fan)
+    assert series.reached(0.99) == {"low": 10, "middle": 20, "high": 40}
+    with pytest.raises(MemoryLimit, match="a stream of more than 0 B, which is read once for each checkpoint; pass"):
+        dynamics(run, iter(rows.split(100)), model=Fan)
+
+
+def test_models_and_random_numbers_are_as_before(rows):
+    models = {step: Fan(seed=step).train() for step in (0, 10)}
+    before = {step: copy.deepcopy(model.state_dict()) for step, model in models.items()}
+    state = torch.get_rng_state()
+    dynamics(models, rows)
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    for step, model in models.items():
+        assert model.training
+        assert not any(module._forward_hooks for module in model.modules())
+        torch.testing.assert_close(model.state_dict(), before[step])
+
+
+def test_the_steps_may_be_chosen(rows):
+    run = run_of(low=10, middle=20, high=40)
+    assert dynamics(run, rows, model=Fan, steps=[10, 40]).steps == (10, 40, 50)
+    assert dynamics(run, rows, model=Fan, steps=3).steps == (0, 20, 50)
+
+
+def flipped(rows):
+    return -rows
+
+
+def test_options_reach_the_comparison(rows):
+    options = {"layers": iter(["high", "low"]), "pairs": "corresponding", "examples": 90, "seed": 4}
+    series = dynamics(run_of(low=10, middle=20, high=40), rows, "cka", model=Fan(), **options, transform=flipped)
+    assert series.layers == ("low", "high")  # in the order in which they run, which is that of depth
+    assert (series[0].examples, series[0].seed) == (90, 4)
+    assert series[0]["cka"].holes["high", "low"] == "this pair was not asked for"
+    assert series[0].provenance["transform b"] == series[0].provenance["transform a"] == "flipped"
+
+
+def test_a_result_says_what_it_rests_on(rows, tmp_path):
+    for step, state in run_of(low=10, middle=20, high=40).items():
+        torch.save(state, tmp_path / f"step_{step}.pt")
+    (tmp_path / "best.pt").write_bytes(b"")
+    series = dynamics(tmp_path, rows, model=Fan, name="toy")
+    assert series.run == "toy"
+    assert series.provenance["passed over"] == "best.pt"
+    assert series.provenance["asked measures"] == "svcca"
+    assert series[10].provenance["checkpoint a"].endswith("step_10.pt")
+    assert series[10].data == "Tensor"
+
+
+class Stopping(Fan):
+    """Runs a number of batches and is then interrupted."""
+
+    def __init__(self, seed, after):
+        super().__init__(seed)
+        self.after = after
+
+    def forward(self, rows):
+        if self.calls >= self.after:
+            raise KeyboardInterrupt
+        return super().forward(rows)
+
+
+def test_ctrl_c_returns_what_is_finished_if_asked_to(rows):
+    models = {0: Fan(0), 10: Stopping(10, after=2), 20: Fan(20)}
+    series = dynamics(models, rows, partial=True)
+    assert (series.steps, series.missing, series.complete) == ((0, 20), (10,), False)
+    with pytest.raises(KeyboardInterrupt):
+        dynamics(models, rows)
+    with pytest.raises(KeyboardInterrupt):
+        dynamics({0: Fan(0), 20: Stopping(20, after=0)}, rows, partial=True)
+
+
+def test_the_same_call_continues_a_saved_series(rows, tmp_path):
+    file, models = tmp_path / "run.netkin", {0: Fan(0), 10: Stopping(10, after=2), 20: Fan(20)}
+    with pytest.raises(KeyboardInterrupt):
+        dynamics(models, rows, save=file)
+    assert nk.load(file).missing == (10,)
+    again = {0: Fan(0), 10: Fan(10), 20: Fan(20)}
+    series = dynamics(again, rows, save=file)
+    assert [model.calls for model in again.values()] == [0, 4, 4]
+    assert nk.load(file) == series
+    np.testing.assert_array_equal(series.to_numpy(), dynamics(again, rows).to_numpy())
+    assert series.complete
+
+
+@pytest.mark.parametrize(
+    "changes", [{"measure": "cka"}, {"layers": ["low"]}, {"examples": 100}, {"shape": "flatten"}, {"models": 7},
+                {"data": 3}],
+)  # fmt: skip
+def test_another_question_starts_anew(rows, tmp_path, changes):
+    file = tmp_path / "run.netkin"
+    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=file)
+    models = {0: Fan(0), 10: Fan(10), 20: Fan(changes.pop("models", 20))}
+    data = rows + changes.pop("data", 0)
+    dynamics(models, data, save=file, **changes)
+    assert all(model.calls for model in models.values())
+
+
+def test_another_number_of_examples_starts_anew_also_where_only_the_first_batch_is_known(rows, tmp_path, monkeypatch):
+    module = importlib.import_module("netkin.applications.dynamics.dynamics")
+    monkeypatch.setattr(module, "spare", lambda device: 0)
+    file, loader = tmp_path / "run.netkin", torch.utils.data.DataLoader(rows, batch_size=50)
+    dynamics({0: Fan(0), 20: Fan(20)}, loader, save=file)
+    assert "asked examples" in nk.load(file).provenance
+    fewer = dynamics({0: Fan(0), 20: Fan(20)}, loader, save=file, examples=100)
+    assert fewer[0].examples == 100
+
+
+def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
+    file = tmp_path / "run.netkin"
+    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=file)
+    models = {0: Fan(0), 10: Fan(11), 20: Fan(20)}
+    dynamics(models, rows, save=file)
+    assert [model.calls for model in models.values()] == [0, 4, 4]
+
+
+def test_another_kind_of_file_is_not_written_over(rows, tmp_path):
+    file = tmp_path / "ab.netkin"
+    nk.compare(Fan(0), Fan(1), rows).save(file)
+    with pytest.raises(FileFault, match="ab.netkin' holds 'comparison', not 'series'"):
+        dynamics({0: Fan(0), 10: Fan(10)}, rows, save=file)
+
+
+def test_a_damaged_checkpoint_is_named_before_the_work(rows, tmp_path):
+    for step, state in run_of(low=10, middle=20, high=40).items():
+        torch.save(state, tmp_path / f"step_{step}.pt")
+    (tmp_path / "step_30.pt").write_bytes(b"nothing of the kind")
+    seen = []
+    with pytest.raises(SourceError, match="step_30.pt' is damaged"):
+        dynamics(tmp_path, rows, model=Fan, forward=lambda model, batch: seen.append(batch))
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    "run, options, fault, words",
+    [
+        ({0: Fan(0)}, {}, SourceError, "needs at least 2 checkpoints"),
+        ({0: Fan(0).state_dict(), 1: Fan(1).state_dict()}, {}, SourceError, "step 1 holds weights alone"),
+        ({0: Fan(0), 1: nn.Linear(6, 6)}, {}, SourceError, "the architecture changes within the run: at step 0,"),
+        ({0: Fan(0), 1: Fan(1)}, {"measure": "svca"}, UnknownName, "no measure named 'svca'; did you mean 'svcca'?"),
+        ({0: Fan(0), 1: Fan(1)}, {"measure": []}, ValueFault, "`measures` is empty"),
+        ({0: Fan(0), 1: Fan(1)}, {"layers": "lo"}, UnknownName, "no layer named 'lo'; did you mean 'low'?"),
+        ({0: Fan(0), 1: Fan(1)}, {"steps": [7]}, UnknownName, "no step 7 in this run; it has 0, 1"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(rows, run, options, fault, words):
+    with pytest.raises(fault, match=words):
+        dynamics(run, rows, **options)
+
+
+def test_missing_data_are_refused():
+    with pytest.raises(ValueFault, match="`data` is missing"):
+        dynamics({0: Fan(0), 1: Fan(1)}, None)
+
+
+def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
+    file = tmp_path / "run.netkin"
+
+    def forward(model, batch):
+        if model.seed_of == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return model(batch)
+
+    models = {step: Fan(step) for step in (0, 10, 20)}
+    for step, model in models.items():
+        model.seed_of = step
+    with pytest.raises(KeyboardInterrupt):
+        dynamics(models, rows, forward=forward, save=file)
+    assert nk.load(file).steps == (0, 20)
+
+
+def test_long_work_shows_progress_on_stderr(rows, monkeypatch, capsys):
+    module = sys.modules[dynamics.__module__]
+    shown = module.tqdm
+    monkeypatch.setattr(module, "tqdm", lambda steps, **how: shown(steps, **how | {"delay": 0, "mininterval": 0}))
+    dynamics({0: Fan(0), 10: Fan(10)}, rows)
+    said = capsys.readouterr()
+    assert "comparing" in said.err
+    assert said.out == ""

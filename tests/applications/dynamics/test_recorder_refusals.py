@@ -1,0 +1,118 @@
+"""What a recorder says no to, in one sentence each."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.applications.dynamics.standing import Moment
+from netkin.errors import FileFault, ForwardError, UnknownName, ValueFault
+from recorder_worlds import images, net
+
+
+def test_a_measure_that_looks_at_single_units_is_refused():
+    with pytest.raises(
+        ValueFault, match="keeps each layer up to a rotation, and 'pwcca' looks at single units; save ch"
+    ):
+        nk.DynamicsRecorder(net(), images(), measure="pwcca")
+    with pytest.raises(ValueFault, match="keeps what linear measures read, and 'cka_rbf' is none; save checkpoints"):
+        nk.DynamicsRecorder(net(), images()).series(["cka", "cka_rbf"])
+    with pytest.raises(ValueFault, match="`measure` is empty"):
+        nk.DynamicsRecorder(net(), images(), measure=[])
+
+
+def test_frequencies_are_refused():
+    with pytest.raises(
+        ValueFault, match="shape 'dft' has a block for each frequency; save checkpoints and use `nk.dyn"
+    ):
+        nk.DynamicsRecorder(net(), images(), shape="dft")
+    with pytest.raises(ValueFault, match="shape 'dft'"):
+        nk.DynamicsRecorder(net(), images(), shape={"0": "dft"})
+
+
+def test_wrong_options_are_refused_before_training():
+    with pytest.raises(ValueFault, match="`every` must be a whole number of at least 1; got 0"):
+        nk.DynamicsRecorder(net(), images(), every=0)
+    with pytest.raises(ValueFault, match="`batch` must be a whole number of at least 1; got 2.5"):
+        nk.DynamicsRecorder(net(), images(), batch=2.5)
+    with pytest.raises(UnknownName, match="no layer named 'conv9'"):
+        nk.DynamicsRecorder(net(), images(), layers=["conv9"])
+    with pytest.raises(ValueFault, match="`examples` must be at least 1; got 0"):
+        nk.DynamicsRecorder(net(), images(), examples=0)
+
+
+def test_a_step_that_is_not_after_the_last_is_refused():
+    recorder = nk.DynamicsRecorder(net(), images(), layers=["0"])
+    recorder.probe(5)
+    with pytest.raises(
+        ValueFault, match="last probe was taken at step 5, and step 3 is not after it; `recorder.forget.*2"
+    ):
+        recorder.probe(3)
+    recorder.forget(after=2)
+    recorder.probe(3)
+
+
+def test_a_series_without_probes_is_refused():
+    with pytest.raises(ValueFault, match="no probe has been taken yet"):
+        nk.DynamicsRecorder(net(), images()).series()
+
+
+def test_other_examples_are_refused_when_a_recording_goes_on(tmp_path):
+    recorder = nk.DynamicsRecorder(net(), images())
+    recorder.probe(0)
+    recorder.save(tmp_path / "run.netkin")
+    with pytest.raises(ValueFault, match="taken on other examples of 'Tensor' than those of 'Tensor' given now"):
+        nk.DynamicsRecorder(net(), images().flip(0)).load(tmp_path / "run.netkin")
+
+
+def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path):
+    recorder = nk.DynamicsRecorder(net(), images())
+    recorder.probe(0)
+    recorder.series().save(tmp_path / "series.netkin")
+    with pytest.raises(FileFault, match="holds 'series', not 'recording'"):
+        recorder.load(tmp_path / "series.netkin")
+    nk.files.write(tmp_path / "bad.netkin", "recording", {"moments": [{"step": 1}]}, {"x": np.ones(1)})
+    with pytest.raises(FileFault, match="bad.netkin' is damaged: KeyError"):
+        recorder.load(tmp_path / "bad.netkin")
+    recorder.save(tmp_path / "run.netkin")
+    with pytest.raises(FileFault, match="holds 'recording', which is no result"):
+        nk.load(tmp_path / "run.netkin")
+
+
+def test_layers_that_come_and_go_are_refused():
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.both = nn.Linear(3, 3), nn.Linear(3, 3), True
+
+        def forward(self, x):
+            return self.b(self.a(x)) if self.both else self.a(x)
+
+    model = Fickle()
+    recorder = nk.DynamicsRecorder(model, torch.randn(9, 3))
+    recorder.probe(0)
+    model.both = False
+    with pytest.raises(ForwardError, match="layer 'b' ran at only one of the steps 0 and 1; choose `layers` that run"):
+        recorder.probe(1)
+
+
+def test_another_shape_is_refused_when_a_recording_goes_on():
+    recorder, other = (nk.DynamicsRecorder(net(), images(), shape=shape) for shape in ("pool", "flatten"))
+    recorder.probe(0)
+    other.load_state_dict(recorder.state_dict())
+    with pytest.raises(ValueFault, match="layer '0' was recorded with shape 'pool' and now has 'flatten'"):
+        other.probe(1)
+
+
+def test_a_sharded_model_is_refused():
+    class FullyShardedDataParallel(nn.Sequential):
+        """Stands for torch's own, which needs several processes."""
+
+    recorder = nk.DynamicsRecorder(FullyShardedDataParallel(nn.Linear(2, 2)), torch.randn(5, 2))
+    with pytest.raises(ForwardError, match="sharded over several processes .FSDP., and a probe runs in the first one"):
+        recorder.probe(0)
+
+
+def test_a_moment_of_layers_without_values_has_none():
+    assert Moment(0, "step", {}, 3).layers == []

@@ -1,0 +1,158 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.applications import dynamics as room
+from netkin.sources.architectures import seeded
+from netkin.sources.sequences import char_lstm
+from netkin.sources.training import trained_digits_net, untrained_digits_net
+
+LINE = 'dynamics run --model netkin:digits --data digits:test --layers "relu*"'
+
+
+@pytest.fixture(scope="module")
+def states():
+    """The same network before training and after one and two epochs."""
+    models = [untrained_digits_net(0), *(trained_digits_net(0, epochs=epochs) for epochs in (2, 3))]
+    return {epoch: models[i].state_dict() for i, epoch in enumerate((0, 2, 3))}
+
+
+@pytest.fixture
+def run(netkin, states):
+    """A folder `run` with checkpoints in the folder at hand."""
+    Path("run").mkdir()
+    for epoch, state in states.items():
+        torch.save(state, f"run/epoch_{epoch}.pt")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_run_is_followed_printed_and_saved(netkin, states):
+    result = netkin(f"{LINE} --save run.netkin")
+    assert result.exit_code == 0, result.output
+    assert "run: each layer against its own final state at 3 epochs, 0 to 3" in result.stdout
+    assert "bottom-up at 0.9" in result.stdout
+    assert result.stderr.endswith("saved to run.netkin\n")
+    saved = nk.load("run.netkin")
+    assert saved.layers == ("relu1", "relu2", "relu3", "relu4")
+    expected = nk.dynamics(states, nk.load_data("digits:test"), model="netkin:digits", layers="relu*")
+    np.testing.assert_allclose(saved.to_numpy(), expected.to_numpy(), atol=1e-9)
+
+
+def test_recurrent_networks_are_followed_over_text(netkin):
+    Path("story.txt").write_text("to be or not to be, that is the question. " * 30)
+    Path("lstm").mkdir()
+    for step in (1, 2):
+        model = seeded(lambda: char_lstm(vocabulary=20, width=6), seed=step)
+        torch.save(model.state_dict(), f"lstm/step_{step}.pt")
+    line = "dynamics lstm --model netkin:char_lstm,vocabulary=20,width=6 --data text,window=16:story.txt"
+    document = json.loads(netkin(f"{line} --shape tokens --layers LSTM --json").stdout)
+    assert document["layers"] == ["lstm1", "lstm2"]
+    assert document["comparisons"][0]["shapes_a"] == {"lstm1": "tokens", "lstm2": "tokens"}
+    assert 0 < document["measures"]["svcca"]["own"][0][0] < 0.99
+
+
+@pytest.mark.usefixtures("run")
+def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
+    line = f"{LINE} --measure cka --measure gulp --examples 100 --steps 2 --seed 3 --json"
+    document = json.loads(netkin(line).stdout, parse_constant=pytest.fail)
+    assert (document["run"], document["unit"], document["steps"]) == ("run", "epoch", [0, 3])
+    assert document["comparisons"][0]["examples"] == 100
+    assert document["measures"]["cka"]["own"][-1] == pytest.approx([1] * 4)
+    assert set(document["measures"]["cka"]["reached"]) == {"0.9", "0.99", "0.999"}
+    assert {"tau", "error", "p", "layers", "never"} == set(document["measures"]["cka"]["bottom_up"]["0.9"]) or (
+        document["measures"]["cka"]["bottom_up"]["0.9"]["tau"] is None
+    )
+    assert document["measures"]["gulp"]["reached"] == {}
+
+
+@pytest.mark.usefixtures("run")
+def test_trends_without_an_order_give_their_reason(netkin):
+    document = json.loads(netkin(f"{LINE} --layers relu1 --steps 2 --json").stdout)
+    trend = document["measures"]["svcca"]["bottom_up"]["0.999"]
+    assert trend["tau"] is None
+    assert trend["reason"].startswith("there is no order among 4 layers")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_saved_series_has_a_page_and_lines(netkin):
+    result = netkin(f"{LINE} --save run.netkin --report run.html --figure run.svg")
+    assert result.exit_code == 0, result.output
+    assert "report: open run.html" in result.stderr
+    assert "figure in run.svg" in result.stderr
+    assert "relu4" in Path("run.html").read_text(encoding="utf-8")
+    assert netkin("report run.netkin --out again.html").stdout == "again.html\n"
+    assert "relu4" in Path("again.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_series_shares_no_page(netkin):
+    netkin(f"{LINE} --save run.netkin")
+    netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+    result = netkin("report ab.netkin run.netkin")
+    assert result.exit_code == 1
+    assert "the series of run 'run' fills a page by itself; give it a command of its own." in result.stderr
+
+
+@pytest.mark.usefixtures("run")
+def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
+    netkin(f"{LINE} --save run.netkin")
+    saved = nk.load("run.netkin")
+    unfinished = type(saved)(run="run", steps=(0, 3), comparisons=(saved[0], saved[3]), final_step=3, missing=(2,))
+
+    def interrupted(*given, save, **options):
+        unfinished.save(save)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "dynamics", interrupted)
+    result = netkin(f"{LINE} --save run.netkin")
+    assert result.exit_code == 130
+    assert "2 of 3 steps are in run.netkin; the same command continues there." in result.stderr
+    assert result.stderr.endswith("netkin: interrupted.\n")
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("dynamics gone --data digits:test", "'gone' is no folder."),
+        ("dynamics run --data digits:test", "holds weights alone, which do not say what network they belong to"),
+        ("dynamics run --data digits:test --model netkin:tiny10", "do not fit the ConvNet given as `model`"),
+        (f"{LINE} --measure svca", "no measure named 'svca'; did you mean 'svcca'?"),
+        (f"{LINE} --device gpu", "there is no device 'gpu' here"),
+        ("dynamics run --model netkin:digits --data text:run/epoch_0.pt", "is no text in UTF-8"),
+        ("dynamics run --model netkin:digits --data digit", "no data set named 'digit'; did you mean 'digits'?"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_one_sentence(netkin, line, words):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert result.stderr.startswith("netkin: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+@pytest.mark.usefixtures("run")
+def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
+    Path("story.txt").write_text("to be or not to be, that is the question " * 9)
+    result = netkin("dynamics run --model netkin:digits --data text,window=8:story.txt")
+    assert result.exit_code == 1
+    assert "epoch 3 of run' could not be run on inputs of shape" in result.stderr
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--steps 1", "1 is not in the range x>=2"),
+        ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--figure x.txt", "a figure's name ends in .png, .svg, .pdf; got 'x.txt'."),
+    ],
+)
+def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
+    result = netkin(f"{LINE} {options}")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

@@ -1,0 +1,191 @@
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netkin
+from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.results import Claim, Measured
+from netkin.results.claim import figure_order, record_path, recorded
+
+
+def claim(**changes):
+    facts = {
+        "id": "svcca/few-directions",
+        "figure": "Fig. 2a",
+        "sentence": "25 directions “suffice” – nearly",
+        "expected": {"accuracy kept": "nearly all", "directions": 25},
+        "criterion": "holds if 95% is kept",
+        "measured": {"accuracy kept": Measured(0.9721, 0.0042, 3), "time": Measured(12.5, unit="s")},
+        "verdict": "holds",
+        "scale": "cpu",
+        "seeds": (0, 1, 2),
+        "note": "on digits",
+        "curves": {"Accuracy": {"k": [1, 2, 4], "kept": [0.1, None, 0.97]}},
+        "provenance": {"device": "CPU, 2 threads", "torch": "2.4"},
+        "seconds": 3.5,
+        "version": "0.1.0",
+    }
+    return Claim(**(facts | changes))
+
+
+def test_a_saved_claim_comes_back_whole(tmp_path):
+    path = claim().save(tmp_path)
+    assert path == tmp_path / "svcca" / "few-directions.cpu.json"
+    assert Claim.load(path) == claim(created=Claim.load(path).created)
+    assert Claim.load(path).measured["accuracy kept"] == Measured(0.9721, 0.0042, 3)
+
+
+def test_the_file_is_json_for_people(tmp_path):
+    text = claim().save(tmp_path).read_text(encoding="utf-8")
+    assert json.loads(text)["kind"] == "claim"
+    assert '      "kept": [0.1, null, 0.97]\n' in text
+    assert '    "time": {"value": 12.5, "unit": "s"}\n' in text
+    assert "“suffice” –" in text
+
+
+def test_no_half_file_is_left_when_writing_fails(tmp_path, monkeypatch):
+    claim().save(tmp_path)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileFault, match="cannot write '.*few-directions.cpu.json': No space left on device."):
+        claim(verdict="does not hold").save(tmp_path)
+    assert Claim.load(tmp_path / "svcca/few-directions.cpu.json").verdict == "holds"
+    assert os.listdir(tmp_path / "svcca") == ["few-directions.cpu.json"]
+
+
+def test_a_claim_is_frozen_copies_and_pickles():
+    one = claim()
+    with pytest.raises(TypeError):
+        one.measured["accuracy kept"] = Measured(1)
+    with pytest.raises(TypeError):
+        one.curves["Accuracy"]["kept"] = []
+    with pytest.raises(AttributeError):
+        one.verdict = "does not hold"
+    assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
+    assert one != claim(verdict="holds in part")
+    assert repr(one) == "Claim('svcca/few-directions', scale='cpu', verdict='holds')"
+    assert (one.paper, one.name) == ("svcca", "few-directions")
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.75, 0.9], [3.0, 3.0], [-1.0, 2.0, 0.5, 8.0]])
+def test_the_standard_error_over_seeds_is_numpys(values):
+    found = Measured.over(np.array(values))
+    assert found.value == pytest.approx(sum(values) / len(values))
+    spread = sum((value - found.value) ** 2 for value in values) / (len(values) - 1)
+    assert found.error == pytest.approx((spread / len(values)) ** 0.5)
+    assert found.n == len(values)
+
+
+def test_one_seed_has_no_error():
+    assert Measured.over([0.5]) == Measured(0.5, None, 1)
+
+
+@pytest.mark.parametrize(
+    "measured, text",
+    [
+        (Measured(0.87234, 0.0123), "0.872 ± 0.012"),
+        (Measured(0.87234, 0.0123, 5), "0.872 ± 0.012 (n = 5)"),
+        (Measured(1234.5, 120, unit="s"), "1,234 ± 120 s"),
+        (Measured(25), "25"),
+        (Measured(0.123456), "0.1235"),
+        (Measured(10000, n=2000), "10,000 (n = 2,000)"),
+        (Measured(0.5, 0), "0.5 ± 0"),
+        (Measured(1.0, 1.2e-17, 5), "1 ± 1.2e-17 (n = 5)"),
+        (Measured(0.2500000000000003), "0.25"),
+    ],
+)
+def test_a_number_is_written_to_the_digits_its_error_allows(measured, text):
+    assert str(measured) == text
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Measured(float("nan")), "a measured value must be a finite number; got nan."),
+        (lambda: Measured(1, float("inf")), "a measured error must be a finite number; got inf."),
+        (lambda: Measured(1, -0.5), "a measured error must be zero or more; got -0.5."),
+        (lambda: Measured.over([]), "a mean needs at least one value; got none."),
+        (lambda: claim(verdict="yes"), "a verdict is one of 'holds', 'holds in part', 'does not hold'; got 'yes'."),
+        (lambda: claim(scale="tpu"), "a scale is one of 'cpu', 'gpu'; got 'tpu'."),
+        (lambda: claim(id="../x"), "a claim's id is a paper and a name in small letters.*; got '../x'."),
+        (lambda: record_path(".", "svcca", "cpu"), "as in 'svcca/bottom-up'; got 'svcca'."),
+    ],
+)
+def test_what_is_wrong_is_refused(make, words):
+    with pytest.raises(ValueFault, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "curve, words",
+    [
+        ({"k": [1, 2]}, "the curve 'Fig' must hold an x axis and at least one line, of one length; got 1 lists"),
+        ({"k": [1, 2], "kept": [1]}, "got 2 lists of lengths 1, 2."),
+        ({}, "got 0 lists of lengths none."),
+    ],
+)
+def test_a_curve_that_cannot_be_drawn_is_refused(curve, words):
+    with pytest.raises(ShapeError, match=words):
+        claim(curves={"Fig": curve})
+
+
+def test_curves_are_short_plain_numbers_and_a_nan_is_a_hole():
+    curve = {"layer": ["a", "b"], "kept": np.array([1 / 3, np.nan], dtype=np.float32)}
+    assert claim(curves={"Fig": curve}).curves["Fig"] == {"layer": ("a", "b"), "kept": (0.333333, None)}
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "is damaged: JSONDecodeError"),
+        ("[]", "is damaged: TypeError|is damaged: AttributeError"),
+        ('{"kind": "claim", "format": 1, "id": "a/b", "measured": {}}', "is damaged: TypeError"),
+        ('{"kind": "ranking", "format": 1}', "holds 'ranking' in format 1; this netkin reads claims up to format 1."),
+        ('{"kind": "claim", "format": 9}', "holds 'claim' in format 9"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path, text, words):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(FileFault, match=f"x.json.*({words})"):
+        Claim.load(tmp_path / "x.json")
+
+
+def test_a_missing_record_is_named(tmp_path):
+    with pytest.raises(FileFault, match="cannot read '.*gone.json': No such file or directory."):
+        Claim.load(tmp_path / "gone.json")
+
+
+def test_records_come_in_the_order_of_the_figures(tmp_path):
+    for id, figure, scale in [
+        ("svcca/z", "Fig. 10", "cpu"), ("svcca/a", "App. 2", "cpu"), ("svcca/m", "Fig. 2b", "gpu"),
+        ("svcca/m", "Fig. 2b", "cpu"), ("cka/x", "Table 1", "cpu"),
+    ]:  # fmt: skip
+        claim(id=id, figure=figure, scale=scale).save(tmp_path)
+    found = [(one.id, one.scale) for one in recorded(tmp_path)]
+    assert found == [("cka/x", "cpu"), ("svcca/m", "cpu"), ("svcca/m", "gpu"), ("svcca/z", "cpu"), ("svcca/a", "cpu")]
+    assert recorded(tmp_path / "nothing") == []
+
+
+def test_figures_without_a_number_come_last():
+    assert sorted(["text", "Fig. 4, App. 3", "Fig. App. 6", "Fig. 1"], key=figure_order) == [
+        "Fig. 1", "Fig. 4, App. 3", "text", "Fig. App. 6",
+    ]  # fmt: skip
+
+
+def test_the_numbers_shown_first_are_those_the_paper_has():
+    assert list(claim().leading) == ["accuracy kept"]
+    three = {name: Measured(1) for name in "abc"}
+    assert list(claim(measured=three).leading) == ["a", "b"]
+
+
+def test_a_record_is_read_without_torch(tmp_path):
+    path = claim().save(tmp_path)
+    program = "import sys; from netkin.results import Claim; Claim.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(Path(netkin.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", program, path], env=environment).returncode == 0

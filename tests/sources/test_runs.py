@@ -1,0 +1,294 @@
+"""Runs: which checkpoints are found, in which order, and what is refused in one sentence."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
+from netkin.sources.checkpoints import as_checkpoint, built, digest, step_in
+from netkin.sources.runs import open_run
+
+
+def net(width=3):
+    return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Put state dicts under the given names into a folder; their first bias is the number of the file."""
+    torch.manual_seed(0)
+
+    def made(*names):
+        for number, name in enumerate(names):
+            state = net().state_dict() | {"0.bias": torch.full((3,), float(number))}
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            if name.endswith(".safetensors"):
+                safetensors.torch.save_file(state, tmp_path / name)
+            else:
+                torch.save(state, tmp_path / name)
+        return tmp_path
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "name, step",
+    [
+        ("step_100.pt", (100, "step")),
+        ("step-000100.safetensors", (100, "step")),
+        ("epoch-3.safetensors", (3, "epoch")),
+        ("epoch=3-step=500.ckpt", (500, "step")),
+        ("epoch=3-step=500-v2.ckpt", (500, "step")),
+        ("checkpoint-500", (500, "step")),
+        ("resnet20_seed0_iter_40.pth", (40, "step")),
+        ("resnet20-40.pt", (40, "step")),
+        ("model_10k.pt", (10_000, "step")),
+        ("step2M.pt", (2_000_000, "step")),
+        ("7.pt2", (7, "step")),
+        ("net.12.pt", (12, "step")),
+        ("epoch12_loss0.pt", (12, "epoch")),
+        ("deep_3.pt", (3, "step")),
+        ("ep3.pt", (3, "epoch")),
+        ("last.ckpt", None),
+        ("best.safetensors", None),
+    ],
+)
+def test_names_tell_their_step(name, step):
+    assert step_in(name) == step
+
+
+def test_the_checkpoints_of_a_folder_come_in_the_order_of_their_steps(folder):
+    run = open_run(folder("step_9.pt", "step_100.pt", "step_10.safetensors"), net)
+    assert run.steps == (9, 10, 100)
+    assert run.unit == "step"
+    assert [run.at(step)[0].bias[0].item() for step in run.steps] == [0, 2, 1]
+    assert not run.at(9).training
+
+
+def test_what_has_no_step_in_its_name_is_passed_over_in_a_folder(folder):
+    place = folder("epoch1.pt", "epoch2.pt", "best.pt", ".hidden3.pt")
+    (place / "notes7.txt").write_text("")
+    run = open_run(place, net)
+    assert (run.steps, run.unit, run.passed_over, run.name) == ((1, 2), "epoch", ("best.pt",), str(place))
+
+
+def test_some_number_is_no_step_beside_names_that_say_step(folder):
+    assert open_run(folder("net-1.pt", "best_resnet20.pt"), net).steps == (1, 20)
+    run = open_run(folder("step_100.pt", "step_200.pt"), net)
+    assert (run.steps, run.passed_over) == ((100, 200), ("best_resnet20.pt", "net-1.pt"))
+
+
+def test_a_list_of_files_serves_too(folder):
+    place = folder("step_1.pt", "step_2.pt", "step_3.pt")
+    run = open_run([place / "step_3.pt", str(place / "step_1.pt")], net)
+    assert run.steps == (1, 3)
+
+
+def test_a_mapping_takes_files_states_and_models(folder):
+    first, last = net(), net()
+    run = open_run({5: first.state_dict(), 0: folder("a.pt") / "a.pt", 9: last}, first, name="mine")
+    assert (run.steps, run.name) == ((0, 5, 9), "mine")
+    assert run.at(9) is last
+    torch.testing.assert_close(run.at(5)[0].weight, first[0].weight)
+    assert run.at(0)[0].bias.tolist() == [0, 0, 0]
+    assert run.at(0) is not first
+
+
+def test_the_network_may_be_a_name_a_function_or_a_module_which_stays_as_it_is(folder):
+    place, own = folder("step_1.pt", "step_2.pt"), net()
+    before = copy.deepcopy(own.state_dict())
+    for model in (own, net):
+        assert open_run(place, model).at(2)[0].bias.tolist() == [1, 1, 1]
+    torch.testing.assert_close(own.state_dict(), before)
+    assert type(built("netkin:digits")).__name__ == "ConvNet"
+
+
+def test_fresh_weights_leave_the_random_numbers_alone(folder):
+    before = torch.get_rng_state()
+    open_run(folder("step_1.pt", "step_2.pt"), "netkin:digits")
+    built(net)
+    now = torch.get_rng_state()
+    assert not torch.equal(before, now)  # the folder's nets drew some
+    built(net)
+    torch.testing.assert_close(torch.get_rng_state(), now)
+
+
+def test_lightning_files_give_the_network_inside(tmp_path):
+    inner = net()
+    state = {f"backbone.{key}": value for key, value in inner.state_dict().items()} | {"weight": torch.ones(3)}
+    torch.save({"state_dict": state, "epoch": 1, "global_step": 50}, tmp_path / "epoch=1-step=50.ckpt")
+    with_model = {f"model.{key}": value for key, value in inner.state_dict().items()}
+    torch.save({"state_dict": with_model}, tmp_path / "epoch=2-step=90.ckpt")
+    run = open_run(tmp_path, net)
+    assert run.steps == (50, 90)
+    for step in run.steps:
+        torch.testing.assert_close(run.at(step).state_dict(), inner.state_dict())
+
+
+def test_folders_of_the_hugging_face_trainer_give_plain_networks(folder):
+    run = open_run(folder("checkpoint-500/model.safetensors", "checkpoint-1000/pytorch_model.bin"), net)
+    assert run.steps == (500, 1000)
+    assert run.at(1000)[0].bias.tolist() == [1, 1, 1]
+
+
+def test_folders_of_the_hugging_face_trainer_give_whole_models(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=8, max_position_embeddings=8)
+    for step in (10, 20):
+        transformers.BertModel(config).save_pretrained(tmp_path / f"checkpoint-{step}")
+    assert type(open_run(tmp_path).at(10)).__name__ == "BertModel"
+
+
+def test_exported_programs_need_no_network(tmp_path):
+    for step in (1, 2):
+        program = torch.export.export(net(), (torch.ones(4, 2),), dynamic_shapes=[{0: torch.export.Dim("n")}])
+        torch.export.save(program, tmp_path / f"step{step}.pt2")
+    assert open_run(tmp_path).at(1)(torch.ones(3, 2)).shape == (3, 2)
+
+
+def test_steps_are_chosen_by_name_or_number(folder):
+    run = open_run(folder(*(f"step_{step}.pt" for step in range(10))), net)
+    assert run.only([2, 4]).steps == (2, 4, 9)
+    assert run.only(4).steps == (0, 3, 6, 9)
+    assert run.only(99).steps == run.steps
+    assert run.only(None) is run
+
+
+@pytest.mark.parametrize("steps, fault, words", [
+    ([3, 77], UnknownName, "no step 77 in this run; it has 0, 1, 2, 3"),
+    (1, ValueFault, "in at least 2 steps; got steps=1"),
+    (2.0, ValueFault, "`steps` is a list of steps or how many of them; got 2.0"),
+    ("all", ValueFault, "`steps` is a list of steps or how many of them; got 'all'"),
+    ([3], SourceError, "needs at least 2 checkpoints, one of them the final one; got 1: step 3"),
+])  # fmt: skip
+def test_steps_that_are_not_there_are_refused(folder, steps, fault, words):
+    run = open_run(folder(*(f"step_{step}.pt" for step in range(4))), net)
+    with pytest.raises(fault, match=words):
+        run.only(steps)
+    with pytest.raises(UnknownName, match="no step 5 in this run"):
+        run.at(5)
+
+
+@pytest.mark.parametrize(
+    "names, fault, words",
+    [
+        ((), SourceError, "holds no checkpoints: no file that ends in .pt, .pth"),
+        (
+            ("best.pt", "last.pt"),
+            SourceError,
+            "none of the 2 checkpoints in .* has a step in its name .best.pt",
+        ),
+        (("step_1.pt",), SourceError, "needs at least 2 checkpoints, one of them the final one; got 1: step 1"),
+        (("step_1.pt", "step-01.pt"), NameClash, "step-01.pt' and .*step_1.pt' are both step 1; leave one of them out"),
+        (("step_1.pt", "epoch_2.pt"), ValueFault, "step_1.pt' tells its step and .*epoch_2.pt' its epoch"),
+    ],
+)
+def test_folders_that_are_no_run_are_refused(folder, tmp_path, names, fault, words):
+    folder(*names)
+    with pytest.raises(fault, match=words):
+        open_run(tmp_path, net)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / "run1").mkdir()
+    with pytest.raises(SourceError, match="run2' is no folder; did you mean 'run1'?"):
+        open_run(tmp_path / "run2")
+    (tmp_path / "x.pt").write_bytes(b"")
+    with pytest.raises(SourceError, match="x.pt' is a file; name the folder of the checkpoints."):
+        open_run(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize(
+    "run, words",
+    [
+        (["best.pt", "last.pt"], "'best.pt' has no step in its name; name it like step_100.pt"),
+        (["step_1.pt", "step_2.pt"], "found no checkpoint 'step_1.pt' for step 1"),
+        ([{}, {}], "a list of checkpoints holds files, whose names tell the steps; got dict. Pass a mapping"),
+        ({"first": "a.pt"}, "the steps of a run are whole numbers; got 'first'"),
+        ({True: "a.pt"}, "the steps of a run are whole numbers; got True"),
+        ({1: 3}, "step 1 must be a file, a state dict or a torch module; got int"),
+        ({1: {}}, "the state dict of step 1 must hold tensors by name; it is empty"),
+        ({1: {"a": 3}}, "the state dict of step 1 must hold tensors by name; 'a' is no tensor"),
+        (3, "a run is a folder, a list of files, or a mapping from steps to checkpoints; got int"),
+        (nn.ReLU(), "a run is a folder, a list of files, or a mapping from steps to checkpoints; got ReLU"),
+    ],
+)
+def test_what_is_no_run_is_refused(run, words):
+    with pytest.raises((SourceError, ValueFault), match=words):
+        open_run(run)
+
+
+def test_bare_weights_without_a_network_are_refused(folder):
+    run = open_run(folder("step_1.pt", "step_2.pt"))
+    with pytest.raises(SourceError, match="step 2 .'.*step_2.pt'. holds weights alone, .* name it with `model`"):
+        run.at(1)
+
+
+def test_weights_of_another_network_are_refused(folder):
+    run = open_run(folder("step_1.pt", "step_2.pt"), nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2)))
+    with pytest.raises(SourceError, match="weights of step 2 .* do not fit the Sequential given as `model`: 3 of an"):
+        run.at(1)
+
+
+def test_a_change_of_architecture_within_the_run_is_named(folder):
+    place = folder("step_1.pt", "step_2.pt", "step_3.pt")
+    torch.save(net(width=7).state_dict(), place / "step_2.pt")
+    run = open_run(place, net)
+    run.at(1)
+    words = "the architecture changes within the run: at step 2 .'.*step_2.pt'., compared with step 3, 3 of another "
+    with pytest.raises(SourceError, match=words + "shape: 0.weight .7 × 2 in the file, 3 × 2 in the model"):
+        run.at(2)
+    with pytest.raises(SourceError, match="at step 0, compared with step 1, .* 0.weight .7 × 2"):
+        open_run({0: net(width=7), 1: net()}).at(0)
+
+
+def test_a_damaged_file_is_named(folder):
+    place = folder("step_1.pt", "step_2.pt")
+    (place / "step_1.pt").write_bytes(b"nothing of the kind")
+    with pytest.raises(SourceError, match="step_1.pt' is damaged or not a weights file"):
+        open_run(place, net).at(1)
+
+
+def test_a_file_that_goes_away_is_named(folder):
+    run = open_run(folder("step_1.pt", "step_2.pt"), net)
+    Path(run.checkpoints[0].given).unlink()
+    with pytest.raises(SourceError, match="found no weights file .*step_1.pt'"):
+        run.at(1)
+
+
+def test_a_folder_that_loses_its_weights_is_named(folder):
+    run = open_run(folder("checkpoint-1/model.safetensors", "checkpoint-2/model.safetensors"), net)
+    (run.checkpoints[0].given / "model.safetensors").unlink()
+    with pytest.raises(SourceError, match="the folder .*checkpoint-1' holds no model.safetensors or pytorch_model.bin"):
+        run.at(1)
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [(3, "`model` must be a builder's name, a torch module or a function that returns one; got int"),
+     (lambda: 3, "`model` must return a torch.nn.Module; it returned an object of type int"),
+     ("netkin:digit", "did you mean 'digits'?")],
+)  # fmt: skip
+def test_what_is_no_network_is_refused(folder, model, words):
+    run = open_run(folder("step_1.pt", "step_2.pt"), model)
+    with pytest.raises((SourceError, ValueFault, UnknownName), match=words):
+        run.at(1)
+
+
+def test_a_digest_changes_with_any_weight():
+    state = {"a": torch.zeros(3, dtype=torch.bfloat16), "b": torch.tensor(1)}
+    assert digest(state) == digest({key: value.clone() for key, value in state.items()})
+    for other in ({"a": torch.zeros(3), "b": state["b"]}, {**state, "b": torch.tensor(2)}, {"c": state["a"]}):
+        assert digest(other) != digest(state)
+
+
+def test_a_home_folder_is_found(folder, monkeypatch):
+    place = folder("step_1.pt", "step_2.pt")
+    monkeypatch.setenv("HOME", str(place.parent))
+    assert open_run(f"~/{place.name}", net).steps == (1, 2)
+    assert as_checkpoint(f"~/{place.name}/step_1.pt", 1).given == place / "step_1.pt"
