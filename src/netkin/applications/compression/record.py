@@ -1,0 +1,136 @@
+"""The table of a compression: each layer's size before and after, and what the network still gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from netkin import __version__
+from netkin.errors import UnknownName, did_you_mean
+from netkin.results.extras import optional
+from netkin.results.records import now
+
+
+@dataclass(frozen=True)
+class CompressedLayer:
+    """One layer: how many directions of its input were kept, and what that saved.
+
+    Multiply-adds are those of one example. `variance` is the share of the input's variance that the directions hold.
+    `accuracy` is that of the network with this layer and those before it in the table compressed; None without labels.
+    """
+
+    layer: str
+    kind: str
+    width: int
+    kept: int
+    parameters_before: int
+    parameters_after: int
+    multiply_adds_before: int
+    multiply_adds_after: int
+    variance: float
+    accuracy: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """A module that became two: how wide they are in between, and which of them has a bias."""
+
+    layer: str
+    between: int
+    first_bias: bool
+    second_bias: bool
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a network was compressed: a frozen table with a row for each layer, and how it came to be.
+
+    `replaced` lists all modules that were taken apart, by this compression and by those before it.
+    """
+
+    layers: tuple[CompressedLayer, ...]
+    against: str
+    projection: str
+    order: str
+    examples: int
+    parameters_before: int
+    parameters_after: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    replaced: tuple[TakenApart, ...]
+    version: str = __version__
+    created: str = field(default_factory=now)
+
+    def __getitem__(self, layer: str) -> CompressedLayer:
+        """Return the row of a layer."""
+        names = [row.layer for row in self.layers]
+        if layer not in names:
+            raise UnknownName(f"no layer {layer!r} in this table{did_you_mean(str(layer), names) or '.'}")
+        return self.layers[names.index(layer)]
+
+    def __iter__(self) -> Iterator[CompressedLayer]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [self._heading(), *_aligned([_HEAD, *map(_cells, self.layers)]), self._whole(), *self._notes()]
+        )
+
+    def to_pandas(self) -> Any:
+        """Return the table as a data frame, a row for each layer."""
+        pandas = optional("pandas")
+        names = [one.name for one in fields(CompressedLayer)]
+        rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
+        return pandas.DataFrame(rows, columns=names).set_index("layer")
+
+    def to_header(self) -> dict[str, Any]:
+        """Return the record as plain values that a file's header can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Compression:
+        """Return the record that `to_header` described."""
+        layers = tuple(CompressedLayer(**{**row, "notes": tuple(row["notes"])}) for row in header["layers"])
+        return cls(**{**header, "layers": layers, "replaced": tuple(TakenApart(**one) for one in header["replaced"])})
+
+    def _heading(self) -> str:
+        way = self.projection.replace("_", " ")
+        layers = f"{len(self)} layer{'s' if len(self) != 1 else ''}"
+        return f"{layers} compressed against {self.against} ({way}, {self.order}, {self.examples:,} examples)"
+
+    def _whole(self) -> str:
+        share = self.parameters_after / max(self.parameters_before, 1)
+        size = f"{self.parameters_before:,} → {self.parameters_after:,} parameters ({share:.0%})"
+        if self.accuracy_before is None or self.accuracy_after is None:
+            return f"whole network: {size}"
+        return f"whole network: {size}, accuracy {self.accuracy_before:.4f} → {self.accuracy_after:.4f}"
+
+    def _notes(self) -> Iterator[str]:
+        for note in dict.fromkeys(note for row in self.layers for note in row.notes):
+            yield f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}"
+
+
+_HEAD = ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]
+
+
+def _cells(row: CompressedLayer) -> list[str]:
+    return [
+        row.layer,
+        f"{row.width:,} → {row.kept:,}",
+        f"{row.parameters_before:,} → {row.parameters_after:,}",
+        f"{row.multiply_adds_before:,} → {row.multiply_adds_after:,}",
+        f"{row.variance:.3f}",
+        "–" if row.accuracy is None else f"{row.accuracy:.4f}",
+    ]
+
+
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = (cell.rjust(size) for cell, size in zip(rest, sizes[1:], strict=True))
+        yield "  ".join([first.ljust(sizes[0]), *cells])

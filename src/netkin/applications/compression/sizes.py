@@ -1,0 +1,112 @@
+"""How many directions of a layer are kept: so many, so much variance, or so few that the answers stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import nn
+
+from netkin.applications.compression.factoring import Layer, is_pointwise, pads_with_zeros, width_of
+from netkin.applications.compression.subspaces import Subspace
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.representations.layers import spoken
+
+K = int | float | Mapping[str, int | float] | None
+
+
+@dataclass(frozen=True)
+class Size:
+    """One of three rules; the other two are None."""
+
+    k: K
+    variance: float | None
+    accuracy_drop: float | None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("k", "variance", "accuracy_drop") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueFault(
+                "pass one of `k`, `variance` and `accuracy_drop`, which says how many directions are kept; got "
+                f"{' and '.join(f'`{name}`' for name in given) or 'none of them'}."
+            )
+        if self.variance is not None and not 0 < self.variance <= 1:
+            raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {self.variance}.")
+        if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
+            raise ValueFault(
+                f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}."
+            )
+
+    def wanted(self, name: str, layer: Layer, space: Subspace, projection: str) -> int:
+        """Return how many directions `k` or `variance` asks for, which may be more than there are."""
+        if self.k is not None:
+            return _count(self.k[name] if isinstance(self.k, Mapping) else self.k, name, width_of(layer))
+        held = space.held(projection)
+        short = int((held < (self.variance or 0) * (1 - 1e-9)).sum())  # rounding must not ask for one more
+        return min(short + 1, space.rank)
+
+    def refuse_unfit(self, layers: Mapping[str, Layer]) -> None:
+        """Refuse a `k` that does not fit some layer, before the work."""
+        if isinstance(self.k, Mapping):
+            _refuse_other_names(self.k, layers)
+        for name, layer in layers.items() if self.k is not None else ():
+            _count(self.k[name] if isinstance(self.k, Mapping) else self.k, name, width_of(layer))
+
+
+def parameters(module: nn.Module) -> int:
+    """Return how many numbers a module has learnt, each counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def most_that_saves(layer: Layer) -> int:
+    """Return the largest k for which the two layers have fewer parameters than the one, 0 if there is none.
+
+    Counted with all that the two may need: a bias, and where zeros are padded a channel for the mean.
+    """
+    out, taps = layer.weight.shape[0], layer.weight[0, 0].numel()
+    constant = isinstance(layer, nn.Conv2d) and pads_with_zeros(layer)
+    each = width_of(layer) + out * taps + constant
+    return max(0, (parameters(layer) - out - constant * each - 1) // each)
+
+
+def multiply_adds(layer: nn.Module, places: tuple[int, int]) -> int:
+    """Return the multiplications of a layer, or of the two that stand for it, on one example of that many places."""
+    into, out = places
+    if isinstance(layer, nn.Sequential):
+        first, second = layer[0], layer[1]
+        early = out if isinstance(second, nn.Conv2d) and is_pointwise(second) else into
+        return early * _weights(first) + out * _weights(second)
+    return out * _weights(layer)
+
+
+def _weights(layer: nn.Module) -> int:
+    assert isinstance(layer.weight, torch.Tensor)
+    return layer.weight.numel()
+
+
+def _count(k: Any, name: str, width: int) -> int:
+    """Return `k` directions, or the share `k` of the width, as a number from 1 to the width."""
+    fact = f"{spoken(name)} is fed {width:,} features"
+    if isinstance(k, bool) or not isinstance(k, Real):
+        raise ValueFault(f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.")
+    if isinstance(k, Integral):
+        if not 1 <= int(k) <= width:
+            raise ValueFault(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.")
+        return int(k)
+    if not 0 < float(k) <= 1:
+        raise ValueFault(f"{fact}; `k` must be a whole number up to that, or a share above 0 and up to 1.0; got {k}.")
+    return max(1, round(float(k) * width))
+
+
+def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
+    names = list(layers)
+    for name in k:
+        if name not in names:
+            hint = did_you_mean(str(name), names) or "."
+            raise UnknownName(f"`k` speaks of {name!r}, which is not among the layers{hint}")
+    missing = next((name for name in names if name not in k), None)
+    if missing is not None:
+        raise UnknownName(f"`k` says nothing of {spoken(missing)}; give every layer its number.")

@@ -1,0 +1,96 @@
+"""Compressed models come back from their files as they were."""
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin import files
+from netkin.errors import FileFault, ValueFault
+from netkin.sources.architectures import digits
+
+
+@pytest.fixture(scope="module")
+def images(digits_data):
+    return next(iter(digits_data[1]))[0]
+
+
+@pytest.fixture(scope="module")
+def small(digits_net, digits_data):
+    train, test = digits_data
+    return nk.compress(digits_net, ["conv2", "conv4", "fc"], k=6, data=train, test=test, order="from_the_top")
+
+
+def test_a_model_comes_back(small, images, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    fresh = digits().eval()
+    again = nk.load_compressed(tmp_path / "small.netkin", fresh)
+    assert torch.equal(again(images), small(images))
+    assert again.compression == small.compression
+    assert str(again.compression) == str(small.compression)
+    assert isinstance(fresh.fc, nn.Linear)
+
+
+def test_a_model_compressed_twice_comes_back(small, digits_data, images, tmp_path):
+    twice = nk.compress(small, ["conv3", "fc.0"], k=3, data=digits_data[0])
+    nk.save_compressed(twice, tmp_path / "twice.netkin")
+    again = nk.load_compressed(tmp_path / "twice.netkin", digits().eval())
+    assert torch.equal(again(images), twice(images))
+
+
+def test_strides_padding_and_half_precision_come_back(draw, tmp_path):
+    torch.manual_seed(0)
+
+    def build():
+        convs = (
+            nn.Conv2d(4, 8, 3, stride=2, padding=1, padding_mode="circular"),
+            nn.Conv2d(8, 5, 1, stride=2, bias=False),
+        )
+        return nn.Sequential(*convs, nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(torch.bfloat16)
+
+    data = draw(30, 4, 9, 9)
+    small = nk.compress(build(), ["0", "1"], k=3, data=data)
+    nk.save_compressed(small, tmp_path / "half.netkin")
+    again = nk.load_compressed(tmp_path / "half.netkin", build())
+    batch = data.to(torch.bfloat16)
+    assert torch.equal(again(batch), small(batch))
+
+
+def test_the_file_is_smaller_by_what_was_saved(small, digits_net, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    from safetensors.torch import save_file
+
+    save_file(digits_net.state_dict(), tmp_path / "whole.safetensors")
+    saved = 4 * (small.compression.parameters_before - small.compression.parameters_after)
+    sizes = [(tmp_path / name).stat().st_size for name in ("whole.safetensors", "small.netkin")]
+    assert sizes[0] - sizes[1] == pytest.approx(saved, abs=5000)
+
+
+def test_a_plain_model_is_not_saved(digits_net, tmp_path):
+    with pytest.raises(ValueFault, match="was not compressed by netkin: it has no table `compression`; save its state"):
+        nk.save_compressed(digits_net, tmp_path / "plain.netkin")
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (nn.Sequential(nn.Linear(3, 3)), "holds a model with a layer 'fc' taken apart; this model has none."),
+        (nk.load_model("netkin:tiny10"), "does not fit this model: .* is .* in the file and .* in the model .* differ"),
+    ],
+)
+def test_another_architecture_is_refused(small, tmp_path, model, message):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    with pytest.raises(FileFault, match=message):
+        nk.load_compressed(tmp_path / "small.netkin", model)
+
+
+def test_a_file_of_another_kind_and_a_damaged_one_are_refused(small, tmp_path):
+    files.write(tmp_path / "other.netkin", "moments", {}, {})
+    with pytest.raises(FileFault, match="holds 'moments', not 'compressed'"):
+        nk.load_compressed(tmp_path / "other.netkin", digits())
+    files.write(tmp_path / "damaged.netkin", "compressed", {"layers": []}, {})
+    with pytest.raises(FileFault, match="is damaged: KeyError"):
+        nk.load_compressed(tmp_path / "damaged.netkin", digits())
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    with pytest.raises(FileFault, match="holds 'compressed', which is no result"):
+        nk.load(tmp_path / "small.netkin")
