@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from netkin.reporting import report
-from netkin.results import Comparison, Values
+from netkin.results import Comparison, Series, Values
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -63,12 +63,56 @@ def large(layers=60):
     return comparison(*(table(id, rows, values=values) for id, values in zip(ids, noise, strict=True)))
 
 
+def growing(step, final, rows, distance=False):
+    """Layers on their way: at `step` the lower a layer, the nearer it is to its final state."""
+    depth = np.arange(len(rows))
+    pace = 2 - 1.2 * depth / max(len(rows) - 1, 1)
+    done = np.clip(np.log1p(step) / np.log1p(final) * pace + (step == final), 0, 1)[:, None]
+    alike = np.exp(-np.abs(depth[:, None] - depth) / 2)
+    values = done * alike + (1 - done) * alike * 0.5
+    return np.sqrt(2 * (1 - values)) if distance else values
+
+
+def step_tables(step, final, rows, measures, constant):
+    """The tables at one step; before step `constant` the second layer is constant."""
+    for id in measures:
+        is_distance = "distance" in id
+        values, holes = growing(step, final, rows, is_distance), {}
+        if step < constant:
+            values[1, :] = np.nan
+            holes = {(rows[1], column): f"layer {rows[1]!r} is constant over the data" for column in rows}
+        make = distance if is_distance else table
+        yield make(id, rows, values=values, holes=holes)
+
+
+def series(steps=(0, 10, 100, 1000), rows=("conv1", "conv2", "fc", "head"), measures=("svcca",), constant=0, **changes):
+    facts = {key: changes.pop(key) for key in ("warnings", "complete") if key in changes}
+    facts |= {} if measures else {"tables": {}}
+    comparisons = [
+        comparison(
+            *step_tables(step, steps[-1], rows, measures, constant),
+            a=f"run@{step}",
+            b=f"run@{steps[-1]}",
+            provenance={"device": "cpu", "checkpoint": f"step_{step}.pt"},
+            **facts,
+        )
+        for step in steps
+    ]
+    known = {"run": "run", "steps": steps, "comparisons": comparisons, "final_step": steps[-1]}
+    return Series(**(known | {"provenance": {"folder": "runs/a"}} | changes))
+
+
+def large_series(layers=30, steps=50):
+    return series(tuple(range(0, 1000 * steps, 1000)), tuple(f"stage{i // 10}.block{i % 10}" for i in range(layers)))
+
+
 @pytest.fixture(scope="session")
 def made():
-    """Small results to look at: `made.table()`, `made.holed()`, `made.comparison(*tables)`, `made.hostile()`."""
+    """Small results to look at: `made.table()`, `made.comparison(*tables)`, `made.series()`, `made.hostile()`, ..."""
     return SimpleNamespace(
-        table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE
-    )
+        table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
+        series=series, large_series=large_series,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -91,20 +135,22 @@ def opened(browser, tmp_path):
     contexts, troubles, page_address = [], [], (tmp_path / "page.html").as_uri()
 
     def asked(request):
-        if request.url != page_address and not request.url.startswith(("blob:", "data:")):
+        if request.url.partition("#")[0] != page_address and not request.url.startswith(("blob:", "data:")):
             troubles.append(f"request: {request.url}")
 
-    def open_page(results, width=1280, dark=False):
+    def open_page(results, width=1280, dark=False, hash="", calm=False):
         report(results, tmp_path / "page.html")
-        scheme = "dark" if dark else "light"
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        scheme, motion = "dark" if dark else "light", "reduce" if calm else "no-preference"
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion=motion
+        )
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
         page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", asked)
-        page.goto(page_address)
+        page.goto(page_address + hash)
         return page
 
     yield open_page

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from netkin.errors import FileFault, MissingExtra, ShapeError, UnknownName, ValueFault
-from netkin.reporting import figures, plot
+from netkin.reporting import drawing, plot
 from netkin.results import Comparisons
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -93,7 +93,7 @@ def test_without_matplotlib_the_extra_is_named(made, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(figures, "import_module", missing)
+    monkeypatch.setattr(drawing, "import_module", missing)
     with pytest.raises(
         MissingExtra, match="needs the package 'matplotlib'; install it with `pip install 'netkin.figures"
     ):

@@ -14,7 +14,8 @@ import pytest
 import netkin.reporting
 from netkin.errors import FileFault, ValueFault
 from netkin.reporting import report
-from netkin.reporting.page import POLICY, page
+from netkin.reporting.documents import POLICY
+from netkin.reporting.page import page
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
 
@@ -131,6 +132,17 @@ def test_many_reasons_are_counted(made):
     assert "cka has no value for any pair of layers" in text
 
 
+def test_a_reason_that_several_measures_give_is_said_once(made):
+    reader = read(made.comparison(made.holed(), made.holed("cka"), made.table("nbs")))
+    assert reader.text.count("no value: layer 'head' is constant over the data") == 1
+    assert "is constant over the data (1 pair by svcca, cka)" in reader.text
+    other = made.holed("nbs", holes={("conv2", "head"): "too few examples"})
+    text = read(made.comparison(made.holed(), made.holed("cka"), other)).text
+    assert "no value: too few examples (1 pair)" in text
+    assert "(1 pair by svcca, cka)" in text
+    assert "(1 pair by every measure)" in read(made.comparison(made.holed(), made.holed("cka"))).text
+
+
 def test_warnings_stand_before_the_numbers(made):
     warning = "fewer examples than features: CCA values are inflated; 3,000 would do"
     text = page(made.comparison(warnings=(warning,)))
@@ -240,9 +252,11 @@ def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
 
 
 def test_what_is_no_comparison_is_refused(made, tmp_path):
-    with pytest.raises(ValueFault, match=r"a report shows comparisons; got str. `nk.load\(path\)` opens a saved one."):
+    with pytest.raises(
+        ValueFault, match=r"a report shows comparisons or a series; got str. `nk.load\(path\)` opens a saved one."
+    ):
         report("ab.netkin", tmp_path / "page.html")
-    with pytest.raises(ValueFault, match="a report shows comparisons; got int"):
+    with pytest.raises(ValueFault, match="a report shows comparisons or a series; got int"):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
         report([], tmp_path / "page.html")

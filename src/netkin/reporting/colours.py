@@ -13,6 +13,12 @@ import numpy as np
 # lightness, chroma, hue in degrees, at equal distances along the scale
 ANCHORS = ((0.25, 0.09, 300.0), (0.42, 0.13, 275.0), (0.59, 0.10, 225.0), (0.76, 0.12, 165.0), (0.93, 0.16, 105.0))
 SHADES = 256
+# lines of layers, the first darkest, each clear of the page behind it: on white, and on black
+DEPTHS = {
+    "light": ((0.30, 0.14, 300.0), (0.40, 0.14, 258.0), (0.48, 0.09, 205.0), (0.55, 0.13, 145.0), (0.62, 0.16, 50.0)),
+    "dark": ((0.60, 0.16, 300.0), (0.68, 0.13, 258.0), (0.76, 0.11, 205.0), (0.83, 0.13, 145.0), (0.93, 0.09, 80.0)),
+}
+LEVELS = 32  # of depth
 
 # Ottosson's OKLab: to the cones' cube roots, then from the cones to linear sRGB
 _TO_CONES = np.array(
@@ -35,9 +41,28 @@ def palette() -> tuple[str, ...]:
 
 def shades(count: int = SHADES) -> np.ndarray:
     """Return `count` colours from far to close as rows of red, green and blue, 0 to 255."""
-    lightness, chroma, hue = np.array(ANCHORS).T
+    return _mixed(ANCHORS, count)
+
+
+def depths(page: str = "light") -> list[str]:
+    """Return the colours of lines from the first layer to the last, on a light or a dark page, as ``#rrggbb``."""
+    return ["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in _mixed(DEPTHS[page], LEVELS).tolist()]
+
+
+def level(place: int, count: int) -> int:
+    """Return the number of the colour of layer `place` among `count`.
+
+    Example:
+        >>> level(0, 5), level(4, 5), level(0, 1)
+        (0, 31, 0)
+    """
+    return round(place / max(count - 1, 1) * (LEVELS - 1))
+
+
+def _mixed(anchors: tuple[tuple[float, float, float], ...], count: int) -> np.ndarray:
+    lightness, chroma, hue = np.array(anchors).T
     lab = np.stack([lightness, chroma * np.cos(np.radians(hue)), chroma * np.sin(np.radians(hue))])
-    places, steps = np.linspace(0, 1, len(ANCHORS)), np.linspace(0, 1, count)
+    places, steps = np.linspace(0, 1, len(anchors)), np.linspace(0, 1, count)
     mixed = np.stack([np.interp(steps, places, channel) for channel in lab], axis=1)
     linear = np.clip((mixed @ _TO_CONES.T) ** 3 @ _TO_RGB.T, 0, 1)
     encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)

@@ -1,51 +1,107 @@
-"""What the page carries as data: every number as saved, for the hover text and the downloads."""
+"""What a page carries as data, for the hover text and the downloads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from netkin.reporting.colours import ink, palette
-from netkin.reporting.grids import Grid, grid_of
-from netkin.results import Comparison, Values
+from netkin.reporting.grids import Grid, frames, grid_of
+from netkin.reporting.layer_lines import zoomed
+from netkin.reporting.step_axis import StepAxis
+from netkin.reporting.wording import number
+from netkin.results import Comparison, Series, Values
 
 
 def embedded(comparisons: Sequence[Comparison], summaries: Sequence[Grid]) -> dict[str, Any]:
     """Return all numbers and labels, fit for JSON, where a hole is null."""
-    return {
-        "palette": palette(),
-        "ink": [ink(colour) for colour in palette()],
+    return _colours() | {
         "comparisons": [_comparison(comparison) for comparison in comparisons],
         "summaries": [_summary(grid, comparisons) for grid in summaries],
     }
 
 
+def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
+    """Return the numbers of a series as the page says them, with four decimals, so that many steps stay small."""
+    final = series.comparisons[-1]
+    words = ("run", "steps", "final_step", "unit", "warnings", "complete", "missing")
+    facts = {word: _plain(getattr(series, word)) for word in words} | {"provenance": _plain(dict(series.provenance))}
+    places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]
+    more = {"layers": list(series.layers), "own": places, "places": [float(f"{x:.4g}") for x in axis.places]}
+    tables = [_frames(series, measure) for measure in series.measures]
+    return _colours() | {"series": _about(final) | facts | more | {"tables": tables}}
+
+
+def _frames(series: Series, measure: str) -> dict[str, Any]:
+    """Return a measure at every step; a reason for a hole is written once and named by its number."""
+    table, grids, own = (
+        series.table(measure),
+        frames(series, measure),
+        zoomed(series.table(measure), series.own(measure)),
+    )
+    reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
+    numbered = {reason: k for k, reason in enumerate(reasons)}
+    scale = {"low": grids[0].scale.low, "high": grids[0].scale.high, "open_ended": grids[0].scale.open_ended}
+    shown = {"scale": scale, "axis": {"far": own.far, "close": own.close}, "powers": _powers(grids)}
+    steps = [_frame(grid, numbered) for grid in grids]
+    return _about_table(table) | shown | {"reasons": reasons, "frames": steps}
+
+
+def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
+    holes = [[i, j, numbered[reason]] for (i, j), reason in grid.holes.items()]
+    errors = None if grid.errors is None else _said(grid.errors)
+    return {"values": _said(grid.values), "errors": errors, "holes": holes, "best": _best(grid)}
+
+
+def _said(values: np.ndarray) -> list[list[float | None]]:
+    return [[float(number(value)) if math.isfinite(value) else None for value in row] for row in values.tolist()]
+
+
+def _powers(grids: Sequence[Grid]) -> bool:
+    """Tell whether the cells write their numbers as powers of ten."""
+    return any("e" in text for grid in grids for line in grid.texts for text in line)
+
+
+def _colours() -> dict[str, Any]:
+    return {"palette": palette(), "ink": [ink(colour) for colour in palette()]}
+
+
 def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return _about(comparison) | {"tables": [_table(table) for table in comparison.tables.values()]}
+
+
+def _about(comparison: Comparison) -> dict[str, Any]:
     words = ("a", "b", "layers_a", "layers_b", "data", "examples", "seed", "version", "created", "warnings", "complete")
     own = {word: _plain(getattr(comparison, word)) for word in words}
-    maps = {word: _plain(dict(getattr(comparison, word))) for word in _MAPS}
-    return own | maps | {"tables": [_table(table) for table in comparison.tables.values()]}
+    return own | {word: _plain(dict(getattr(comparison, word))) for word in _MAPS}
 
 
 _MAPS = ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance")
 
 
 def _table(table: Values) -> dict[str, Any]:
+    errors = None if table.errors is None else _numbers(table.errors)
+    return _about_table(table) | {"errors": errors} | _drawable(grid_of(table))
+
+
+def _about_table(table: Values) -> dict[str, Any]:
     words = ("id", "name", "higher_is_closer", "symmetric", "conventions", "statistic", "exactness")
     own = {word: _plain(getattr(table, word)) for word in words} | {"parameters": _plain(dict(table.parameters))}
     bounds = [value if math.isfinite(value) else None for value in table.bounds]
-    errors = None if table.errors is None else _numbers(table.errors)
-    return own | {"bounds": bounds, "errors": errors} | _drawable(grid_of(table))
+    return own | {"bounds": bounds}
 
 
 def _drawable(grid: Grid) -> dict[str, Any]:
     holes = [[i, j, reason] for (i, j), reason in grid.holes.items()]
-    best = [grid.best.get(i) for i in range(len(grid.rows))]
     scale = {"low": grid.scale.low, "high": grid.scale.high, "open_ended": grid.scale.open_ended}
-    return {"values": _numbers(grid.values), "holes": holes, "best": best, "scale": scale}
+    return {"values": _numbers(grid.values), "holes": holes, "best": _best(grid), "scale": scale}
+
+
+def _best(grid: Grid) -> list[int | None]:
+    return [grid.best.get(i) for i in range(len(grid.rows))]
 
 
 def _summary(grid: Grid, comparisons: Sequence[Comparison]) -> dict[str, Any]:

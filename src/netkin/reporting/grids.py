@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from netkin.reporting.scales import Scale
-from netkin.results import Comparison, Comparisons, Values
+from netkin.results import Comparison, Comparisons, Series, Values
+from netkin.results.text import cells
 
 SAME_MODEL = "a model is not compared with itself here"
 NOT_COMPARED = "these two were not compared"
@@ -27,6 +28,18 @@ class Grid:
     errors: np.ndarray | None = None
     holes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     best: Mapping[int, int] = field(default_factory=dict)
+    written: Sequence[Sequence[str]] | None = None  # where another picture decides how the numbers are written
+    widest: int = 4
+
+    @property
+    def texts(self) -> Sequence[Sequence[str]]:
+        """The values as the cells show them."""
+        return cells(self.values) if self.written is None else self.written
+
+    @property
+    def letters(self) -> int:
+        """How many letters the widest number takes."""
+        return max(self.widest, *(len(text) for line in self.texts for text in line), 0)
 
 
 def grid_of(table: Values) -> Grid:
@@ -51,6 +64,18 @@ def _summary(comparisons: Comparisons, measure: str) -> Grid:
     holes = {(i, j): _why(comparisons, models[i], models[j]) for i, j in np.argwhere(np.isnan(values)).tolist()}
     table = next(iter(comparisons.values())).tables[measure]
     return Grid(measure, models, models, values, Scale.of(table, values), holes=holes)
+
+
+def frames(series: Series, measure: str) -> list[Grid]:
+    """Return the heatmap of a measure at each step: all on one scale, their numbers written alike."""
+    tables = [comparison.tables[measure] for comparison in series.comparisons]
+    stacked = np.concatenate([table.values for table in tables])
+    scale, texts, rows = Scale.of(tables[0], stacked), cells(stacked), len(tables[0].layers_a)
+    widest = max([4, *(len(text) for line in texts for text in line)])
+    return [
+        replace(grid_of(table), scale=scale, written=texts[k * rows : (k + 1) * rows], widest=widest)
+        for k, table in enumerate(tables)
+    ]
 
 
 def _why(comparisons: Comparisons, a: str, b: str) -> str:

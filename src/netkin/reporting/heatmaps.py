@@ -9,7 +9,6 @@ from netkin.reporting.colours import ink, palette
 from netkin.reporting.grids import Grid
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.wording import bound, shortened
-from netkin.results.text import cells
 
 LETTER = 7.4  # pixels that a letter of a label takes at most
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
@@ -23,8 +22,7 @@ def shade_rules() -> str:
 def heatmap(grid: Grid, caption: str) -> Markup:
     """Return the table of a grid in a box that scrolls, the line through the best matches laid over it."""
     rows, columns = shortened(grid.rows), shortened(grid.columns)
-    letters = max((len(text) for line in cells(grid.values) for text in line), default=4)
-    counts = f"--rows:{len(rows)};--cols:{len(columns)};--letters:{max(letters, 4)}"
+    counts = f"--rows:{len(rows)};--cols:{len(columns)};--letters:{grid.letters}"
     sizes = f"{counts};--label:{_room(rows)}px;--head:{_room(columns)}px"
     table = tag("table", tag("caption", caption), _head(grid, columns), _body(grid, rows), role="grid", class_="heat")
     sheet = tag("div", table, best_line(grid), class_="sheet")
@@ -46,11 +44,9 @@ def bar_rule() -> str:
     return f".bar{{background:linear-gradient(90deg,{stops})}}"
 
 
-def best_line(grid: Grid) -> Markup | None:
+def best_line(grid: Grid) -> Markup:
     """Return a drawing, one unit a cell, of the way through the best match of each row."""
     points = [f"{j + 0.5},{i + 0.5}" for i, j in grid.best.items()]
-    if not points:
-        return None
     lines = [tag("polyline", points=" ".join(points), class_=side) for side in ("under", "over")]
     lines += [tag("path", d=_gaps(grid), class_=f"gaps {side}") for side in ("under", "over")]
     dots = [tag("circle", cx=j + 0.5, cy=i + 0.5, r=0.13) for i, j in grid.best.items()]
@@ -76,7 +72,7 @@ def _head(grid: Grid, labels: Sequence[str]) -> Markup:
 
 
 def _body(grid: Grid, labels: Sequence[str]) -> Markup:
-    texts, shades = cells(grid.values), grid.scale.shade_numbers(grid.values).tolist()
+    texts, shades = grid.texts, grid.scale.shade_numbers(grid.values).tolist()
     lines = zip(grid.rows, labels, texts, shades, strict=True)
     rows = [
         tag("tr", tag("th", name(label), scope="row", **_whole(full, label)), _cells(line, numbers, grid.best.get(i)))

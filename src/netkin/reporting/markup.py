@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-_EMPTY = frozenset({"meta", "input", "col", "br"})
+_EMPTY = frozenset({"meta", "input", "col", "br", "img"})
 # as JSON escapes, none of these can end a script or start a tag; U+2028 and U+2029 end a line in older JavaScript
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 

@@ -142,10 +142,52 @@ MEANINGS = {
     ),
 }
 
+# what stitches are worth; no measures, as they need the models themselves
+STITCHES = {
+    "relative_accuracy": Meaning(
+        "What a stitched network can do: the first model up to the row's layer, a map, and the second model after the "
+        "column's layer. 1 means that it gets as many right as the second model itself.",
+        "How the layers look: activations that are very different, or very alike, may carry the same answers or not. "
+        "A poor value may also mean that the method found a poor map.",
+    ),
+    "accuracy": Meaning(
+        "The share of right answers of a stitched network: the first model up to the row's layer, a map, and the "
+        "second model after the column's layer.",
+        "How good the second model is by itself; relative_accuracy takes that into account.",
+    ),
+    "agreement": Meaning(
+        "How often a stitched network gives the answer of the second model itself, right or wrong. 1 means always.",
+        "How sure the answers are, and whether they are right; a poor map may be the method's fault.",
+    ),
+    "cross_entropy": Meaning(
+        "How far the answers of a stitched network are from the second model's own, in nats; the lowest value possible "
+        "is the entropy of those answers, which is above 0 where the second model is unsure.",
+        "Whether the answers are right. One example answered wrongly with certainty can outweigh many good ones.",
+    ),
+    "r2": Meaning(
+        "How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no more than "
+        "their mean, and below 0 they are farther away than that.",
+        "Whether what is explained matters to the answers: directions count by their variance alone.",
+    ),
+    "stitched_cka": Meaning(
+        "How alike the mapped activations and the second model's own arrange the examples, place by place.",
+        f"{_LEADING} A stitch that works may score low, and one that does not may score high.",
+    ),
+    "stitched_cca": Meaning(
+        "The mean canonical correlation of the mapped activations and the second model's own, place by place.",
+        "An invertible map does not change it, so it tells little of the map that was found.",
+    ),
+    "stitched_svcca": Meaning(
+        "The mean canonical correlation of the leading directions of the mapped activations and of the second model's "
+        "own, place by place.",
+        "Directions below the cut are not looked at, and above it all count alike.",
+    ),
+}
+
 
 def meaning_of(table: Values) -> Meaning:
     """Return what a table's measure means; for a measure of others, what its conventions tell."""
-    known = MEANINGS.get(table.name)
+    known = STITCHES.get(table.name) if "how" in table.parameters else MEANINGS.get(table.name)
     if known:
         return known
     ends = "Higher values mean closer layers." if table.higher_is_closer else "Lower values mean closer layers."

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from netkin.reporting.colours import ink, palette
 from netkin.reporting.grids import Grid, grid_of, summary_grids
 from netkin.reporting.markup import Markup, name, tag
+from netkin.reporting.series_view import series_view
 from netkin.reporting.wording import number, shortened
-from netkin.results import Comparison, Comparisons
+from netkin.results import Comparison, Comparisons, Series
 from netkin.results.text import cells
 
 SHOWN = 4  # measures at most
 CELLS = 2500  # beyond so many only the first measure is shown
 
 
-def notebook_view(results: Comparison | Comparisons) -> str:
-    """Return the heatmaps of a comparison, or of the summaries of many, as HTML for a notebook."""
+def notebook_view(results: Comparison | Comparisons | Series) -> str:
+    """Return the heatmaps of a comparison, or of the summaries of many, or a series, as HTML for a notebook."""
+    if isinstance(results, Series):
+        return series_view(results)
     if isinstance(results, Comparison):
         grids, title = [grid_of(table) for table in results.tables.values()], f"{results.a} (rows) and {results.b}"
         words = f"{title} (columns), {results.data}, {results.examples:,} examples"

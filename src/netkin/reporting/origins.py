@@ -11,27 +11,33 @@ from netkin.results import Comparison, Values
 
 
 def origins(comparison: Comparison) -> Markup:
-    """Return the section that says how the numbers came to be."""
-    return tag(
-        "section",
-        tag("h2", "Where these numbers come from"),
-        tag("div", _facts(_general(comparison)), class_="card"),
-        _folded("The measures, with every convention", _measures(comparison.tables.values()), open_=True),
-        _folded(
-            f"The layers of {comparison.a}", _layers(comparison.layers_a, comparison.shapes_a, comparison.widths_a)
-        ),
-        _folded(
-            f"The layers of {comparison.b}", _layers(comparison.layers_b, comparison.shapes_b, comparison.widths_b)
-        ),
-        class_="origins",
+    """Return the section that says how the numbers of a comparison came to be."""
+    return section(
+        _general(comparison),
+        folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
+        folded(f"The layers of {comparison.a}", layer_table(comparison, "a")),
+        folded(f"The layers of {comparison.b}", layer_table(comparison, "b")),
     )
 
 
+def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
+    """Return the section of origins: general facts first, then what is folded."""
+    title = tag("h2", "Where these numbers come from")
+    return tag("section", title, tag("div", _facts(facts), class_="card"), *parts, class_="origins")
+
+
 def _general(comparison: Comparison) -> dict[str, Any]:
-    shapes = sorted({*comparison.shapes_a.values(), *comparison.shapes_b.values()})
     facts = {
         "rows": f"{comparison.a}, {len(comparison.layers_a)} layers",
         "columns": f"{comparison.b}, {len(comparison.layers_b)} layers",
+    } | common_facts(comparison)
+    return facts | {key: value for key, value in comparison.provenance.items() if key not in facts}
+
+
+def common_facts(comparison: Comparison) -> dict[str, Any]:
+    """Return what a comparison says of its data and its making."""
+    shapes = sorted({*comparison.shapes_a.values(), *comparison.shapes_b.values()})
+    return {
         "data": comparison.data,
         "examples": f"{comparison.examples:,}",
         "what one example is": ", ".join(shapes) or "not said",
@@ -40,7 +46,6 @@ def _general(comparison: Comparison) -> dict[str, Any]:
         "made": comparison.created,
         "netkin": comparison.version,
     }
-    return facts | {key: value for key, value in comparison.provenance.items() if key not in facts}
 
 
 def _facts(facts: Mapping[str, Any]) -> Markup:
@@ -48,16 +53,24 @@ def _facts(facts: Mapping[str, Any]) -> Markup:
     return tag("div", tag("table", tag("tbody", *rows), class_="plain facts"), class_="scroll")
 
 
-def _measures(tables: Iterable[Values]) -> Markup:
-    """Return a table with a column for each measure."""
-    told = {table.id: _conventions(table) for table in tables}
-    head = tag("tr", tag("th", "", scope="col"), *(tag("th", measure, scope="col") for measure in told))
+def measure_table(tables: Iterable[Values], **more: Mapping[str, str]) -> Markup:
+    """Return a table with a column for each measure; `more` holds other facts by the measures' ids."""
+    told = {
+        table.id: _conventions(table) | {word.replace("_", " "): own[table.id] for word, own in more.items()}
+        for table in tables
+    }
     words = next(iter(told.values()), {})
-    rows = [tag("tr", tag("th", word, scope="row"), *(tag("td", own[word]) for own in told.values())) for word in words]
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="plain measures")
-    return tag(
-        "div", table, class_="scroll", tabindex="0", role="region", aria_label="The measures and their conventions"
-    )
+    rows = [[word, *(own[word] for own in told.values())] for word in words]
+    return plain_table(["", *told], rows, kind="measures", label="The measures and their conventions")
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, kind: str = "", label: str = "") -> Markup:
+    """Return a table whose first column names its rows; with a `label` the keyboard can reach it, to scroll."""
+    top = tag("tr", *(tag("th", word, scope="col") for word in head))
+    body = [tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in rest)) for first, *rest in rows]
+    table = tag("table", tag("thead", top), tag("tbody", *body), class_=f"plain {kind}".strip())
+    reached = {"tabindex": "0", "role": "region", "aria_label": label} if label else {}
+    return tag("div", table, class_="scroll", **reached)
 
 
 def _conventions(table: Values) -> dict[str, Any]:
@@ -82,19 +95,13 @@ def _errors(table: Values) -> str:
     return f"up to {number(float(known.max()))}" if known.size else "none could be had"
 
 
-def _layers(layers: Sequence[str], shapes: Mapping[str, str], widths: Mapping[str, int]) -> Markup:
-    head = tag("tr", *(tag("th", word, scope="col") for word in ("layer", "what one example is", "width")))
-    rows = [
-        tag(
-            "tr",
-            tag("th", name(layer), scope="row"),
-            tag("td", shapes.get(layer, "–")),
-            tag("td", widths.get(layer, "–")),
-        )
-        for layer in layers
-    ]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *rows), class_="plain"), class_="scroll")
+def layer_table(comparison: Comparison, side: str) -> Markup:
+    """Return the layers of side a or b, with what one example is and how wide they are."""
+    layers, shapes, widths = (getattr(comparison, f"{word}_{side}") for word in ("layers", "shapes", "widths"))
+    rows = [[name(layer), shapes.get(layer, "–"), widths.get(layer, "–")] for layer in layers]
+    return plain_table(["layer", "what one example is", "width"], rows)
 
 
-def _folded(title: str, body: Markup, open_: bool = False) -> Markup:
+def folded(title: str, body: Markup, open_: bool = False) -> Markup:
+    """Return what opens at its title."""
     return tag("details", tag("summary", title), body, class_="card", open=open_)

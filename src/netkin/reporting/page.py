@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from importlib.resources import files as resources
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from netkin import files
 from netkin.errors import ValueFault
+from netkin.reporting.cards import card, holes, reason_list, shared_reasons
+from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grid_of, summary_grids
-from netkin.reporting.heatmaps import bar_rule, figure_of, shade_rules
-from netkin.reporting.markup import Markup, data_script, joined, name, tag
-from netkin.reporting.meanings import meaning_of
+from netkin.reporting.heatmaps import figure_of
+from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.origins import origins
 from netkin.reporting.profiles import profile
-from netkin.reporting.wording import direction, headline, range_of, reasons
-from netkin.results import Comparison, Comparisons, Values
+from netkin.reporting.series_page import series_page
+from netkin.reporting.spreads import spread_section
+from netkin.reporting.wording import headline
+from netkin.results import Comparison, Comparisons, Series, Values
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
+SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 CHOOSABLE = 4  # with more measures than these the page offers a choice among them
 FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 
-Results = Comparison | Comparisons | Iterable[Comparison]
+Results = Comparison | Comparisons | Series | Iterable[Comparison]
 
 
 def report(results: Results, path: str | os.PathLike[str]) -> Path:
-    """Write one comparison or several as a single HTML page to `path`, and return the path.
+    """Write one comparison or several, or a series, as a single HTML page to `path`, and return the path.
 
     The page opens in any browser without a network; it is there whole or not at all.
     """
@@ -42,16 +41,20 @@ def report(results: Results, path: str | os.PathLike[str]) -> Path:
 
 
 def page(results: Results) -> str:
-    """Return the HTML page of one comparison or several."""
+    """Return the HTML page of one comparison or several, or of a series."""
+    if isinstance(results, (list, tuple)) and len(results) == 1:
+        results = results[0]
+    if isinstance(results, Series):
+        return series_page(results)
     comparisons = listed(results)
     summaries = summary_grids(comparisons)
-    title = _title(comparisons)
+    title, versions = _title(comparisons), [c.version for c in comparisons]
+    chooser = _chooser(comparisons) if len(comparisons) > 1 else None
     shown = joined(
-        _header(title, comparisons), _toolbar(comparisons), _main(comparisons, summaries), _footer(comparisons)
+        header(title, _sentence(comparisons)), toolbar(chooser), _main(comparisons, summaries), footer(versions)
     )
-    script = tag("script", Markup(_asset("page.js")))
-    body = tag("body", shown, data_script(embedded(comparisons, summaries)), script, class_=_values(comparisons))
-    return f"<!DOCTYPE html>\n{tag('html', _head(title), body, lang='en')}\n"
+    data, kind = embedded(comparisons, summaries), _values(comparisons)
+    return document(title, shown, data, styles=("page",), scripts=SCRIPTS, kind=kind)
 
 
 def _values(comparisons: Sequence[Comparison]) -> str:
@@ -65,30 +68,16 @@ def listed(results: Any) -> list[Comparison]:
         return [results]
     found = list(results.values()) if isinstance(results, Comparisons) else results
     found = list(found) if isinstance(found, (list, tuple)) else [found]
+    if len(found) > 1 and any(isinstance(one, Series) for one in found):
+        raise ValueFault(f"a series has a page of its own; got {len(found)} results for one page. Write one for each.")
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
     if strange is not None:
         raise ValueFault(
-            f"a report shows comparisons; got {type(strange).__name__}. `nk.load(path)` opens a saved one."
+            f"a report shows comparisons or a series; got {type(strange).__name__}. `nk.load(path)` opens a saved one."
         )
     if not found:
         raise ValueFault("a report needs at least one comparison; got none.")
     return found
-
-
-def _head(title: str) -> Markup:
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Markup(_asset("page.css") + shade_rules() + bar_rule())),
-        tag(
-            "noscript",
-            tag("style", Markup(".controls{display:none!important}article[hidden]{display:block!important}")),
-        ),
-    )
 
 
 def _title(comparisons: Sequence[Comparison]) -> str:
@@ -98,37 +87,13 @@ def _title(comparisons: Sequence[Comparison]) -> str:
     return f"{len(models)} models in {len(comparisons)} comparisons"
 
 
-def _header(title: str, comparisons: Sequence[Comparison]) -> Markup:
-    button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
-    top = tag("div", tag("span", "netkin report", class_="brand"), button, class_="top")
-    several = len(comparisons) > 1
-    sentence = f"{'; '.join(_listing(comparisons))}." if several else headline(comparisons[0])
-    return tag("header", top, tag("h1", title), tag("p", sentence, class_="headline"))
+def _sentence(comparisons: Sequence[Comparison]) -> str:
+    return f"{'; '.join(_listing(comparisons))}." if len(comparisons) > 1 else headline(comparisons[0])
 
 
 def _listing(comparisons: Sequence[Comparison], most: int = 4) -> list[str]:
     words = [f"{c.a} and {c.b}" for c in comparisons[:most]]
     return words + ([f"and {len(comparisons) - most} more"] if len(comparisons) > most else [])
-
-
-def _toolbar(comparisons: Sequence[Comparison]) -> Markup:
-    zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
-    parts = [
-        _chooser(comparisons) if len(comparisons) > 1 else None,
-        tag("label", "Size of the cells", zoom),
-        _check("values", "Values in the cells", False),
-        _check("path", "Best matches", True),
-        tag("span", "Save the numbers as ", *_saves(), class_="saving"),
-    ]
-    return tag("div", *parts, class_="toolbar controls", role="group", aria_label="How the page is shown")
-
-
-def _saves() -> list[Markup]:
-    return [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("csv", "json")]
-
-
-def _check(key: str, label: str, on: bool) -> Markup:
-    return tag("label", tag("input", type="checkbox", id=key, checked=on), label)
 
 
 def _chooser(comparisons: Sequence[Comparison]) -> Markup:
@@ -144,7 +109,7 @@ def _chooser(comparisons: Sequence[Comparison]) -> Markup:
 
 def _main(comparisons: Sequence[Comparison], summaries: Sequence[Grid]) -> Markup:
     articles = [_article(comparison, k, len(comparisons) > 1) for k, comparison in enumerate(comparisons)]
-    return tag("main", _summary_section(summaries), *articles)
+    return tag("main", _summary_section(summaries), spread_section(comparisons), *articles)
 
 
 def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
@@ -152,7 +117,7 @@ def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
         return None
     words = tag("p", f"{MEANS} Choose a cell to open its comparison.")
     figures = [
-        figure_of(grid, f"{grid.id}, models by models", f"summary {k}", _holes(grid), heading=tag("h3", grid.id))
+        figure_of(grid, f"{grid.id}, models by models", f"summary {k}", holes(grid), heading=tag("h3", grid.id))
         for k, grid in enumerate(summaries)
     ]
     return tag("section", tag("h2", "Models by models"), words, tag("div", *figures, class_="cards"), class_="summary")
@@ -160,32 +125,30 @@ def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
 
 def _article(comparison: Comparison, place: int, several: bool) -> Markup:
     head = [tag("h2", f"{comparison.a} and {comparison.b}"), tag("p", headline(comparison))] if several else []
-    figures = [_figure(comparison, table, f"{place} {k}") for k, table in enumerate(comparison.tables.values())]
+    shared = shared_reasons([grid_of(table) for table in comparison.tables.values()])
+    figures = [_figure(comparison, table, f"{place} {k}", shared) for k, table in enumerate(comparison.tables.values())]
     measures = tag(
         "section",
         tag("h2", "Every layer with every layer", class_="quiet"),
         _choice(comparison),
+        reason_list(list(shared.values())),
         tag("div", *figures, class_="cards"),
     )
     parts = [*head, _facts(comparison), _warnings(comparison), measures, profile(comparison), origins(comparison)]
-    return tag("article", *parts, class_="comparison", hidden=place > 0)
+    return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
 
 
 def _facts(comparison: Comparison) -> Markup:
     size = f"{len(comparison.layers_a)} × {len(comparison.layers_b)} layers"
     measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"
-    facts = [comparison.data, f"{comparison.examples:,} examples", size, measures, comparison.created[:10]]
-    return tag("ul", *(tag("li", fact) for fact in facts), class_="chips")
+    return facts([comparison.data, f"{comparison.examples:,} examples", size, measures, comparison.created[:10]])
 
 
 def _warnings(comparison: Comparison) -> Markup | None:
     said = list(comparison.warnings)
     if not comparison.complete and not any("interrupted" in warning for warning in said):
         said.append("This comparison was interrupted: the numbers come from a part of the data or of the pairs.")
-    if not said:
-        return None
-    title = tag("strong", "Before you read the numbers")
-    return tag("div", title, tag("ul", *(tag("li", warning) for warning in said)), class_="warnings", role="note")
+    return warnings(said)
 
 
 def _choice(comparison: Comparison) -> Markup | None:
@@ -198,40 +161,8 @@ def _choice(comparison: Comparison) -> Markup | None:
     return tag("fieldset", tag("legend", "Measures shown"), *boxes, class_="choice controls")
 
 
-def _figure(comparison: Comparison, table: Values, key: str) -> Markup:
-    grid, meaning = grid_of(table), meaning_of(table)
-    facts = tag("p", f"{direction(table)} · {range_of(table)} · {table.exactness}", class_="facts-line")
+def _figure(comparison: Comparison, table: Values, key: str, said: Collection[str]) -> Markup:
+    grid = grid_of(table)
     axes = tag("p", "↓ ", name(comparison.a), "  → ", name(comparison.b), class_="axes")
-    says = tag("p", meaning.says)
-    blind = tag("p", tag("strong", "What it can't see. "), meaning.blind)
     caption = f"{table.id}: layers of {comparison.a} in rows, of {comparison.b} in columns"
-    return figure_of(
-        grid,
-        caption,
-        key,
-        _holes(grid),
-        tag("figcaption", says, blind),
-        heading=joined(tag("h3", table.id), facts, axes),
-    )
-
-
-def _holes(grid: Grid) -> Markup | None:
-    said = reasons(grid)
-    if not said:
-        return None
-    more = [f"and {len(said) - 5} other reasons; point at a cell to read its own"] if len(said) > 5 else []
-    mark = tag("span", class_="hole sample", aria_hidden="true")
-    items = [tag("li", mark, f"no value: {reason}") for reason in said[:5]] + [tag("li", text) for text in more]
-    return tag("ul", *items, class_="reasons")
-
-
-def _footer(comparisons: Sequence[Comparison]) -> Markup:
-    versions = ", ".join(dict.fromkeys(c.version for c in comparisons))
-    return tag(
-        "footer",
-        tag("p", f"Made by netkin {versions}. This page holds all of its data and loads nothing from elsewhere."),
-    )
-
-
-def _asset(filename: str) -> str:
-    return resources("netkin.reporting").joinpath("assets", filename).read_text(encoding="utf-8")
+    return card(table, grid, key, caption, holes(grid, said), axes=axes)

@@ -93,10 +93,10 @@ def _drawn(kind: int, points: Sequence[Point], measure: str) -> Markup:
 
 def _mark(kind: int, point: Point) -> Markup:
     place = f"translate({point.x:.1f} {point.y:.1f})"
-    return tag("path", d=_outline(kind), transform=place, role="img", aria_label=point.says, class_="mark")
+    return tag("path", d=outline(kind), transform=place, role="img", aria_label=point.says, class_="mark")
 
 
-def _outline(kind: int) -> str:
+def outline(kind: int) -> str:
     """Return a circle, square, triangle or diamond, so that lines are told apart without colours."""
     shapes = (
         "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z",
@@ -110,7 +110,7 @@ def _outline(kind: int) -> str:
 def _key(comparison: Comparison) -> Markup:
     items = []
     for kind, table in enumerate(comparison.tables.values()):
-        mark = tag("path", d=_outline(kind), transform="translate(14 8)", class_="mark")
+        mark = tag("path", d=outline(kind), transform="translate(14 8)", class_="mark")
         line = tag("polyline", points="0,8 28,8")
         sample = tag(
             "svg", tag("g", line, mark, class_=f"line k{kind % KINDS}"), viewBox="0 0 28 16", aria_hidden="true"

@@ -10,6 +10,8 @@ import numpy as np
 from netkin.reporting.colours import SHADES
 from netkin.results import Values
 
+EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -26,9 +28,9 @@ class Scale:
         values = table.values if values is None else values
         if all(map(math.isfinite, table.bounds)):
             return cls(*table.bounds, table.higher_is_closer)
-        known = values[np.isfinite(values)]
+        known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        return cls(*ends, table.higher_is_closer, open_ended=True)
+        return cls(*ends, table.higher_is_closer, open_ended=ends != EXPECTED.get(table.name))
 
     @property
     def far(self) -> float:

@@ -40,7 +40,9 @@ def bound(value: float) -> str:
 
 
 def direction(table: Values) -> str:
-    """Say whether more is closer."""
+    """Say whether more is closer, or better."""
+    if "how" in table.parameters:
+        return f"worth of a stitch: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
 
@@ -65,10 +67,10 @@ def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
     return [_cut(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
 
 
-def reasons(grid: Grid) -> list[str]:
-    """Return why values are missing, the commonest reason first, each with its number of pairs."""
+def reasons(grid: Grid) -> dict[str, str]:
+    """Return why values are missing, the commonest reason first, each as told with its number of pairs."""
     counted = Counter(grid.holes.values()).most_common()
-    return [f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted]
+    return {reason: f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted}
 
 
 def headline(comparison: Comparison) -> str:

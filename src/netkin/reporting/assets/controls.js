@@ -1,0 +1,38 @@
+/* How the page is shown: values, best matches, size, choice of comparison and of measures. */
+
+const room = Math.min(12, (innerWidth - 140) / 30);
+const fewCells = all("[data-chosen] figure[data-grid]").every((figure) => grid(figure).columns.length <= room);
+const values = find("#values");
+const path = find("#path");
+const zoom = find("#zoom");
+values.checked = fewCells;
+function redraw() {
+  document.body.classList.toggle("values-hidden", !values.checked);
+  document.body.classList.toggle("values-shown", values.checked);
+  document.body.classList.toggle("path-hidden", !path.checked);
+  root.style.setProperty("--zoom", zoom.value);
+  zoom.setAttribute("aria-valuetext", `${Math.round(zoom.value * 100)} percent`);
+}
+for (const control of [values, path, zoom]) control.addEventListener("input", redraw);
+redraw();
+
+let chosen = 0;
+function choose(which) {
+  chosen = Number(which);
+  all("article.comparison").forEach((article, k) => { article.hidden = k !== chosen; });
+}
+const chooser = find("#chooser");
+if (chooser) {
+  chooser.addEventListener("input", () => choose(chooser.value));
+  choose(chooser.value);
+}
+
+for (const choice of all(".choice")) {
+  const article = choice.closest("article");
+  const show = () => {
+    const wanted = new Set(all("input:checked", choice).map((input) => input.value));
+    for (const figure of all("figure[data-measure]", article)) figure.hidden = !wanted.has(figure.dataset.measure);
+  };
+  choice.addEventListener("input", show);
+  show();
+}

@@ -1,0 +1,110 @@
+/* Heatmaps: what a cell says, and the ways of pointer and keyboard. */
+
+function gridOf(figure) {
+  const [first, second] = figure.dataset.grid.split(" ");
+  if (first === "series") return frame(Number(second));
+  if (first === "summary") {
+    const summary = data.summaries[second];
+    return { ...summary, rows: summary.models, columns: summary.models, a: "models", b: "models" };
+  }
+  const comparison = data.comparisons[first];
+  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a: comparison.a, b: comparison.b, comparison };
+}
+
+const grids = new Map();
+function grid(figure) {
+  if (!grids.has(figure)) {
+    const made = gridOf(figure);
+    made.reasons = new Map(made.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
+    grids.set(figure, made);
+  }
+  return grids.get(figure);
+}
+
+function told(g, i, j) {
+  if (i < 0 || j < 0) return toldName(g, i, j);
+  const pair = `${g.rows[i]} × ${g.columns[j]}${g.when ?? ""}: `;
+  const value = g.values[i][j];
+  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`)}`;
+  const error = g.errors ? g.errors[i][j] : null;
+  const spread = error === null ? "" : ` ± ${number(error)} standard error`;
+  return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}` : "");
+}
+
+function toldName(g, i, j) {
+  const name = i >= 0 ? g.rows[i] : g.columns[j];
+  if (!g.comparison) return name;
+  const side = i >= 0 ? "a" : "b";
+  const facts = [g.comparison[`shapes_${side}`][name], g.comparison[`widths_${side}`][name]];
+  const said = facts[0] === undefined ? "" : `, ${facts[0]}, ${facts[1]} wide`;
+  return `${name}${said}` + (i >= 0 && g.best[i] !== null ? `; best match ${g.columns[g.best[i]]}` : "");
+}
+
+const place = (cell) => [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
+
+function tellCell(figure, cell, aloud) {
+  const text = told(grid(figure), ...place(cell));
+  showTip(text, cell);
+  if (!aloud) return;
+  const readout = find(".readout", figure);
+  readout.textContent = text;
+  readout.classList.add("told");
+}
+
+function focusCell(table, cell) {
+  const old = find("[tabindex='0']", table);
+  if (old) old.tabIndex = -1;
+  cell.tabIndex = 0;
+  cell.focus();
+  cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+  tellCell(table.closest("figure"), cell, true);
+}
+
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0] };
+
+function goal(table, cell, event) {
+  const [i, j] = [cell.parentElement.rowIndex, cell.cellIndex];
+  const [rows, columns] = [table.rows.length - 1, table.rows[0].cells.length - 1];
+  if (event.key === "Home") return [event.ctrlKey ? 1 : i, 1];
+  if (event.key === "End") return [event.ctrlKey ? rows : i, columns];
+  const step = STEPS[event.key];
+  if (!step || event.ctrlKey || event.altKey || event.metaKey) return null;
+  return [Math.min(Math.max(0, i + step[0]), rows), Math.min(Math.max(0, j + step[1]), columns)];
+}
+
+function onKey(table, event) {
+  const cell = event.target.closest("td, th");
+  if (!cell) return;
+  if (event.key === "Escape") hideTip();
+  if (event.key === "Enter" || event.key === " ") open(table, cell, event);
+  const next = goal(table, cell, event);
+  if (!next) return;
+  event.preventDefault();
+  const wanted = table.rows[next[0]].cells[next[1]];
+  if (!wanted.classList.contains("corner")) focusCell(table, wanted);
+}
+
+function open(table, cell, event) {
+  const g = grid(table.closest("figure"));
+  const [i, j] = place(cell);
+  const target = g.opens && i >= 0 && j >= 0 ? g.opens[i][j] : null;
+  if (target === null) return;
+  event.preventDefault();
+  choose(target);
+  find("#chooser").value = target;
+  all("article.comparison")[target].scrollIntoView();
+}
+
+for (const figure of all("figure[data-grid]")) {
+  const table = find("table", figure);
+  const first = find("tbody td", table);
+  if (first) first.tabIndex = 0;
+  if (figure.dataset.grid.startsWith("summary")) table.classList.add("opens");
+  const cellOf = (event) => event.target.closest("tbody td, th");
+  table.addEventListener("pointerover", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, false); });
+  table.addEventListener("pointerleave", hideTip);
+  table.addEventListener("click", (event) => { const cell = cellOf(event); if (cell) { focusCell(table, cell); open(table, cell, event); } });
+  table.addEventListener("focusin", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, true); });
+  table.addEventListener("focusout", hideTip);
+  table.addEventListener("keydown", (event) => onKey(table, event));
+}

@@ -1,0 +1,56 @@
+/* Saving: tables as CSV and JSON, pictures as SVG and PNG. */
+
+function save(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+const fileName = (...parts) => parts.join("-").replace(/[^\p{L}\p{N}._=-]+/gu, "_").slice(0, 120);
+const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+
+const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(String(part ?? ""))).join(",")).join("\r\n") + "\r\n";
+
+function* cellsOf(table, rows, columns) {
+  const why = new Map(table.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
+  for (const [i, a] of rows.entries()) {
+    for (const [j, b] of columns.entries()) yield [a, b, table.values[i][j], table.errors ? table.errors[i][j] : null, why.get(`${i} ${j}`)];
+  }
+}
+
+function comparisonCsv(comparison) {
+  const rows = comparison.tables.flatMap((table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].map((cell) => [table.id, ...cell]));
+  return csv(["measure", "layer_a", "layer_b", "value", "error", "reason"], rows);
+}
+
+function savePicture(figure, kind) {
+  const g = grid(figure);
+  const svg = picture(g);
+  const blob = new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
+  const name = `${fileName(...(g.name ?? [g.a, g.b]), g.id)}.${kind}`;
+  if (kind === "svg") { save(name, blob); return; }
+  const image = new Image();
+  const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
+  image.onload = () => {
+    const finer = Math.min(3, 8000 / Math.max(width, height));
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [width * finer, height * finer];
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob((made) => save(name, made), "image/png");
+    URL.revokeObjectURL(image.src);
+  };
+  image.src = URL.createObjectURL(blob);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-save]");
+  if (!button) return;
+  const kind = button.dataset.save;
+  if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
+  const result = data.series ?? data.comparisons[chosen];
+  const text = kind === "json" ? JSON.stringify(result, null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
+  const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
+  save(`${data.series ? fileName(result.run) : fileName(result.a, result.b)}.${kind}`, new Blob([text], { type }));
+});

@@ -1,0 +1,150 @@
+"""The page of reproductions: what papers claim, what we found, and the numbers behind each verdict."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from netkin import files
+from netkin.errors import ValueFault
+from netkin.reporting.claim_curves import figure_of_curve
+from netkin.reporting.documents import document, footer, header
+from netkin.reporting.markup import Markup, joined, tag
+from netkin.results.claim import FAILS, HOLDS, IN_PART, Claim
+
+SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), FAILS: ("○", "not")}
+SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
+SCRIPTS = ("telling", "profile", "theme")
+
+
+def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str]) -> Path:
+    """Write the claims as a single HTML page to `path`, whole or not at all, and return the path."""
+    files.write_text(path, claims_page(claims))
+    return Path(path)
+
+
+def claims_page(claims: Iterable[Claim]) -> str:
+    """Return the HTML page of recorded claims, in the order in which they are given."""
+    listed = list(claims)
+    if not listed:
+        raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
+    parts = [_paper(paper, by_id) for paper, by_id in grouped(listed).items()]
+    top = header("Reproductions", f"What papers claim, measured again: {tally(listed)}.")
+    shown = joined(top, tag("main", *parts), footer(claim.version for claim in listed))
+    return document("Reproductions", shown, {}, styles=("page", "claims"), scripts=SCRIPTS, kind="claims")
+
+
+def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
+    """Return the claims by paper and by id; under an id stand its scales."""
+    papers: dict[str, dict[str, list[Claim]]] = {}
+    for claim in claims:
+        papers.setdefault(claim.paper, {}).setdefault(claim.id, []).append(claim)
+    return papers
+
+
+def tally(claims: Sequence[Claim]) -> str:
+    """Return in words how many claims hold, at the largest scale at which each was measured."""
+    last = {claim.id: claim.verdict for claim in sorted(claims, key=lambda claim: claim.scale)}
+    counts = Counter(last.values())
+    told = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in SIGNS if counts[verdict])
+    return f"{len(last)} claim{'s' if len(last) != 1 else ''}, of which {told}"
+
+
+def _plural(verdict: str, count: int) -> str:
+    return verdict if count == 1 else verdict.replace("holds", "hold").replace("does", "do")
+
+
+def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
+    claims = [claim for scales in by_id.values() for claim in scales]
+    reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
+    words = tag("p", reference, class_="headline") if reference else None
+    overview = tag("div", _overview(claims), class_="card scroll")
+    return tag("section", tag("h2", paper), words, overview, *(_claim(scales) for scales in by_id.values()))
+
+
+def _overview(claims: Sequence[Claim]) -> Markup:
+    rows = []
+    for claim in claims:
+        link = tag("a", claim.name, href=f"#{_anchor(claim)}")
+        paper = [tag("div", f"{name}: {value}") for name, value in claim.expected.items()]
+        ours = [tag("div", f"{name}: {one}") for name, one in claim.leading.items()]
+        cells = [tag("td", claim.figure), tag("td", *paper), tag("td", *ours), tag("td", claim.scale)]
+        rows.append(tag("tr", tag("th", link, scope="row"), *cells, tag("td", _verdict(claim.verdict))))
+    return _table(["claim", "figure", "the paper", "ours", "scale", "verdict"], rows, "overview")
+
+
+def _claim(scales: Sequence[Claim]) -> Markup:
+    one = scales[0]
+    verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
+    parts = [
+        tag("h3", one.name),
+        tag("p", one.figure, class_="facts-line"),
+        tag("blockquote", one.sentence),
+        tag("p", *verdicts),
+        tag("p", tag("strong", "Criterion. "), one.criterion),
+        _numbers(scales),
+        *(_note(claim) for claim in scales if claim.note),
+        _curves(scales),
+        _provenance(scales),
+    ]
+    return tag("article", *parts, class_="card claim", id=_anchor(one))
+
+
+def _numbers(scales: Sequence[Claim]) -> Markup:
+    """Return a table with a row for each number of the paper or of ours, and a column for each scale."""
+    names = dict.fromkeys([*scales[0].expected, *(name for claim in scales for name in claim.measured)])
+    rows = []
+    for name in names:
+        ours = [tag("td", claim.measured.get(name, "")) for claim in scales]
+        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", scales[0].expected.get(name, "")), *ours))
+    head = ["", "the paper", *(f"ours, {claim.scale}" for claim in scales)]
+    return tag("div", _table(head, rows), class_="scroll")
+
+
+def _note(claim: Claim) -> Markup:
+    return tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note)
+
+
+def _curves(scales: Sequence[Claim]) -> Markup | None:
+    """Return the charts, those of one title beside each other; None where there are none."""
+    titles = dict.fromkeys(title for claim in scales for title in claim.curves)
+    figures = [
+        figure_of_curve(title, claim.curves[title], f"{claim.scale} scale")
+        for title in titles
+        for claim in scales
+        if title in claim.curves
+    ]
+    return tag("div", *figures, class_="curves") if figures else None
+
+
+def _provenance(scales: Sequence[Claim]) -> Markup:
+    facts = [dict(_facts(claim)) for claim in scales]
+    names = dict.fromkeys(name for own in facts for name in own)
+    rows = [tag("tr", tag("th", name, scope="row"), *(tag("td", own.get(name, "")) for own in facts)) for name in names]
+    table = _table(["", *(claim.scale for claim in scales)], rows)
+    return tag("details", tag("summary", "How it was measured"), tag("div", table, class_="scroll"))
+
+
+def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
+    yield "scale", SCALE_WORDS[claim.scale]
+    yield "seeds", ", ".join(map(str, claim.seeds)) or "none"
+    yield "time", f"{claim.seconds:,.0f} s"
+    yield "date", claim.created[:10]
+    yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
+
+
+def _verdict(verdict: str) -> Markup:
+    sign, kind = SIGNS[verdict]
+    return tag("span", tag("span", sign, aria_hidden="true"), f" {verdict}", class_=f"verdict {kind}")
+
+
+def _table(head: Sequence[str], rows: Sequence[Markup], kind: str = "") -> Markup:
+    top = tag("tr", *(tag("th", title, scope="col") for title in head))
+    return tag("table", tag("thead", top), tag("tbody", *rows), class_=f"plain numbers {kind}".rstrip())
+
+
+def _anchor(claim: Claim) -> str:
+    return claim.id.replace("/", "-")

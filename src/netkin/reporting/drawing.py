@@ -1,0 +1,119 @@
+"""Drawing with matplotlib, which is imported only when a figure is asked for: heatmaps, names of layers, files."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import MissingExtra, ValueFault
+from netkin.reporting.colours import shades
+from netkin.reporting.grids import Grid
+from netkin.reporting.wording import shortened
+
+KINDS = (".png", ".svg", ".pdf")
+TICKS = 32  # names on an axis at most
+STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "netkin"}
+
+
+def kind_of(path: str | os.PathLike[str] | None) -> str:
+    """Return the kind of file that the ending of `path` names, or refuse the ending."""
+    kind = "" if path is None else Path(path).suffix.lower()
+    if path is not None and kind not in KINDS:
+        raise ValueFault(f"a figure ends in {', '.join(KINDS)}; got {str(path)!r}.")
+    return kind.lstrip(".")
+
+
+def matplotlib(module: str) -> Any:
+    """Return one of matplotlib's modules, or name the extra that brings it."""
+    try:
+        return import_module(module)
+    except ImportError as fault:
+        raise MissingExtra(
+            "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
+        ) from fault
+
+
+def empty_figure(width: float, height: float) -> Any:
+    """Return a figure of its own, so that no global state of matplotlib's is touched."""
+    figure = matplotlib("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    matplotlib("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure
+
+
+def heatmap_into(ax: Any, grid: Grid, names: tuple[str, str], *, best: bool = True, most: int = TICKS) -> Any:
+    """Draw a heatmap into axes, with the names of at most so many layers, and return its image."""
+    colours = matplotlib("matplotlib.colors").ListedColormap(shades() / 255, name="netkin")
+    colours = colours if grid.scale.higher_is_closer else colours.reversed()
+    low, high = grid.scale.low, grid.scale.high
+    low, high = (low, high) if high > low else (low - 0.5, low + 0.5)
+    values = np.ma.masked_invalid(grid.values)
+    image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest", aspect="equal")
+    _hatch(ax, grid)
+    if best:
+        _mark_best(ax, grid)
+    name_axis(ax.xaxis, grid.columns, names[1], upright=True, most=most)
+    name_axis(ax.yaxis, grid.rows, names[0], most=most)
+    ax.spines[:].set_visible(False)
+    return image
+
+
+def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
+    """Put the bar of colours beside one pair of axes or several; close is up, as everywhere."""
+    figure = image.axes.figure
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03)
+    bar.outline.set_visible(False)
+    if not grid.scale.higher_is_closer:
+        bar.ax.invert_yaxis()
+    bar.ax.tick_params(labelsize=7, width=0.6)
+    way = "higher" if grid.scale.higher_is_closer else "lower"
+    write_words(bar.set_label, f"{grid.id} ({way} is closer)", fontsize=8)
+
+
+def _hatch(ax: Any, grid: Grid) -> None:
+    """Hatch what has no value."""
+    rectangle = matplotlib("matplotlib.patches").Rectangle
+    for i, j in grid.holes:
+        ax.add_patch(rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, hatch="/////", edgecolor="#999999", linewidth=0))
+
+
+def _mark_best(ax: Any, grid: Grid) -> None:
+    if not grid.best:
+        return
+    size = min(16.0, 600.0 / max(len(grid.columns), len(grid.rows)))
+    ax.scatter(
+        list(grid.best.values()), list(grid.best), s=size, c="white", edgecolors="black", linewidths=0.5, zorder=3
+    )
+
+
+def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = False, most: int = TICKS) -> None:
+    """Name the layers along an axis, as many as can be read, and the model beside them."""
+    every = math.ceil(len(layers) / most) or 1
+    labels = shortened(layers)[::every]
+    axis.set_ticks(range(0, len(layers), every))
+    axis.set_ticklabels(labels, fontsize=7, rotation=90 if upright else 0)
+    for label in axis.get_ticklabels():
+        label.set_parse_math(False)
+    axis.set_tick_params(length=0 if every == 1 else 2, width=0.6, pad=3)
+    write_words(axis.set_label_text, model, fontsize=9)
+
+
+def write_words(write: Any, words: str, **style: Any) -> None:
+    """Write words as they are: a dollar sign in a name starts no formula."""
+    write(words.replace("$", r"\$"), **style)
+
+
+def write_figure(figure: Any, path: str | os.PathLike[str], kind: str) -> None:
+    """Write the figure, with text as text in SVG and at 300 dots an inch in PNG."""
+    buffer = io.BytesIO()
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib("matplotlib").rc_context(STYLE):
+        figure.savefig(buffer, format=kind, dpi=300, bbox_inches="tight", metadata=dated)
+    files.write_bytes(path, buffer.getvalue())
