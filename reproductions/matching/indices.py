@@ -1,0 +1,104 @@
+"""Claims 3 and 4: what similarity indices say while a stitch is trained, and that they can be driven down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.laboratory import Lab
+from reproductions.matching.nets import layers, origin, ring, train_all
+from reproductions.matching.stitches import cka_of_maps, made, task_loss
+from reproductions.matching.sweeps import PAIRS
+
+LAYER = "Layer 3"
+INDICES = {"loss": "cross-entropy", "cka": "CKA", "r2": "R²", "cca": "CCA", "svcca": "SVCCA"}
+STILL = 0.01  # a change of CCA below this is rounding and the regularisation of small directions
+ITSELF = {"cpu": "resnet20", "gpu": "resnet20w3"}
+PENALTY = {"cka_penalty": 3.0, "init": "identity", "rate": 3e-3}
+EPOCHS = {"cpu": 4, "gpu": 10}
+
+
+@claim(
+    "matching/indices-and-training",
+    figure="Fig. 4",
+    sentence="as the training proceeds with decreasing cross-entropy, the R² values also decrease … CKA … is "
+    "decreasing while the performance of the stitched model is increasing … CCA is invariant to invertible linear "
+    "transformations … SVCCA … on average it does not correlate with the task performance.",
+    expected={
+        "change of CKA": "falls or stays",
+        "change of R²": "falls",
+        "change of CCA": "0",
+        "change of SVCCA": "none on average",
+    },
+    criterion=f"Task loss training of Tiny-10 at Layer 3 from the least-squares map. Holds if from the first to the "
+    f"last record, in the mean over pairs, the cross-entropy falls and CKA does not rise, R² falls, CCA moves by less "
+    f"than {STILL}, and SVCCA does not rise by more than two standard errors; in part if some of these four.",
+)
+def indices_and_training(lab: Lab) -> Finding:
+    """The record of the training, by step, in the mean over pairs."""
+    layer = layers(lab, "tiny10")[LAYER]
+    stitches = made(lab, [task_loss(pair, layer) for pair in ring(lab, "tiny10", PAIRS[lab.scale]["tiny10"])])
+    courses = [stitch.history for stitch in stitches.values()]
+    changes = {key: [course[-1][key] - course[0][key] for course in courses] for key in (*INDICES, "accuracy")}
+    measured = {f"change of {name}": Measured.over(changes[key]) for key, name in INDICES.items()}
+    measured["change of accuracy"] = Measured.over(changes["accuracy"])
+    measured |= {f"{name} before training": Measured.over(c[0][key] for c in courses) for key, name in INDICES.items()}
+    found = {key: mean(values) for key, values in changes.items()}
+    conditions = (
+        found["loss"] < 0 and found["cka"] <= 0,
+        found["r2"] < 0,
+        abs(found["cca"]) < STILL,
+        found["svcca"] <= 2 * _error(changes["svcca"]),
+    )
+    note = f"CKA and R² are taken place by place, on images that the stitch is trained on. {origin(lab, 'tiny10')}"
+    return Finding(verdict(*conditions), measured, note, _courses(courses), range(len(courses)))
+
+
+@claim(
+    "matching/low-cka",
+    figure="Fig. 5",
+    sentence="We find that the CKA value drops by a large amount (achieving lower than 0.7), whereas the accuracy "
+    "remains essentially unchanged.",
+    expected={"CKA in the end": "below 0.7", "relative accuracy in the end": "about 1"},
+    criterion="A network stitched with itself at Layer 2.0, from the identity, with a penalty on CKA. Holds if in the "
+    "end, on the test images, CKA is below 0.7 and the relative accuracy at least 0.98; in part if one of the two.",
+)
+def low_cka(lab: Lab) -> Finding:
+    """Training with the CKA of a batch added to the loss."""
+    kind = ITSELF[lab.scale]
+    train_all(lab, [f"{kind}/0"])
+    options = PENALTY | {"epochs": EPOCHS[lab.scale]}
+    (stitch,) = made(lab, [task_loss((f"{kind}/0",) * 2, layers(lab, kind)["Layer 2.0"], **options)]).values()
+    judged = stitch.evaluation
+    assert judged is not None
+    cka, kept = float(judged.cka or 0), float(judged.relative_accuracy or 0)
+    measured = {
+        "CKA in the end": Measured(cka, n=judged.examples),
+        "relative accuracy in the end": Measured(kept, n=judged.examples),
+        "CKA of whole maps in the end": Measured(cka_of_maps(lab, stitch)),
+        "CKA at the start": Measured(stitch.history[0]["cka"]),
+    }
+    note = f"CKA is penalised and measured place by place, with weight {PENALTY['cka_penalty']:g}. {origin(lab, kind)}"
+    curve = {
+        "step": [one["step"] for one in stitch.history],
+        "CKA": [one["cka"] for one in stitch.history],
+        "accuracy": [one["accuracy"] for one in stitch.history],
+    }
+    return Finding(verdict(cka < 0.7, kept >= 0.98), measured, note, {"While CKA is penalised": curve}, (0,))
+
+
+def _courses(courses: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
+    steps = [one["step"] for one in courses[0]]
+    records = list(zip(*courses, strict=True))
+    curve: dict[str, list[Any]] = {"step": steps}
+    for key, name in INDICES.items():
+        points = [Measured.over(one[key] for one in record) for record in records]
+        curve |= {name: [one.value for one in points], f"{name} ±": [one.error or 0.0 for one in points]}
+    return {f"Tiny-10, {LAYER}, while the stitch is trained": curve}
+
+
+def _error(values: Sequence[float]) -> float:
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,0 +1,200 @@
+"""The paper's networks: its own where their files are at hand, and others of the same kinds, trained here.
+
+A network is called by its kind and its seed, as in ``tiny10/3``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from netkin.errors import SourceError
+from netkin.sources import load_data
+from netkin.sources.architectures import ConvNet, seeded, tiny10
+from netkin.sources.residual import BasicBlock, thin
+from netkin.sources.weights import load_weights
+from reproductions import training
+from reproductions.laboratory import Lab, Recipe
+from reproductions.training import Images
+
+PLAIN = 0.2  # of the learning rate with batch norm, where there is none
+ADAM = 2e-3  # the learning rate of Adam
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How networks of a kind come to be; `file` names those of the authors by seed, of which there are `count`."""
+
+    recipe: str
+    file: str = ""
+    count: int = 0
+    data: str = "cifar10"
+    norm: bool = True
+    optimizer: str = "SGD"
+
+
+KINDS = {
+    "tiny10": Kind("tiny10", "tiny10_cifar10_seed{}.pt", 12),
+    "resnet20": Kind("resnet20w1", "resnet20w1_cifar10_seed{}.pt", 2),
+    **{f"resnet20w{width}": Kind(f"resnet20w{width}") for width in (1, 2, 3, 4)},
+    "tiny10-cifar100": Kind("tiny10", data="cifar100"),
+    "tiny10-svhn": Kind("tiny10", data="svhn"),
+    "tiny10-sgd": Kind("tiny10"),
+    "tiny10-adam": Kind("tiny10", optimizer="Adam"),
+    "tiny10-plain-sgd": Kind("tiny10", norm=False),
+    "tiny10-plain-adam": Kind("tiny10", norm=False, optimizer="Adam"),
+}
+PUBLISHED: dict[str, Callable[[], nn.Module]] = {"tiny10": tiny10, "resnet20w1": partial(thin, 20)}
+SETS = {"cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10)}
+
+
+@cache
+def network(lab: Lab, name: str) -> nn.Module:
+    """Return a network in evaluation mode, on the laboratory's device."""
+    kind, seed = _apart(name)
+    if published(lab, name):
+        model = PUBLISHED[kind.recipe]()
+        load_weights(model, lab.checkpoint(kind.file.format(seed)))
+    else:
+        model = _built(lab, kind)
+        model.load_state_dict(load_file(_kept(lab, name)))
+    return _with_sums(model).eval().requires_grad_(False).to(lab.device)
+
+
+def published(lab: Lab, name: str) -> bool:
+    """Tell whether a network is the authors' own: those who give their files and CIFAR-10 get them."""
+    kind, _ = _apart(name)
+    return bool(kind.file and lab.checkpoints and lab.data)
+
+
+def origin(lab: Lab, *kinds: str) -> str:
+    """Return in words whose networks these are."""
+    own = [kind for kind in kinds if published(lab, f"{kind}/0")]
+    made = [kind for kind in kinds if kind not in own]
+    words = [f"The {' and '.join(own)} networks are the paper's own." if own else ""]
+    if made:
+        recipe = lab.recipe(KINDS[made[0]].recipe)
+        words += [f"Trained here, {recipe.epochs} epochs: {', '.join(made)}."]
+    return " ".join(filter(None, words))
+
+
+def mark(lab: Lab, name: str) -> str:
+    """Return what tells this network from all others."""
+    kind, seed = _apart(name)
+    if published(lab, name):
+        return kind.file.format(seed)
+    recipe = lab.recipe(kind.recipe)
+    settings = [name, lab.scale, recipe.epochs, recipe.batch, recipe.rate, str(_built(lab, kind))]
+    return hashlib.sha256(json.dumps([*settings, images(lab, kind.data).words]).encode()).hexdigest()[:12]
+
+
+def train_all(lab: Lab, names: list[str]) -> None:
+    """Train the networks that are not at hand, on a GPU several at a time; the largest first."""
+    missing = [name for name in names if not published(lab, name) and not _path(lab, name).exists()]
+    lab.over(_kept, sorted(missing, reverse=True))
+
+
+def ring(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
+    """Return `count` ordered pairs of networks: each with the next one, the last with the first."""
+    nets = max(2, min(count, KINDS[kind].count or count))
+    names = [f"{kind}/{seed}" for seed in range(nets)]
+    train_all(lab, names)
+    return [(names[k], names[(k + 1) % nets]) for k in range(min(count, nets))]
+
+
+def ordered(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
+    """Return all ordered pairs among `count` networks."""
+    names = [f"{kind}/{seed}" for seed in range(count)]
+    train_all(lab, names)
+    return list(permutations(names, 2))
+
+
+def layers(lab: Lab, kind: str) -> dict[str, str]:
+    """Return the layers where the paper stitches, before the ReLUs: after batch norms and sums of blocks."""
+    model = network(lab, f"{kind}/0")
+    if isinstance(model, ConvNet):
+        return {f"Layer {number}": f"bn{number}" for number in range(1, model.depth + 1)}
+    blocks = [name for name, module in model.named_modules() if isinstance(module, BasicBlock)]
+    return {"Conv 1": "bn1"} | {name.replace("layer", "Layer "): f"{name}.relu2.sum" for name in blocks}
+
+
+def images(lab: Lab, name: str = "cifar10") -> Images:
+    """Return the images that networks were trained on, all normalised as CIFAR-10 is."""
+    return lab.images() if name == "cifar10" else _other(lab, name)
+
+
+@cache
+def _other(lab: Lab, name: str) -> Images:
+    words, classes = SETS[name]
+    if lab.data is None:
+        raise SourceError(f"this claim reads {words}; pass --data DIR or set NETKIN_DATA.")
+    parts: list[Any] = []
+    for part, count in (("-train", len(lab.images().train_images)), ("", len(lab.images().test_images))):
+        batches = load_data(f"{name}{part},normalise=cifar10:{lab.data}", batch_size=5_000)
+        parts += [torch.cat(part)[:count].to(lab.device) for part in zip(*batches, strict=True)]
+    return Images(words, tuple(map(str, range(classes))), *parts)
+
+
+def _apart(name: str) -> tuple[Kind, int]:
+    kind, _, seed = name.rpartition("/")
+    return KINDS[kind], int(seed)
+
+
+def _built(lab: Lab, kind: Kind) -> nn.Module:
+    model = lab.recipe(kind.recipe).build()
+    classes = SETS[kind.data][1] if kind.data in SETS else 10
+    if classes != 10:
+        model.fc = nn.Linear(model.get_submodule("fc").in_features, classes)  # type: ignore[arg-type]
+    return model if kind.norm else _without_norms(model)
+
+
+def _without_norms(model: nn.Module) -> nn.Module:
+    """Put nothing in the place of batch norms, and let weights start so that deep networks learn without them."""
+    for name, module in list(model.named_children()):
+        if isinstance(module, nn.BatchNorm2d):
+            setattr(model, name, nn.Identity())
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model
+
+
+def _with_sums(model: nn.Module) -> nn.Module:
+    """Give the sum at the end of each residual block a name, ``relu2.sum``, so that one can stitch before its ReLU."""
+    for block in [module for module in model.modules() if isinstance(module, BasicBlock)]:
+        block.relu2 = nn.Sequential(OrderedDict(sum=nn.Identity(), relu=nn.ReLU()))  # type: ignore[assignment]
+    return model
+
+
+def _path(lab: Lab, name: str) -> Path:
+    return lab.cache / f"{name.replace('/', '-')}-{mark(lab, name)}.safetensors"
+
+
+def _kept(lab: Lab, name: str) -> Path:
+    """Return the file of a network trained here, which is trained now if there is none."""
+    path = _path(lab, name)
+    if not path.exists():
+        kind, seed = _apart(name)
+        model = seeded(lambda: _built(lab, kind), seed).to(lab.device)
+        _train(model, kind, lab.recipe(kind.recipe), images(lab, kind.data), seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        save_file({key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}, unfinished)
+        unfinished.replace(path)
+    return path
+
+
+def _train(model: nn.Module, kind: Kind, recipe: Recipe, data: Images, seed: int) -> None:
+    rate = recipe.rate if kind.norm else recipe.rate * PLAIN
+    adam = torch.optim.Adam(model.parameters(), ADAM if kind.norm else ADAM / 2) if kind.optimizer == "Adam" else None
+    training.train(model, data, epochs=recipe.epochs, batch=recipe.batch, rate=rate, seed=seed, optimizer=adam)

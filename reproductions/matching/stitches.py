@@ -1,0 +1,163 @@
+"""Stitches that claims share: each is made once and kept in a file, with what it is worth on the test images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import netkin as nk
+from netkin.applications.stitching import Evaluation, Stitch, fit_all, load_stitch
+from netkin.representations.feeding import feed
+from reproductions.laboratory import Lab
+from reproductions.matching.nets import KINDS, images, mark, network
+
+Batches = list[tuple[Tensor, Tensor]]
+ALONE = 8  # so many pieces of work are done at once rather than in processes of their own
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How stitches are fitted and judged at one scale: on so many images, in so many rounds of Adam."""
+
+    fit: int
+    test: int
+    epochs: int
+    batch: int
+    every: int  # so many steps the stitch is judged, on `sample` of the images that it is fitted on
+    sample: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of training; weight decay as the authors have it."""
+        own = {name: getattr(self, name) for name in ("epochs", "batch", "every", "sample")}
+        return own | {"rate": 1e-3, "decay": 1e-4, "memory": 16 * 2**30}
+
+
+SETTINGS = {
+    "cpu": Setting(fit=2_000, test=1_000, epochs=2, batch=50, every=20, sample=200),
+    "gpu": Setting(fit=20_000, test=10_000, epochs=10, batch=400, every=50, sample=1_000),
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A stitch: of two networks at the same layer, by a method, with options where that is the task loss."""
+
+    a: str
+    b: str
+    layer: str
+    how: str = "least_squares"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Whether it takes a training of its own."""
+        return self.how == "task_loss"
+
+
+def task_loss(pair: tuple[str, str], layer: str, **options: Any) -> Wanted:
+    """Return a wish for a stitch trained on the task loss; `options` override those of the scale."""
+    return Wanted(*pair, layer, "task_loss", tuple(sorted(options.items())))
+
+
+def made(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Stitch]:
+    """Return the stitches; those that are in no file yet are made, on a GPU several at a time."""
+    wanted = list(dict.fromkeys(wanted))
+    work = _work([one for one in wanted if not place(lab, one).exists()])
+    if len(work) < ALONE:
+        for part in work:
+            make(lab, part)
+    else:
+        lab.over(make, work)
+    return {one: load_stitch(place(lab, one), network(lab, one.a), network(lab, one.b)) for one in wanted}
+
+
+def judged(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Evaluation]:
+    """Return what the stitches are worth on the test images."""
+    found = {one: stitch.evaluation for one, stitch in made(lab, wanted).items()}
+    return {one: evaluation for one, evaluation in found.items() if evaluation is not None}
+
+
+def _work(missing: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Return the stitches in pieces of work: direct ones of the same networks together, trained ones alone."""
+    together: dict[Any, list[Wanted]] = {}
+    for one in missing:
+        together.setdefault(one if one.trained else (one.a, one.b), []).append(one)
+    return list(together.values())
+
+
+def make(lab: Lab, wanted: list[Wanted]) -> None:
+    """Make stitches of the same two networks, judge them, and keep them in files."""
+    a, b, setting = network(lab, wanted[0].a), network(lab, wanted[0].b), SETTINGS[lab.scale]
+    task = KINDS[wanted[0].b.rpartition("/")[0]].data
+    data, test = fitting(lab, task), judging(lab, task)
+    if wanted[0].trained:
+        (one,) = wanted
+        options = setting.options | dict(one.options)
+        stitches = {one: nk.stitch(a, one.layer, b, one.layer, data, one.how, test, **options)}
+    else:
+        layers, hows = (list(dict.fromkeys(getattr(one, name) for one in wanted)) for name in ("layer", "how"))
+        found = fit_all(a, b, [(layer, layer) for layer in layers], data, hows, test)
+        stitches = {one: found[(one.layer, one.layer), one.how] for one in wanted}
+    for one, stitch in stitches.items():
+        _save(stitch, place(lab, one))
+
+
+def fitting(lab: Lab, task: str = "cifar10") -> Batches:
+    """Return the images that stitches are fitted on."""
+    found, setting = images(lab, task), SETTINGS[lab.scale]
+    return _batches(found.train_images[: setting.fit], found.train_labels[: setting.fit])
+
+
+def judging(lab: Lab, task: str = "cifar10", count: int | None = None) -> Batches:
+    """Return the images that stitches are judged on."""
+    found, count = images(lab, task), count or SETTINGS[lab.scale].test
+    return _batches(found.test_images[:count], found.test_labels[:count])
+
+
+def place(lab: Lab, one: Wanted) -> Path:
+    """Return where a stitch is kept."""
+    setting = SETTINGS[lab.scale]
+    options = setting.options | dict(one.options) if one.trained else {}
+    facts = [lab.scale, _mark(lab, one.a), _mark(lab, one.b), one.layer, one.how, sorted(options.items())]
+    text = json.dumps([*facts, setting.fit, setting.test, lab.images().words])
+    return lab.cache / "stitches" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.netkin"
+
+
+@torch.no_grad()
+def cka_of_maps(lab: Lab, stitch: Stitch, count: int = 500) -> float:
+    """Return the CKA of transformed activations with the second network's own, an example being a whole map.
+
+    So the authors' programs take it; the evaluation of a stitch takes it place by place.
+    """
+    kept: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for inputs, _ in judging(lab, count=count):
+        kept[0].append(stitch.transformation(stitch.network.begin(inputs)).flatten(1))
+        with nk.recording(stitch.network.b, [stitch.layers[1]]) as outputs:
+            feed(stitch.network.b, inputs)
+        kept[1].append(outputs[stitch.layers[1]].flatten(1))
+    return float(nk.cka(torch.cat(kept[0]), torch.cat(kept[1])))
+
+
+@cache
+def _mark(lab: Lab, name: str) -> str:
+    return mark(lab, name)
+
+
+def _batches(inputs: Tensor, labels: Tensor, size: int = 500) -> Batches:
+    return list(zip(inputs.split(size), labels.split(size), strict=True))
+
+
+def _save(stitch: Stitch, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    stitch.save(unfinished)
+    unfinished.replace(path)

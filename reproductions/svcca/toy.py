@@ -1,0 +1,178 @@
+"""Claim 1: the toy regression. Four hidden layers of 200 units learn four functions of one number."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+import netkin as nk
+from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.laboratory import Lab
+
+WIDTH, STEPS, POINTS, PENULTIMATE = 200, 1000, 513, "7"
+PAIRS, SHOWN = 3, 5  # pairs of networks, and how many neurons or directions of each are looked at
+FEW = (2, 6, 15, 30)
+INPUTS = torch.linspace(-1, 1, POINTS).unsqueeze(1)
+SEEN, NEW = INPUTS[::2], INPUTS[1::2]  # what networks and directions learn from, and what they are tried on
+
+
+@claim(
+    "svcca/toy-directions",
+    figure="Fig. 1",
+    sentence="although looking at just neurons (b) seems to indicate that the networks learn very different "
+    "representations, looking at the SVCCA subspace (d) shows that the information in the representations are (up to a "
+    "sign) nearly identical.",
+    expected={
+        "mean correlation of the first 5 SVCCA directions": "almost visually identical",
+        "mean correlation of the first 5 neurons of highest activation": "very different",
+    },
+    criterion="Holds if the first five SVCCA directions of two networks correlate by 0.99 or more on points that they "
+    "were not found on, and the five neurons of highest activation by less than 0.9; in part if one of the two.",
+    scales=("cpu",),
+)
+def toy_directions(lab: Lab) -> Finding:
+    """The i-th of one network against the i-th of the other: neurons, principal directions, SVCCA directions."""
+    found = {"neurons of highest activation": _neurons, "SVD directions": _principal, "SVCCA directions": _aligned}
+    signals = {name: [pick(_net(2 * i), _net(2 * i + 1)) for i in range(PAIRS)] for name, pick in found.items()}
+    alike = {name: [_correlation(*pair) for pair in pairs] for name, pairs in signals.items()}
+    means = {name: sum(values) / PAIRS for name, values in alike.items()}
+    return Finding(
+        verdict(means["SVCCA directions"] >= 0.99, means["neurons of highest activation"] < 0.9),
+        {f"mean correlation of the first {SHOWN} {name}": Measured.over(values) for name, values in alike.items()}
+        | {"relative error of the networks on new points": Measured.over(_misfit(_net(i)) for i in range(2 * PAIRS))},
+        note="Hidden layers of 200 ReLUs, trained on 257 points; correlations, up to a sign, on the 256 in between.",
+        curves={
+            f"The first of the {name}": {
+                "input": NEW[::8, 0].tolist(),
+                "network 1": _standard(pairs[0][0][::8, 0]),
+                "network 2": _standard(pairs[0][1][::8, 0]),
+            }
+            for name, pairs in signals.items()
+        },
+        seeds=tuple(range(2 * PAIRS)),
+    )
+
+
+@claim(
+    "svcca/toy-projection",
+    figure="Fig. 3",
+    sentence="By 30, the output looks very similar to the full 200 neuron output.",
+    expected={"error of the output on 30 of 200 directions": "looks very similar"},
+    criterion="Holds if the output on 30 SVCCA directions differs from the full output by less than 5% of its standard "
+    "deviation, and on 2 by more than 25%; in part if one of the two.",
+    scales=("cpu",),
+)
+def toy_projection(lab: Lab) -> Finding:
+    """The error of each network's output when its penultimate layer is projected on few directions."""
+    errors = {k: [_error(2 * i, side, k) for i in range(PAIRS) for side in (0, 1)] for k in FEW}
+    means = {k: sum(values) / len(values) for k, values in errors.items()}
+    return Finding(
+        verdict(means[30] < 0.05, means[2] > 0.25),
+        {f"error of the output on {k} of {WIDTH} directions": Measured.over(values) for k, values in errors.items()},
+        note="Root mean square over new points, in standard deviations of the full output. Directions by the rule of "
+        "the paper's appendix, on Σσ, at 99.9%: the 99% of the variance that section 2 names keeps about 5 of these "
+        "layers' 200 directions, fewer than the figure shows.",
+        curves={
+            "Error by the number of directions": {
+                "directions": list(FEW),
+                "error": [means[k] for k in FEW],
+                "error ±": [Measured.over(errors[k]).error for k in FEW],
+            },
+            "The first output on few directions": _outputs(0),
+        },
+        seeds=tuple(range(2 * PAIRS)),
+    )
+
+
+def _targets(inputs: Tensor) -> Tensor:
+    """Return the four simple functions; the paper does not name its own."""
+    return torch.cat([torch.sin(3 * torch.pi * inputs), inputs.square(), inputs.abs(), torch.tanh(5 * inputs)], 1)
+
+
+@cache
+def _net(seed: int) -> nn.Sequential:
+    """Return a trained network."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        hidden = [step for pair in pairwise([1] + 4 * [WIDTH]) for step in (nn.Linear(*pair), nn.ReLU())]
+        model = nn.Sequential(*hidden, nn.Linear(WIDTH, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        loss = (model(SEEN) - _targets(SEEN)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rates.step()
+    return model.eval().requires_grad_(False)
+
+
+def _misfit(model: nn.Module) -> float:
+    return _relative(model(NEW), _targets(NEW))
+
+
+def _rows(model: nn.Module, inputs: Tensor) -> Tensor:
+    return nk.activations(model, [PENULTIMATE], inputs)[PENULTIMATE].double()
+
+
+@cache
+def _directions(first: int) -> nk.measures.Directions:
+    rows = (_rows(_net(seed), SEEN) for seed in (first, first + 1))
+    moments = nk.Moments.of(*rows)
+    return nk.svcca_directions(moments, variance=0.999, by="sum")
+
+
+def _neurons(*models: nn.Module) -> tuple[Tensor, ...]:
+    rows = [_rows(model, NEW) for model in models]
+    return tuple(X[:, X.square().mean(0).argsort(descending=True)[:SHOWN]] for X in rows)
+
+
+def _principal(*models: nn.Module) -> tuple[Tensor, ...]:
+    return tuple(_leading(_rows(model, SEEN), _rows(model, NEW)) for model in models)
+
+
+def _leading(seen: Tensor, new: Tensor) -> Tensor:
+    mean = seen.mean(0)
+    return (new - mean) @ torch.linalg.svd(seen - mean, full_matrices=False)[2][:SHOWN].mT
+
+
+def _aligned(*models: nn.Module) -> tuple[Tensor, ...]:
+    found = nk.svcca_directions(nk.Moments.of(*(_rows(model, SEEN) for model in models)))
+    sides = zip((found.x, found.y), models, strict=True)
+    return tuple(side.directions(_rows(model, NEW))[:, :SHOWN] for side, model in sides)
+
+
+def _correlation(X: Tensor, Y: Tensor) -> float:
+    """Return the mean absolute correlation of columns of the same place."""
+    pairs = [torch.corrcoef(torch.stack(pair))[0, 1].abs() for pair in zip(X.T, Y.T, strict=True)]
+    return float(torch.stack(pairs).mean())
+
+
+def _projected(first: int, side: int, k: int) -> Tensor:
+    model, found = _net(first + side), _directions(first)
+    with nk.project(model, PENULTIMATE, (found.x, found.y)[side], k):
+        return model(NEW)
+
+
+def _error(first: int, side: int, k: int) -> float:
+    return _relative(_projected(first, side, k), _net(first + side)(NEW))
+
+
+def _relative(outputs: Tensor, expected: Tensor) -> float:
+    """Return the error of the outputs in standard deviations of what is expected, over all four."""
+    return float(((outputs - expected).square().mean() / expected.var(0).mean()).sqrt())
+
+
+def _outputs(column: int) -> dict[str, list[float]]:
+    thin = slice(None, None, 8)
+    few = {f"{k} directions": _projected(0, 0, k)[thin, column].tolist() for k in FEW}
+    return {"input": NEW[thin, 0].tolist(), "all": _net(0)(NEW)[thin, column].tolist()} | few
+
+
+def _standard(signal: Tensor) -> list[float]:
+    """Return a signal without mean, size and sign, for the picture."""
+    sign = signal[signal.abs().argmax()].sign()
+    return ((signal - signal.mean()) / signal.std() * sign).tolist()

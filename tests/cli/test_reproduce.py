@@ -1,0 +1,98 @@
+"""`netkin reproduce` in a made-up checkout: the harness is ours, the paper and the laboratory are not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from netkin.cli.reproduce import checkout as checkout_of
+from netkin.results import Claim
+
+
+def record(checkout, name):
+    return Claim.load(checkout / "reproductions" / "results" / "toys" / name)
+
+
+def test_a_paper_is_measured_recorded_and_told(netkin, checkout):
+    (checkout / "here").mkdir()
+    result = netkin("reproduce toys --data here")
+    assert result.exit_code == 0, result.stderr
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["claim", "toys/halving", "toys/negative"]
+    assert "does not hold" in result.stdout  # and yet the exit code is 0
+    assert "[1 of 2] toys/halving: measuring at cpu scale on CPU" in result.stderr
+    found = record(checkout, "halving.cpu.json")
+    assert (found.verdict, found.note, found.provenance["paper"]) == ("holds", "data in here", "Toy (2020), Toys.")
+    assert "recorded before" in netkin("reproduce toys/halving").stderr
+    assert "measuring" in netkin("reproduce toys/halving --again").stderr
+
+
+def test_it_works_from_any_folder_of_the_checkout(netkin, checkout, monkeypatch):
+    (checkout / "docs" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(checkout / "docs" / "deep")
+    assert netkin("reproduce toys/halving").exit_code == 0
+    assert record(checkout, "halving.cpu.json")
+    assert checkout_of(Path.cwd()) == checkout
+
+
+def test_a_crash_is_named_the_others_go_on_and_the_exit_code_is_1(netkin, checkout):
+    result = netkin("reproduce toys --scale gpu --device cpu --page page.html")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "toys/crashing Fig. 1 failed RuntimeError: no images here" in lines
+    assert any("toys/halving Fig. 1 gpu holds" in line for line in lines)
+    assert "sizes halve" in (checkout / "page.html").read_text()
+
+
+def test_the_list_shows_verdicts_and_measures_nothing(netkin, checkout):
+    assert "not yet" in netkin("reproduce --list").stdout
+    netkin("reproduce toys/negative")
+    lines = [" ".join(line.split()) for line in netkin("reproduce toys --list").stdout.splitlines()]
+    assert "toys/negative Fig. 1 does not hold – sizes grow" in lines
+    assert "toys/halving Fig. 1 not yet not yet sizes halve" in lines
+    assert not (checkout / "reproductions" / "results" / "toys" / "halving.cpu.json").exists()
+    listed = json.loads(netkin("reproduce toys/negative --list --json").stdout)
+    assert [(one["id"], one["verdicts"]["cpu"]) for one in listed] == [("toys/negative", "does not hold")]
+
+
+def test_results_as_json_and_elsewhere(netkin, checkout):
+    result = netkin("reproduce toys/halving --json --out elsewhere")
+    (found,) = json.loads(result.stdout)
+    assert (found["id"], found["verdict"], found["measured"]["size"]["error"]) == ("toys/halving", "holds", 0.01)
+    assert (checkout / "elsewhere" / "toys" / "halving.cpu.json").exists()
+
+
+@pytest.mark.parametrize(
+    "line, code, words",
+    [
+        (
+            "reproduce toys/halfing",
+            1,
+            "netkin: no claim 'toys/halfing'; did you mean 'toys/halving'? `netkin reproduce",
+        ),
+        ("reproduce toy", 1, "netkin: no paper 'toy'; did you mean 'toys'? There are toys."),
+        ("reproduce toys/negative --scale gpu", 1, "is measured at the scale 'cpu' only; got 'gpu'."),
+        ("reproduce toys --device cuda:99", 1, "netkin: there is no device 'cuda:99' here; this machine has cpu"),
+        ("reproduce toys --data gone", 2, "Directory 'gone' does not exist."),
+        ("reproduce toys --scale tpu", 2, "Invalid value for '--scale'"),
+        ("reproduce", 2, "name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all."),
+        ("reproduce --page gone/page.html", 2, "there is no folder 'gone' to write into."),
+        (
+            "reproduce --page page.html",
+            1,
+            "netkin: a page of reproductions needs at least one recorded claim; got none.",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(netkin, checkout, line, code, words):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+
+
+def test_outside_of_a_checkout_it_says_so_in_one_sentence(netkin):
+    result = netkin("reproduce --list")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        "netkin: `netkin reproduce` runs the folder 'reproductions' of netkin's repository,"
+    )
+    assert result.stderr.endswith("clone the repository and run this inside.\n")

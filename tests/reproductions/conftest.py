@@ -1,0 +1,55 @@
+"""Claims of a made-up paper, in a registry of their own, and a laboratory that hands out nothing real."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from reproductions import claims, running
+from reproductions.claims import Finding, Measured, claim
+
+
+class FakeLab:
+    """As the laboratory, with six images."""
+
+    def __init__(self, scale="cpu"):
+        self.scale, self.device = scale, torch.device("cpu")
+
+    def images(self):
+        return SimpleNamespace(words="toys, 4 training and 2 test images")
+
+    def text(self):
+        return None
+
+    def trained(self):
+        return self.images()
+
+
+@pytest.fixture
+def lab():
+    return FakeLab()
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """An empty registry with one paper, "toys", whose claims are those made with `made`."""
+    found = {}
+    monkeypatch.setattr(claims, "_STATEMENTS", found)
+    monkeypatch.setattr(claims, "papers", lambda: {"toys": "Toy (2020), Toys."})
+    monkeypatch.setattr(running, "papers", claims.papers)
+    monkeypatch.setattr(claims, "import_module", lambda name: SimpleNamespace(__path__=[]))
+    return found
+
+
+@pytest.fixture
+def made(registry):
+    """Make a claim: `made("toys/halving", figure="Fig. 2", measure=lambda lab: ...)`."""
+
+    def make(id="toys/halving", measure=None, **changes):
+        facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {"size": 0.5}, "criterion": "size < 0.6"}
+        number = {"size": Measured(0.5, 0.01, 3)}
+        claim(id, **(facts | changes))(measure or (lambda lab: Finding("holds", number, seeds=lab_seeds)))
+        return registry[id]
+
+    lab_seeds = (0, 1, 2)
+    return make

@@ -1,0 +1,107 @@
+import pytest
+
+import reproductions.claims
+from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
+from netkin.results.claim import SCALES
+from reproductions.claims import Finding, Measured, chosen, claim, claims, papers, verdict
+
+
+def test_the_decorator_files_the_claim_and_leaves_the_function_alone(registry):
+    facts = {"figure": "Fig. 1", "sentence": "s", "expected": {"size": 0.5}, "criterion": "c"}
+
+    @claim("toys/own", **facts)
+    def own(lab):
+        return Finding("holds", {"size": Measured(1)})
+
+    statement = registry["toys/own"]
+    assert own(None).verdict == "holds"
+    assert statement.measure is own
+    assert {name: getattr(statement, name) for name in facts} == facts
+    assert (statement.paper, statement.scales) == ("toys", SCALES)
+
+
+def test_claims_come_in_the_order_of_the_figures(made):
+    for id, figure in [("toys/c", "App. 1"), ("toys/b", "Fig. 10"), ("toys/a", "Fig. 9")]:
+        made(id, figure=figure)
+    assert [one.id for one in claims("toys")] == ["toys/a", "toys/b", "toys/c"]
+
+
+def test_a_paper_or_one_claim_may_be_named(made):
+    made("toys/small", scales=("cpu",))
+    made("toys/both")
+    assert {one.id for one in chosen("toys", "cpu")} == {"toys/small", "toys/both"}
+    assert [one.id for one in chosen("toys", "gpu")] == ["toys/both"]
+    assert [one.id for one in chosen("toys/both", "gpu")] == ["toys/both"]
+
+
+@pytest.mark.parametrize(
+    "name, scale, fault, words",
+    [
+        ("toy", "cpu", UnknownName, "no paper 'toy'; did you mean 'toys'. There are toys."),
+        ("cka/x", "cpu", UnknownName, "no paper 'cka'. There are toys."),
+        (
+            "toys/smal",
+            "cpu",
+            UnknownName,
+            "no claim 'toys/smal'; did you mean 'toys/small'. `netkin reproduce toys --li",
+        ),
+        ("toys/small", "gpu", ValueFault, "the claim 'toys/small' is measured at the scale 'cpu' only; got 'gpu'."),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(made, name, scale, fault, words):
+    made("toys/small", scales=("cpu",))
+    with pytest.raises(fault, match=words):
+        chosen(name, scale)
+
+
+def test_two_functions_may_not_share_an_id(made, registry):
+    def other(lab):
+        return Finding("holds", {})
+
+    made("toys/own")
+    with pytest.raises(NameClash, match="both claim the id 'toys/own'; rename one."):
+        made("toys/own", measure=other)
+    made("toys/twice", measure=other)
+    made("toys/twice", measure=other)  # a module imported a second time
+
+
+@pytest.mark.parametrize("scales, got", [(("cpu", "tpu"), "'cpu', 'tpu'"), ((), "")])
+def test_strange_scales_are_refused(made, scales, got):
+    with pytest.raises(ValueFault, match=f"the scales of 'toys/halving' are one or both of cpu, gpu; got .{got}.."):
+        made(scales=scales)
+
+
+def test_a_bad_id_and_a_bad_verdict_are_refused(made):
+    with pytest.raises(ValueFault, match="a claim's id is a paper and a name"):
+        made("halving")
+    with pytest.raises(ValueFault, match="a verdict is one of 'holds', 'holds in part', 'does not hold'; got 'true'."):
+        Finding("true", {})
+    with pytest.raises(ValueFault, match="a verdict follows from at least one condition; got none."):
+        verdict()
+
+
+def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_claims.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match="broken_claims.py could not be imported: ModuleNotFoundError: No module"):
+        reproductions.claims._imported("broken_claims")
+
+
+def test_every_paper_of_ours_has_a_reference_and_claims_that_say_all():
+    for paper, reference in papers().items():
+        assert "arXiv" in reference
+        for one in claims(paper):
+            assert all([one.figure, one.sentence, one.expected, one.criterion]), one.id
+
+
+def test_every_record_belongs_to_a_claim_and_says_what_it_says():
+    from netkin.results.claim import recorded
+    from reproductions.running import RESULTS
+
+    known = {one.id: one for paper in papers() for one in claims(paper)}
+    for record in recorded(RESULTS):
+        statement = known[record.id]
+        for word in ("figure", "sentence", "expected", "criterion"):
+            said = getattr(statement, word)
+            assert getattr(record, word) == said, f"{record.id} at {record.scale} scale: run it again for its {word}"
+        assert record.scale in statement.scales

@@ -1,0 +1,105 @@
+"""The claims about directions and classes, on toys: what they measure is what they say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import netkin as nk
+from netkin.errors import SourceError
+from netkin.sources.classics import svcca_convnet
+from netkin.sources.residual import ResNet
+from reproductions import laboratory
+from reproductions.laboratory import Lab, Recipe
+from reproductions.svcca import classes, few_directions, subspaces, toy
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A laboratory of digits with small networks, trained for an epoch or two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NETKIN_DATA", raising=False)
+        small = {
+            "convnet": Recipe(lambda: svcca_convnet(width=2), epochs=2, batch=64, rate=0.02),
+            "resnet": Recipe(lambda: ResNet((1, 1, 1), (4, 4, 4)), epochs=1, batch=64, rate=0.05),
+        }
+        patch.setitem(laboratory.RECIPES, "cpu", small)
+        yield Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
+
+
+def test_known_subspaces(lab):
+    found = subspaces.known_subspaces(lab)
+    assert found.verdict == "holds"
+    assert found.measured["directions kept of B"].value == 50
+    assert found.measured["directions kept of C"].value == 198
+    for measure, rest, value in (("cca_mean", "noise", 0.25), ("cca_mean", "other useful directions", 0.25),
+                                 ("svcca", "noise", 1.0), ("svcca", "other useful directions", 0.25)):  # fmt: skip
+        name = f"{measure} of two layers that share A beside {rest}"
+        assert found.measured[name].value == pytest.approx(value, abs=0.01)
+
+
+def test_recovered_signal(lab):
+    found = subspaces.recovered_signal(lab)
+    assert found.verdict == "holds"
+    assert found.measured["correlation of the recovered with the original neurons"].value > 0.99999
+
+
+@pytest.mark.slow
+def test_toy_nets(lab, monkeypatch):
+    monkeypatch.setattr(toy, "PAIRS", 1)
+    directions, projection = toy.toy_directions(lab), toy.toy_projection(lab)
+    assert directions.measured["relative error of the networks on new points"].value < 0.02
+    assert (directions.verdict, projection.verdict) == ("holds", "holds")
+    errors = [one.value for one in projection.measured.values()]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
+    model, images = lab.trained("convnet", 0).model, lab.probe(50)
+    for layer in few_directions.LAYERS.values():
+        with torch.no_grad():
+            rest = few_directions.tail(model, layer)(nk.run_until(model, layer, images))
+            torch.testing.assert_close(rest, model(images))
+
+
+def test_few_directions(lab, monkeypatch):
+    monkeypatch.setattr(few_directions, "COUNTS", (5, 512))
+    monkeypatch.setattr(few_directions, "DRAWS", 1)
+    found = few_directions.few_directions(lab)
+    assert found.measured["test accuracy"].value == pytest.approx(
+        sum(lab.accuracy(lab.trained("convnet", seed).model) for seed in (0, 1)) / 2
+    )
+    curve = found.curves["Test accuracy on k directions or neurons of fc1"]
+    assert curve["random neurons"][-1] == pytest.approx(found.measured["test accuracy"].value, abs=1e-3)
+    assert curve["SVCCA directions"][-1] is None  # 512 were not kept
+    assert 0.5 < found.measured["fc1: share of the accuracy kept by 25 SVCCA directions"].value <= 1.1
+
+
+def test_distributed(lab, monkeypatch):
+    monkeypatch.setattr(few_directions, "COUNTS", (1, 2, 3, 5, 10))
+    found = few_directions.distributed(lab)
+    whole = found.measured["fc1: test accuracy on 20 directions"].value
+    assert found.measured["fc1: test accuracy on 20 neurons of 20 directions"].value <= whole + 0.05
+    assert 1 <= found.measured["fc1: neurons for each of 20 directions"].value <= 25.6
+
+
+def test_classes_need_animals_and_vehicles(lab):
+    with pytest.raises(SourceError, match="cats, dogs, cars and trucks and needs CIFAR-10; pass --data DIR"):
+        classes.classes(lab)
+
+
+def test_classes(lab, monkeypatch):
+    renamed = replace(lab.images(), classes=CLASSES)
+    monkeypatch.setattr(lab, "images", lambda: renamed)
+    monkeypatch.setitem(classes.SEEDS, "cpu", 2)
+    found = classes.classes(lab)
+    sensitivity = classes.sensitivity(lab, "resnet", 0)
+    expected = sum(abs(sensitivity[layer, "cat"] - sensitivity[layer, "dog"]) for layer in sensitivity.layers_a[:-1])
+    assert classes.distance(sensitivity, "cat", "dog") == pytest.approx(expected / (len(sensitivity.layers_a) - 1))
+    assert sensitivity[sensitivity.layers_a[-1], "cat"] == pytest.approx(1, abs=1e-5)
+    assert 1 <= found.measured["resnet: rank of cat and dog"].value <= 45
+    gaps = [found.measured[f"resnet: how much nearer {one} are"] for one in ("cat and dog", "automobile and truck")]
+    clear = sum(gap.value > 2 * gap.error for gap in gaps)
+    assert found.verdict == ["does not hold", "holds in part", "holds"][clear]

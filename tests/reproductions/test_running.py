@@ -1,0 +1,217 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from netkin import __version__
+from netkin.errors import UnknownName, ValueFault
+from netkin.results.claim import Claim
+from reproductions import listing
+from reproductions.claims import Finding, Measured
+from reproductions.running import device_named, device_words, measured, noting, run
+
+ROOT = Path(__file__).parents[2]
+
+
+def raising(error):
+    def measure(lab):
+        raise error
+
+    return measure
+
+
+def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
+    made(measure=lambda lab: Finding("holds", {"size": Measured(lab.trained() and 0.5)}, "a note", seeds=range(2)))
+    run(["toys"], lab, tmp_path)
+    found = Claim.load(tmp_path / "toys" / "halving.cpu.json")
+    assert (found.verdict, found.note, found.seeds, found.version) == ("holds", "a note", (0, 1), __version__)
+    assert found.provenance == {
+        "paper": "Toy (2020), Toys.",
+        "device": device_words(torch.device("cpu")),
+        "data": "toys, 4 training and 2 test images",
+        "netkin": __version__,
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+
+
+def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path):
+    made("toys/a", measure=lambda lab: Finding("holds", {"images": Measured(len(lab.images().words))}))
+    made("toys/b")
+    first, second = run(["toys"], lab, tmp_path)
+    assert first.claim.provenance["data"] == "toys, 4 training and 2 test images"
+    assert second.claim.provenance["data"] == "made by the claim itself"
+
+
+def test_the_laboratory_is_left_as_found(lab, tmp_path):
+    (tmp_path / "plays").mkdir()
+    (tmp_path / "plays" / "input.txt").write_text("x" * 1500)
+    lab.text = text = lambda: tmp_path / "plays" / "input.txt"
+    with noting(lab) as noted:
+        lab.text()
+        lab.text()
+    with pytest.raises(ZeroDivisionError), noting(lab):
+        raise ZeroDivisionError
+    assert noted == ["plays, 1,500 bytes of text"]
+    assert "images" not in vars(lab)
+    assert vars(lab)["text"] is text
+
+
+def test_a_claim_that_crashes_does_not_stop_the_others(made, lab, tmp_path, capsys):
+    made("toys/a", measure=raising(ZeroDivisionError("no\nsize")))
+    made("toys/b", measure=raising(ValueFault("too small.")))
+    made("toys/c")
+    outcomes = run(["toys"], lab, tmp_path)
+    assert [one.fault for one in outcomes] == ["ZeroDivisionError: no size", "ValueFault: too small.", ""]
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["c.cpu.json"]
+    told = capsys.readouterr().err
+    assert "[1 of 3] toys/a: failed, ZeroDivisionError: no size" in told
+    assert told.count("Traceback") == 1  # a refusal has said all
+    assert "[3 of 3] toys/c: holds" in told
+
+
+def test_an_interrupted_run_goes_on(made, lab, tmp_path, capsys):
+    counted = []
+
+    def counting(lab):
+        counted.append(1)
+        return Finding("does not hold", {})
+
+    made("toys/a", measure=counting)
+    made("toys/b", measure=raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        run(["toys"], lab, tmp_path)
+    made("toys/c")
+    outcomes = run(["toys/a", "toys/c", "toys/a"], lab, tmp_path)
+    assert [one.claim.verdict for one in outcomes] == ["does not hold", "holds"]
+    assert len(counted) == 1
+    assert "[1 of 2] toys/a: recorded before, does not hold" in capsys.readouterr().err
+    run(["toys/a"], lab, tmp_path, again=True)
+    assert len(counted) == 2
+
+
+def test_a_changed_criterion_is_measured_again_and_changed_words_are_brought_up_to_date(made, registry, lab, tmp_path):
+    numbers = iter([0.1, 0.2, 0.3])
+
+    def measure(lab):
+        return Finding("holds", {"size": Measured(next(numbers))})
+
+    for changes, number in [({}, 0.1), ({"sentence": "halved"}, 0.1), ({"criterion": "size < 1"}, 0.2)]:
+        registry.clear()
+        made(measure=measure, **changes)
+        (outcome,) = run(["toys"], lab, tmp_path)
+        saved = Claim.load(tmp_path / "toys" / "halving.cpu.json")
+        assert saved == outcome.claim
+        assert saved.measured["size"].value == number
+        assert {name: getattr(saved, name) for name in changes} == changes
+
+
+def test_a_damaged_record_is_named_and_can_be_replaced(made, lab, tmp_path):
+    made()
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "halving.cpu.json").write_text("{")
+    (outcome,) = run(["toys"], lab, tmp_path)
+    assert "halving.cpu.json' is damaged" in outcome.fault
+    assert run(["toys"], lab, tmp_path, again=True)[0].claim.verdict == "holds"
+
+
+def test_what_returns_no_finding_fails(made, lab, tmp_path):
+    made(measure=lambda lab: 0.5)
+    fault = "ValueFault: the function of 'toys/halving' must return a Finding; got float."
+    assert [one.fault for one in run(["toys"], lab, tmp_path)] == [fault]
+
+
+def test_a_claim_draws_the_same_numbers_whatever_ran_before_and_leaves_chance_alone(made, lab):
+    statement = made(measure=lambda lab: Finding("holds", {"x": Measured(torch.rand(()).item())}))
+    first = measured(statement, lab).measured["x"]
+    state = torch.random.get_rng_state()
+    assert measured(statement, lab).measured["x"] == first
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_paper_without_claims_at_a_scale_is_refused(made, lab, tmp_path):
+    made(scales=("gpu",))
+    with pytest.raises(ValueFault, match="'toys' has no claim at the scale 'cpu'; `--list` shows the scales of all."):
+        run(["toys"], lab, tmp_path)
+
+
+def test_devices_are_named_in_words():
+    assert device_words(torch.device("cpu")).startswith("CPU, ")
+    assert device_words(torch.device("meta")) == "META"
+    assert device_named(None) is None
+    assert device_named("cpu") == torch.device("cpu")
+    with pytest.raises(UnknownName, match="there is no device 'cuda:99' here."):
+        device_named("cuda:99")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_called_by_its_name():
+    assert device_words(torch.device("cuda")) == torch.cuda.get_device_name()
+
+
+def test_tables_for_the_terminal(made, lab, tmp_path):
+    made("toys/a", figure="Fig. 2", sentence="a sentence that is rather long " * 4)
+    made("toys/b", figure="Fig. 3", scales=("gpu",))
+    made("toys/c", figure="Fig. 4", measure=raising(ValueFault("too small.")))
+    outcomes = run(["toys"], lab, tmp_path)
+    lines = listing.outcomes_as_text(outcomes).splitlines()
+    assert lines[0].split() == ["claim", "figure", "scale", "verdict", "time", "measured"]
+    assert " ".join(lines[1].split()) == "toys/a Fig. 2 cpu holds 0 s size: 0.500 ± 0.010 (n = 3)"
+    assert " ".join(lines[2].split()) == "toys/c Fig. 4 failed ValueFault: too small."
+    listed = listing.list_as_text(listing.listed(["toys"]), tmp_path).splitlines()
+    assert listed[1].split()[:5] == ["toys/a", "Fig.", "2", "holds", "not"]
+    assert listed[1].endswith("rather …")
+    assert listed[2].split()[:6] == ["toys/b", "Fig.", "3", "–", "not", "yet"]
+    assert [one.id for one in listing.listed(["toys/b"])] == ["toys/b"]
+    assert listing.list_as_document(listing.listed([]), tmp_path)[0]["verdicts"] == {"cpu": "holds", "gpu": "not yet"}
+    documents = listing.outcomes_as_document(outcomes)
+    assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
+    assert documents[1] == {"id": "toys/c", "verdict": None, "fault": "ValueFault: too small.", "measured": {}}
+
+
+def module(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+# as `python -m reproductions` on a machine without the packages of the command line
+PROGRAM = """
+import runpy, sys
+sys.path.insert(0, "src")
+sys.modules["click"] = sys.modules["matplotlib"] = None
+sys.argv[0] = "reproductions"
+runpy.run_module("reproductions", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, code, words",
+    [
+        (["--list"], 0, ""),
+        ([], 2, "name a paper or a claim, or --list"),
+        (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
+        (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
+        (["svcca", "--device", "cuda:99"], 1, "netkin: there is no device 'cuda:99' here."),
+    ],
+)
+def test_the_module_runs_without_the_packages_of_the_command_line(arguments, code, words):
+    done = module(*arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+
+
+def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monkeypatch, tmp_path, capsys):
+    from reproductions.__main__ import main
+
+    made("toys/a", measure=raising(ValueFault("too small.")))
+    assert main(["toys", "--out", str(tmp_path)]) == 1
+    assert "failed" in capsys.readouterr().out
+    made("toys/b", measure=raising(KeyboardInterrupt()))
+    assert main(["toys/b", "--out", str(tmp_path)]) == 130
+    assert "netkin: interrupted; what was finished is recorded." in capsys.readouterr().err
+    made("toys/c")
+    assert main(["toys/c", "--out", str(tmp_path)]) == 0
