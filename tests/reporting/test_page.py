@@ -162,6 +162,16 @@ def test_the_headline_is_computed_from_the_numbers(made):
     assert "3 of 3 layers of seed0 find their best match in the layer of the same name of seed1" in text
 
 
+def test_classes_correspond_to_no_layers(made):
+    some = made.table(rows=("0", "1", "2"), columns=("0", "1"))
+    text = read(made.comparison(some, a="layers", b="classes", provenance={"model b": "logits"})).text
+    assert "By cka, the closest pair of layer and class is 0 × 0 at 0.91." in text
+    for words in ("3 layers × 2 classes", "Every layer with every class", "layers in rows, classes in columns"):
+        assert words in text
+    assert "best match in" not in text
+    assert "Profile of corresponding layers" not in text
+
+
 def test_everything_that_a_number_says_about_itself_is_told(made):
     table = made.table("svcca(variance=0.95)", parameters={"variance": 0.95}, errors=np.full((3, 3), 0.25))
     text = read(made.comparison(table, made.distance(symmetric=False))).text

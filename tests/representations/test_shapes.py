@@ -109,9 +109,7 @@ def test_a_strangers_function_does_not_go_by_our_name():
 def test_a_shape_that_does_not_fit_is_refused_with_those_that_do():
     with pytest.raises(ShapeError, match=r"'pool' does not fit.*\(2, 4, 3\), taken as n × tokens.*'mean', 'tokens'"):
         rows_of(SEQUENCES, "pool")
-    with pytest.raises(
-        ShapeError, match=r"'cls' does not fit.*\(2, 3, 2, 2\), taken as n × c.*'positions' or 'flatten'"
-    ):
+    with pytest.raises(ShapeError, match=r"'cls' does not fit.*\(2, 3, 2, 2\), taken as n × c.*'flatten' or 'dft'"):
         rows_of(MAPS, "cls")
     with pytest.raises(ShapeError, match=r"'pool' does not fit an output of shape \(4, 5\).*use it as it is"):
         pool(torch.ones(4, 5))

@@ -47,7 +47,7 @@ def test_the_other_kind_is_refused(made, tmp_path):
 
 def test_a_file_of_ours_that_is_no_result_is_refused(tmp_path):
     files.write(tmp_path / "m", "moments", {}, {"n": np.ones(1)})
-    with pytest.raises(FileFault, match="m' holds 'moments', which is no result"):
+    with pytest.raises(FileFault, match="m' holds 'moments', which is no result; those are 'comparison'"):
         load(tmp_path / "m")
 
 

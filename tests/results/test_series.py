@@ -192,7 +192,7 @@ def test_the_words_say_what_it_is(world, monkeypatch):
         "toy: each layer against its own final state at 5 steps, 0 to 400",
         "on digits: 1,797 examples, seed 0",
         "",
-        "svcca: similarity (higher is closer)",
+        "svcca: similarity (higher is closer), layers by steps",
         "          0   100   200   300   400",
         "conv1  0.50  0.95  0.99  0.99  1.00",
         "conv2  0.20  0.30  0.92  0.95  1.00",
@@ -205,9 +205,10 @@ def test_the_words_say_what_it_is(world, monkeypatch):
         "head   300     –      –",
         "–  not before the last step",
         "bottom-up at 0.9: τ = 1.00 ± 0.00, p = 0.33 (3 layers)",
-        "bottom-up at 0.99: τ = 0.82 ± 0.67, p = 0.67 (3 layers, 2 of them never before the last step)",
+        "bottom-up at 0.99: τ = 0.82 ± 0.67, p = 0.67 (3 layers, 2 of them never before the end)",
         "bottom-up at 0.999: there is no order among 3 layers of which none reaches the threshold before the",
-        "   last step; choose another threshold, or compare more checkpoints.",
+        "   end; choose another threshold, or compare more checkpoints.",
+        "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: how often chance does as much",
     ]
 
 
@@ -215,5 +216,5 @@ def test_of_many_steps_as_many_are_shown_as_fit(world, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     many = world.series([UPWARDS[-1]] * 41, tuple(range(0, 4100, 100)))
     text = str(many)
-    assert ", 6 of 41 steps shown" in text
+    assert ", layers by steps, 6 of 41 steps shown" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 60

@@ -62,13 +62,11 @@ def test_layers_without_order_have_no_trend(steps, words):
 
 
 def test_layers_that_never_arrive_are_not_said_to_arrive_together():
-    with pytest.raises(
-        NoValue, match="among 3 layers of which none reaches the threshold before the last step; choose"
-    ):
+    with pytest.raises(NoValue, match="among 3 layers of which none reaches the threshold before the end; choose"):
         trend([9, 9, 9], never=3)
 
 
 def test_the_words_say_how_sure_it_is():
     assert str(trend([1, 2, 3, 9, 9], never=2)) == (
-        "τ = 0.95 ± 0.09, p = 0.033 (5 layers, 2 of them never before the last step)"
+        "τ = 0.95 ± 0.09, p = 0.033 (5 layers, 2 of them never before the end)"
     )

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from netkin.results import Comparison
+from netkin.results.text import has_classes
+
+
+def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
+    """Return the pairs of layers that correspond, and in what; none where the columns are classes."""
+    return ([], "") if has_classes(comparison) else corresponding(comparison.layers_a, comparison.layers_b)
+
 
 def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tuple[int, int]], str]:
     """Return the pairs of places that correspond, and in what: name, place, or relative depth.

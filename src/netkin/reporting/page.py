@@ -22,6 +22,7 @@ from netkin.reporting.series_page import series_page
 from netkin.reporting.spreads import spread_section
 from netkin.reporting.wording import headline
 from netkin.results import Comparison, Comparisons, Series, Values
+from netkin.results.text import has_classes
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 CHOOSABLE = 4  # with more measures than these the page offers a choice among them
@@ -129,7 +130,7 @@ def _article(comparison: Comparison, place: int, several: bool) -> Markup:
     figures = [_figure(comparison, table, f"{place} {k}", shared) for k, table in enumerate(comparison.tables.values())]
     measures = tag(
         "section",
-        tag("h2", "Every layer with every layer", class_="quiet"),
+        tag("h2", f"Every layer with every {'class' if has_classes(comparison) else 'layer'}", class_="quiet"),
         _choice(comparison),
         reason_list(list(shared.values())),
         tag("div", *figures, class_="cards"),
@@ -139,7 +140,8 @@ def _article(comparison: Comparison, place: int, several: bool) -> Markup:
 
 
 def _facts(comparison: Comparison) -> Markup:
-    size = f"{len(comparison.layers_a)} × {len(comparison.layers_b)} layers"
+    rows, columns = len(comparison.layers_a), len(comparison.layers_b)
+    size = f"{rows} layers × {columns} classes" if has_classes(comparison) else f"{rows} × {columns} layers"
     measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"
     return facts([comparison.data, f"{comparison.examples:,} examples", size, measures, comparison.created[:10]])
 
@@ -164,5 +166,8 @@ def _choice(comparison: Comparison) -> Markup | None:
 def _figure(comparison: Comparison, table: Values, key: str, said: Collection[str]) -> Markup:
     grid = grid_of(table)
     axes = tag("p", "↓ ", name(comparison.a), "  → ", name(comparison.b), class_="axes")
-    caption = f"{table.id}: layers of {comparison.a} in rows, of {comparison.b} in columns"
+    sides = (
+        "layers in rows, classes" if has_classes(comparison) else f"layers of {comparison.a} in rows, of {comparison.b}"
+    )
+    caption = f"{table.id}: {sides} in columns"
     return card(table, grid, key, caption, holes(grid, said), axes=axes)

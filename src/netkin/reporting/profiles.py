@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from netkin.reporting.grids import grid_of
 from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.matching import corresponding
+from netkin.reporting.matching import partners
 from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Values
 
@@ -29,7 +29,7 @@ class Point:
 
 def profile(comparison: Comparison) -> Markup | None:
     """Return the chart of corresponding layers with its key and its numbers, or None where none correspond."""
-    pairs, how = corresponding(comparison.layers_a, comparison.layers_b)
+    pairs, how = partners(comparison)
     if not pairs or not comparison.tables:
         return None
     labels = [_pair_name(comparison, i, j) for i, j in pairs]

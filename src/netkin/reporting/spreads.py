@@ -22,7 +22,13 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
     words = tag("p", MEANS.format(count=len(comparisons)))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
     cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
-    return tag("section", tag("h2", "Layer by layer, over all pairs of models"), words, *cards, class_="spread")
+    return tag(
+        "section",
+        tag("h2", "Layer by layer, over all pairs of models"),
+        words,
+        tag("div", *cards, class_="cards"),
+        class_="spread",
+    )
 
 
 def _listed(spread: Spread) -> Iterator[tuple[str, Markup]]:

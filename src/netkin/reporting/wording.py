@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from netkin.reporting.grids import Grid
-from netkin.reporting.matching import corresponding
+from netkin.reporting.matching import partners
 from netkin.results import Comparison, Values
-from netkin.results.text import brief
+from netkin.results.text import brief, has_classes
 
 LONGEST = 22
 
@@ -81,22 +81,24 @@ def headline(comparison: Comparison) -> str:
     best = table.best_matches()
     if not best:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
-    return f"By {table.id}, {_closest(table, best)}; {_agreement(comparison, table, best)}."
+    if has_classes(comparison):
+        return f"By {table.id}, {_closest(table, best, 'layer and class')}."
+    return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best)}."
 
 
-def _closest(table: Values, best: dict[str, tuple[str, float]]) -> str:
+def _closest(table: Values, best: dict[str, tuple[str, float]], what: str) -> str:
     choose = max if table.higher_is_closer else min
     row, (column, value) = choose(best.items(), key=lambda item: item[1][1])
-    return f"the closest pair of layers is {row} × {column} at {value:.2f}"
+    return f"the closest pair of {what} is {row} × {column} at {value:.2f}"
 
 
 def _agreement(comparison: Comparison, table: Values, best: dict[str, tuple[str, float]]) -> str:
-    pairs, how = corresponding(comparison.layers_a, comparison.layers_b)
-    partners = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
-    met = sum(best[a][0] == b for a, b in partners.items() if a in best)
+    pairs, how = partners(comparison)
+    matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
+    met = sum(best[a][0] == b for a, b in matched.items() if a in best)
     known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
     mean = f", and such pairs are at {sum(known) / len(known):.2f} on average" if known else ""
-    layers = f"{met} of {len(partners)} layers of {comparison.a}"
+    layers = f"{met} of {len(matched)} layers of {comparison.a}"
     return f"{layers} find their best match in the layer of the {how} of {comparison.b}{mean}"
 
 

@@ -8,6 +8,7 @@ from netkin.representations.layers import layers
 from netkin.representations.recording import recording
 from netkin.representations.shapes import (
     cls,
+    dft,
     flatten,
     last,
     mean,
@@ -24,6 +25,7 @@ __all__ = [
     "activations",
     "batches_of",
     "cls",
+    "dft",
     "flatten",
     "guest",
     "last",

@@ -166,8 +166,8 @@ class Reader:
 
 
 def _joined(name: str, batches: list[Tensor]) -> Tensor:
-    widths = sorted({batch.shape[1] for batch in batches})
-    if len(widths) > 1:
+    widths = sorted({batch.shape[1:].numel() for batch in batches})
+    if len({batch.shape[1:] for batch in batches}) > 1:
         raise ShapeError(
             f"{spoken(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches to one "
             "length, or choose a shape such as 'mean' or 'pool'."

@@ -80,7 +80,7 @@ def replacing(model: nn.Module, layer: str, function: Callable[[Tensor], Tensor]
         ...     model(torch.ones(2, 4)).max().item()
         0.0
     """
-    _known(model, layer)
+    known_layer(model, layer)
 
     def put(name: str, original: Any) -> Any:
         # copied, since a later in-place step would otherwise write into what the function keeps
@@ -102,10 +102,10 @@ def _copied(output: Any) -> Any:
 
 
 def _one_call(model: nn.Module, layer: str) -> str:
-    return layer if _known(model, layer)[1] else f"{layer}#1"
+    return layer if known_layer(model, layer)[1] else f"{layer}#1"
 
 
-def _known(model: nn.Module, layer: str) -> tuple[str, int | None]:
+def known_layer(model: nn.Module, layer: str) -> tuple[str, int | None]:
     """Return the module's name and the call that `layer` means, if it is one layer of the model."""
     stem, call = split_call(layer)
     if stem not in modules(model):

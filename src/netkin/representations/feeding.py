@@ -69,6 +69,15 @@ def inputs_of(batch: Any) -> Any:
     return batch[0]
 
 
+def labels_of(batch: Any) -> Any:
+    """Return the labels in a batch: a tuple's or list's second element, a mapping's under a usual name; else None."""
+    if isinstance(batch, (tuple, list)):
+        return batch[1] if len(batch) > 1 else None
+    if isinstance(batch, Mapping):
+        return next((batch[name] for name in sorted(LABELS) if name in batch), None)
+    return None
+
+
 def mask_of(batch: Any) -> Any:
     """Return the batch's `attention_mask`, or None where it has none."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch

@@ -21,13 +21,19 @@ def guest(*models: nn.Module) -> Iterator[None]:
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
     On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
     """
+    with evaluating(*models), _random_states_kept(models), torch.no_grad(), exact_products():
+        yield
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside the `with`, the models are in evaluation mode; afterwards each module has its own training flag again."""
     modules = [module for model in models for module in model.modules()]
     flags = [module.training for module in modules]
     try:
         # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
         _set_training(modules, [False] * len(modules))
-        with _random_states_kept(models), torch.no_grad(), exact_products():
-            yield
+        yield
     finally:
         _set_training(modules, flags)
 

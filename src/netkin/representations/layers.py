@@ -174,7 +174,8 @@ def _globbed(names: list[str], glob: str) -> list[str]:
     stem, call = split_call(glob)
     found = [name for name in names if fnmatchcase(name, stem)]
     if not found:
-        raise UnknownName(f"no layer named {glob!r}{did_you_mean(stem, names) or ';'} `nk.layers(model)` lists them.")
+        near = did_you_mean(stem, names) or ";"
+        raise UnknownName(f"no layer named {glob!r}{near} `nk.layers(model)` and `netkin layers MODEL` list them.")
     return [name if call is None else f"{name}#{call}" for name in found]
 
 

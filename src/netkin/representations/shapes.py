@@ -6,6 +6,7 @@ name        fits                         rows
 `pool`      n × c × space (4-d and up)   n × c, the mean over space; the default there
 `positions` n × c × space                one row for each place: n·h·w × c
 `flatten`   everything                   n × all features; padded tokens count as zero
+`dft`       n × c × space                the maps themselves, to be compared frequency by frequency
 `mean`      n × tokens × features        n × features, the mean over valid tokens; the default there
 `tokens`    n × tokens × features        one row for each valid token
 `cls`       n × tokens × features        the first valid token of each example
@@ -50,6 +51,11 @@ def positions(output: Tensor) -> Tensor:
     """Return one row per place of each feature map, with its channels as features."""
     maps = _fitting(output, "positions")
     return _raised(maps.movedim(1, -1).reshape(-1, maps.shape[1]))
+
+
+def dft(output: Tensor) -> Tensor:
+    """Return the maps themselves, n × c × space: `nk.compare` and `nk.dft_cca` take them frequency by frequency."""
+    return _raised(_fitting(output, "dft"))
 
 
 def pool(output: Tensor) -> Tensor:
@@ -108,14 +114,14 @@ def resize_to(maps: Tensor, size: int | tuple[int, ...]) -> Tensor:
 
 
 SHAPES: dict[str, Callable[..., Tensor]] = {
-    function.__name__: function for function in (flatten, positions, pool, tokens, mean, cls, last)
+    function.__name__: function for function in (flatten, positions, pool, dft, tokens, mean, cls, last)
 }
-FOR_MAPS = ("pool", "positions", "flatten")
+FOR_MAPS = ("pool", "positions", "flatten", "dft")
 FOR_TOKENS = ("mean", "tokens", "cls", "last", "flatten")
 
 
 def rows_of(output: Tensor, shape: Shape = None, mask: Tensor | None = None) -> tuple[Tensor, str]:
-    """Return a layer's output as a matrix of rows, and the name of the shape that made it.
+    """Return a layer's output as a matrix of rows (with `dft`, as maps), and the name of the shape that made it.
 
     Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
     """

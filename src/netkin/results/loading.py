@@ -11,6 +11,11 @@ from netkin.results.comparisons import Comparisons, all_unpacked
 from netkin.results.series import Series, series_unpacked
 
 KINDS = {"comparison": unpacked, "comparisons": all_unpacked, "series": series_unpacked}
+READERS = {  # of files that take more than their path to read
+    "compressed": "nk.load_compressed(path, model)",
+    "recording": "DynamicsRecorder.load(path)",
+    "stitch": "nk.load_stitch(path, a, b)",
+}
 
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Series:
@@ -18,7 +23,11 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Series:
     header, arrays = files.read(path)
     kind = header.get("kind")
     if kind not in KINDS:
-        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are {', '.join(map(repr, KINDS))}.")
+        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; {_instead(kind)}.")
     with files.damage_reported(path):
         result: Comparison | Comparisons | Series = KINDS[kind](header, arrays)  # type: ignore[operator]
         return result
+
+
+def _instead(kind: object) -> str:
+    return f"`{READERS[kind]}` reads it" if kind in READERS else f"those are {', '.join(map(repr, KINDS))}"

@@ -13,6 +13,7 @@ from netkin.results.text import HOLE, cells, direction, grid, terminal_width, wr
 if TYPE_CHECKING:
     from netkin.results.series import Series
 
+LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: how often chance does as much"
 CELL = 8  # characters that a step takes at most, as a column
 
 
@@ -34,7 +35,7 @@ def _way(series: Series, measure: str, width: int) -> Iterator[str]:
     margin = max(map(len, series.layers), default=0)
     places = _spread(len(series), max((width - margin) // (max(len(str(s)) for s in series) + CELL // 2), 2))
     some = f", {len(places)} of {len(series)} {series.unit}s shown" if len(places) < len(series) else ""
-    yield wrapped(f"{measure}: {direction(series.table(measure))}{some}", width)
+    yield wrapped(f"{measure}: {direction(series.table(measure))}, layers by {series.unit}s{some}", width)
     yield from grid(series.layers, [str(series.steps[i]) for i in places], cells(series.own(measure)[places].T), width)
 
 
@@ -53,8 +54,8 @@ def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
     yield from grid(series.layers, list(map(str, marks)), entries, width)
     if any(HOLE in row for row in entries):
         yield f"{HOLE}  not before the last {series.unit}"
-    for threshold in marks:
-        yield wrapped(f"bottom-up at {threshold}: {_trend(series, threshold, measure)}", width)
+    trends = [f"bottom-up at {threshold}: {_trend(series, threshold, measure)}" for threshold in marks]
+    yield from (wrapped(line, width) for line in [*trends, *[LEGEND] * any("τ" in line for line in trends)])
 
 
 def _trend(series: Series, threshold: float, measure: str) -> str:

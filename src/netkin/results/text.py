@@ -120,10 +120,16 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
     return [label.ljust(margin) + "".join(e.rjust(s) for e, s in zip(line, sizes, strict=True)) for label, line in body]
 
 
+def has_classes(comparison: Comparison) -> bool:
+    """Say whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
+    return comparison.provenance.get("model b") == "logits"
+
+
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
     yield wrapped(f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}", width)
-    kinds = Counter([*comparison.shapes_a.values(), *comparison.shapes_b.values()])
+    columns = {} if has_classes(comparison) else comparison.shapes_b
+    kinds = Counter([*comparison.shapes_a.values(), *columns.values()])
     if kinds:
         counted = ", ".join(f"{kind} ({count} layers)" for kind, count in kinds.most_common())
         yield wrapped(f"what one example is: {next(iter(kinds)) if len(kinds) == 1 else counted}", width)

@@ -31,7 +31,7 @@ class Trend:
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.2f}"
-        never = f", {self.never} of them never before the last step" if self.never else ""
+        never = f", {self.never} of them never before the end" if self.never else ""
         return f"τ = {self.tau:.2f}{error}, p = {self.p:.2g} ({self.layers} layers{never})"
 
 
@@ -46,7 +46,7 @@ def trend(steps: Sequence[float], never: int = 0) -> Trend:
         layers = f"{len(steps)} {'layer' if len(steps) == 1 else 'layers'}"
         late = never and never == len(steps)
         which = (
-            "of which none reaches the threshold before the last step"
+            "of which none reaches the threshold before the end"
             if late
             else ("that reach the threshold at the same step")
         )

@@ -1,0 +1,29 @@
+"""Direct stitching: all eight layers of two Tiny-10 nets by least squares, against the two forward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from clock import ratio
+from nets import forward_both, lively
+
+from netkin.applications.stitching import fit_all
+from netkin.sources.architectures import seeded, tiny10
+
+IMAGES, BATCH = 2_000, 100
+LAYERS = [f"relu{number}" for number in range(1, 9)]
+
+
+def stitching(repeats: int = 7) -> dict[str, Any]:
+    """Return the time of fitting all stitches over that of the passes; the best of both, since others may be at work.
+
+    Weights and images are random: only the time is of interest.
+    """
+    nets = lively(seeded(tiny10, 0)), lively(seeded(tiny10, 1))
+    draw = torch.Generator().manual_seed(0)
+    images = [torch.randn(BATCH, 3, 32, 32, generator=draw) for _ in range(IMAGES // BATCH)]
+    pairs = [(layer, layer) for layer in LAYERS]
+    figures = ratio(lambda: fit_all(*nets, pairs, images), lambda: forward_both(nets, images), repeats)
+    best = figures["seconds"] / figures["floor_seconds"]
+    return figures | {"median_ratio": figures["ratio"], "ratio": best, "images": IMAGES, "layers": len(LAYERS)}

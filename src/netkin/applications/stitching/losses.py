@@ -1,0 +1,90 @@
+"""Losses of a stitched network: to the second model's answers, to the true labels, and the CKA of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from netkin.errors import ShapeError, UnknownName, ValueFault
+
+Loss = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
+
+
+def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
+    """Return the cross-entropy to the second model's soft answers, which the stitched network then imitates."""
+    return functional.cross_entropy(scores(answers), scores(own).softmax(1))
+
+
+def true(answers: Tensor, own: Any, labels: Tensor) -> Tensor:
+    """Return the cross-entropy to the true labels."""
+    return functional.cross_entropy(scores(answers), labels.flatten().long())
+
+
+LOSSES: dict[str, Loss] = {"soft": soft, "true": true}
+
+
+def loss_named(labels: str | Loss) -> Loss:
+    """Return the loss that `labels` asks for."""
+    if callable(labels):
+        return labels
+    if labels not in LOSSES:
+        raise UnknownName(f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {labels!r}.")
+    return LOSSES[labels]
+
+
+def scores(answers: Tensor) -> Tensor:
+    """Return a classifier's answers as a matrix, one row an example or a place of a sequence."""
+    rows = answers.flatten(0, 1) if answers.ndim == 3 else answers
+    if rows.ndim != 2 or rows.shape[1] < 2:
+        raise ShapeError(
+            f"the second model's output has shape {tuple(answers.shape)} and is no row of scores for each example; "
+            "pass a function (answers, own_answers, labels) as `labels`."
+        )
+    return rows
+
+
+def counted(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
+    """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
+    if answers.ndim != 3:
+        return answers, own, labels
+    of_places = isinstance(labels, Tensor) and labels.shape == answers.shape[:2] and not labels.is_floating_point()
+    counts = mask if mask is not None and mask.shape == answers.shape[:2] else None
+    if of_places:
+        counts = labels >= 0 if counts is None else counts & (labels >= 0)  # -100 marks what does not count
+    if counts is None:
+        return answers, own, labels
+    return answers[counts], None if own is None else own[counts], labels[counts] if of_places else labels
+
+
+def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
+    """Refuse labels that are missing or no class numbers; `answers` are some scores, which tell the classes."""
+    assert answers is not None
+    classes = scores(answers).shape[1]
+    if not isinstance(labels, Tensor):
+        raise ValueFault("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
+    if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
+        raise ShapeError(
+            f"labels='true' needs class numbers in {answers.ndim - 1} dimension(s); got labels of shape "
+            f"{tuple(labels.shape)} and {labels.dtype}."
+        )
+    below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
+    outside = labels[below | (labels >= classes)]
+    if len(outside):
+        raise ValueFault(f"labels must lie between 0 and {classes - 1}; got {int(outside[0])}.")
+
+
+def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
+    """Return the CKA of a batch of rows, as `cka` gives it, without once waiting for the device."""
+    X, Y = (rows.to(_at_least_single(rows)) for rows in (X, Y))
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    X, Y = (rows / torch.linalg.vector_norm(rows.detach()).clamp(min=1e-30) for rows in (X, Y))  # no square overflows
+    own = torch.linalg.matrix_norm(X.mT @ X) * torch.linalg.matrix_norm(Y.mT @ Y)
+    return (X.mT @ Y).square().sum() / own
+
+
+def _at_least_single(rows: Tensor) -> torch.dtype:
+    return torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype

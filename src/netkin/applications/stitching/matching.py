@@ -1,0 +1,200 @@
+"""Direct matching: the map from one layer's units to another's that fits best, read from moments alone.
+
+Every method is a function of `Moments` (so it streams, and its memory does not grow with the examples) that returns a
+`LinearMap` in the layers' own units. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the same in
+Python and on the command line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from netkin.applications.stitching.sparse import descended
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.results.identifiers import taken_apart
+from netkin.statistics import Moments
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """The map ``x ↦ x @ weight + bias`` of rows, `weight` p × q and `bias` of length q, in float64."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows @ self.weight.to(rows) + self.bias.to(rows)
+
+
+def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
+    """Return the map that leaves the least squared distance, ``A⁺B``; of several such the smallest.
+
+    Eq. 2 of the paper. With `affine` the layers' means are taken off first and meet each other.
+    """
+    pair = _about(moments, affine)
+    return _mapped(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))
+
+
+def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
+    """Return the map that minimises ``‖AM - B‖² + alpha ‖M‖²``."""
+    _refuse_not_above_zero("alpha", alpha)
+    pair = _about(moments, affine)
+    pair.x.trace  # noqa: B018  refuses a constant layer
+    ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
+    return _mapped(pair, torch.linalg.solve(pair.x.second + alpha * pair.x.scale**2 * ones, pair.cross))
+
+
+def procrustes(moments: Moments, *, affine: bool = True) -> LinearMap:
+    """Return the rotation (or reflection) that leaves the least squared distance: ``UVᵀ`` of ``AᵀB = USVᵀ``.
+
+    Layers of different widths are padded with zeros; what is left of the square rotation has orthonormal rows or
+    columns, but it is not the best among all maps that have.
+    """
+    pair = _about(moments, affine)
+    left, _, right = torch.linalg.svd(_own_cross(pair), full_matrices=False)
+    return _with_bias(pair, left @ right)
+
+
+def reduced_rank(moments: Moments, *, k: int = 8, affine: bool = True) -> LinearMap:
+    """Return the map of rank at most `k` that leaves the least squared distance: ``M VVᵀ``.
+
+    M is the least-squares map and V the first `k` right singular vectors of ``AM`` (Izenman 1975).
+    """
+    if not 1 <= k <= min(moments.x.width, moments.y.width):
+        raise ValueFault(
+            f"`k` must lie between 1 and the smaller width, {min(moments.x.width, moments.y.width):,}; got {k}."
+        )
+    pair = _about(moments, affine)
+    whitened = pair.x.whitener.mH @ pair.cross
+    _, vectors = torch.linalg.eigh(whitened.mH @ whitened)
+    leading = vectors[..., -k:]
+    return _mapped(pair, pair.x.whitener @ whitened @ leading @ leading.mH)
+
+
+def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> LinearMap:
+    """Return the sparse map that minimises ``‖AM - B‖² / 2n + alpha Σ|M|``, scikit-learn's objective.
+
+    The paper's Eq. 3 prints the first norm without its square, which no Lasso solver minimises.
+    """
+    _refuse_not_above_zero("alpha", alpha)
+    pair = _about(moments, affine)
+    pair.x.trace  # noqa: B018  refuses a constant layer
+    second = _in_units(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
+    return _with_bias(pair, descended(second, _own_cross(pair) / pair.n, alpha))
+
+
+def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
+    """Return the matching of single units with single units that leaves the least squared distance.
+
+    Of layers of different widths as many units are matched as the smaller one has; the others give or get nothing.
+    """
+    pair = _about(moments, affine)
+    cross = _own_cross(pair)
+    rows, columns = linear_sum_assignment(cross.cpu().numpy(), maximize=True)
+    weight = torch.zeros_like(cross)
+    weight[torch.as_tensor(rows), torch.as_tensor(columns)] = 1
+    return _with_bias(pair, weight)
+
+
+def identity(moments: Moments) -> LinearMap:
+    """Return the map that changes nothing: the baseline of stitching without a transformation."""
+    weight = torch.eye(moments.x.width, moments.y.width, dtype=torch.float64, device=moments.x.mean.device)
+    return LinearMap(weight, torch.zeros_like(weight[0]))
+
+
+def random(moments: Moments, *, seed: int = 0) -> LinearMap:
+    """Return a map of independent normal numbers of variance 1/p: the baseline of knowing nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(moments.x.width, moments.y.width, generator=generator, dtype=torch.float64)
+    weight = (weight / moments.x.width**0.5).to(moments.x.mean.device)
+    return LinearMap(weight, torch.zeros_like(weight[0]))
+
+
+Method = Callable[..., LinearMap]
+METHODS: dict[str, Method] = {
+    method.__name__: method
+    for method in (least_squares, ridge, procrustes, reduced_rank, lasso, permutation, identity, random)
+}
+
+
+def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
+    """Return the map that the method `how`, such as ``"reduced_rank(k=8)"``, finds for a pair of layers.
+
+    Example:
+        >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+        >>> matched(Moments.of(X, X @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])), "procrustes").weight.round()
+        tensor([[ 0.,  1.],
+                [-1., -0.]], dtype=torch.float64)
+    """
+    method, parameters = find(how)
+    return method(moments, **parameters)
+
+
+def find(how: str) -> tuple[Method, dict[str, Any]]:
+    """Return the function and the parameters that `how` names."""
+    apart = taken_apart(how) if isinstance(how, str) else None
+    if apart is None:
+        raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
+    name, given = apart
+    if name not in METHODS:
+        raise UnknownName(f"no matching method named {name!r}{did_you_mean(name, METHODS) or ';'} {_listed(METHODS)}.")
+    known = _defaults(METHODS[name])
+    for key in given:
+        if key not in known:
+            has = f"its parameters are {', '.join(known)}" if known else "it has none"
+            raise UnknownName(f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+    return METHODS[name], {key: _like(known[key], key, value) for key, value in given.items()}
+
+
+def _defaults(method: Method) -> dict[str, Any]:
+    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def _like(default: Any, key: str, value: Any) -> Any:
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueFault(
+            f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+        )
+    return value
+
+
+def _listed(methods: dict[str, Method]) -> str:
+    return f"there are {', '.join(methods)}"
+
+
+def _about(moments: Moments, affine: bool) -> Moments:
+    """Return the pair about its means, or about the origin where the map may not shift."""
+    return moments if affine else moments.uncentred
+
+
+def _mapped(pair: Moments, inner: Tensor) -> LinearMap:
+    """Return a map between the coordinates of a pair's second moments as one between the layers' own units."""
+    return _with_bias(pair, _in_units(inner, pair.x.units, pair.y.units) * (pair.x.scale / pair.y.scale))
+
+
+def _with_bias(pair: Moments, weight: Tensor) -> LinearMap:
+    weight = weight.to(torch.float64)
+    return LinearMap(weight, (pair.y.mean.to(weight) - pair.x.mean.to(weight) @ weight)[0])
+
+
+def _own_cross(pair: Moments) -> Tensor:
+    """Return ``AᵀB`` in the layers' own units."""
+    return _in_units(pair.cross, pair.x.units, pair.y.units) / (pair.x.scale * pair.y.scale)
+
+
+def _in_units(inner: Tensor, x_units: Tensor, y_units: Tensor) -> Tensor:
+    return (x_units.mT.to(inner) @ inner @ y_units.to(inner))[0]
+
+
+def _refuse_not_above_zero(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueFault(f"`{name}` must be above 0; got {value}.")

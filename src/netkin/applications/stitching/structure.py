@@ -1,0 +1,153 @@
+"""The structure of stitches: rank, sparsity, how far apart two are, and what lies on the line between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from netkin.applications.stitching.evaluating import Answers
+from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.matching import LinearMap
+from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.transformations import Transformation
+from netkin.errors import ValueFault
+from netkin.representations import batches_of, guest
+from netkin.representations.feeding import feed
+
+
+def rank(stitch: Stitch, *, tolerance: float = 1e-5) -> int:
+    """Return the rank of the map: how many singular values stand above `tolerance` times the largest.
+
+    What lies below the default is rounding, in float32 weights or of the fit.
+    """
+    return int(torch.linalg.matrix_rank(stitch.map.weight, rtol=tolerance))
+
+
+def sparsity(stitch: Stitch, *, threshold: float = 1e-4) -> float:
+    """Return the share of the matrix's entries whose size is below `threshold`: those that the paper sets to zero."""
+    if not threshold > 0:
+        raise ValueFault(f"`threshold` must be above 0; got {threshold}.")
+    return float((stitch.map.weight.abs() < threshold).double().mean())
+
+
+def distance(first: Stitch, second: Stitch, *, relative: bool = False) -> float:
+    """Return the Frobenius distance of two stitches' matrices; `relative`, as a share of the norms' mean."""
+    _refuse_unlike(first, second)
+    x, y = first.map.weight, second.map.weight
+    apart = float(torch.linalg.matrix_norm(x - y.to(x)))
+    return apart / (float(torch.linalg.matrix_norm(x) + torch.linalg.matrix_norm(y.to(x))) / 2) if relative else apart
+
+
+def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
+    """Return the stitch at ``(1 - weight) first + weight second``, matrix and shift alike.
+
+    Example:
+        >>> from netkin.applications.stitching.stitch import stitch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> one, other = (stitch(model, "1", model, "1", torch.randn(50, 4), how) for how in ("identity", "random"))
+        >>> bool(torch.allclose(interpolate(one, other, 0.0).map.weight, one.map.weight))
+        True
+    """
+    _refuse_unlike(first, second)
+    between = _between(first, second, weight)
+    network = first.network
+    joined = Stitched(network.a, network.layer_a, network.b, network.layer_b, between, cuts=network.cuts)
+    method = f"interpolate({first.method}, {second.method}, {weight:g})"
+    return replace(first, network=joined, method=method, evaluation=None, history=())
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What the stitched network can do along the line from one stitch to another.
+
+    `weights` run from 0, the first, to 1, the second. `cross_entropies` are to the second model's answers; without
+    labels the accuracies are empty.
+    """
+
+    weights: tuple[float, ...]
+    cross_entropies: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    relative_accuracies: tuple[float, ...]
+    examples: int
+
+    @property
+    def height(self) -> float:
+        """How far the cross-entropy rises above the straight line between the ends, at most; 0 without a barrier."""
+        return _height(self.weights, self.cross_entropies)
+
+    @property
+    def drop(self) -> float:
+        """How far the relative accuracy falls below the straight line between the ends, at most."""
+        if not self.relative_accuracies:
+            raise ValueFault("there is no accuracy without labels; give batches `(inputs, labels)`.")
+        return _height(self.weights, [-value for value in self.relative_accuracies])
+
+    def __str__(self) -> str:
+        accuracies = self.relative_accuracies or [float("nan")] * len(self.weights)
+        lines = zip(self.weights, self.cross_entropies, accuracies, strict=True)
+        table = (
+            f"{weight:.3g}\t{loss:.4f}\t{'–' if np.isnan(share) else f'{share:.4f}'}" for weight, loss, share in lines
+        )
+        return "\n".join(["weight\tcross-entropy\trelative accuracy", *table, f"barrier {self.height:.4f}"])
+
+
+def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examples: int | None = None) -> Barrier:
+    """Return the loss along the straight line between two stitches of the same models and layers, in one pass."""
+    _refuse_unlike(first, second)
+    if points < 3:
+        raise ValueFault(f"`points` must be at least 3, the ends and something between; got {points}.")
+    weights = [float(weight) for weight in np.linspace(0, 1, points)]
+    network, said = first.network, [Answers() for _ in weights]
+    between = [_between(first, second, weight) for weight in weights]
+    network.tail  # noqa: B018  cut before the pass
+    with guest(network.a, network.b):
+        for batch in tqdm(batches_of(data, examples), desc="interpolating", unit=" batches", delay=2, leave=False):
+            own, head = feed(network.b, batch), network.begin(batch)
+            for transformation, answers in zip(between, said, strict=True):
+                answers.update(network.finish(transformation(head), batch), own, batch)
+    return _barrier(weights, said)
+
+
+def _barrier(weights: list[float], said: list[Answers]) -> Barrier:
+    counts = [answers.counts for answers in said if answers.counts is not None]
+    right = [count.accuracy_a for count in counts] if said[0].labelled else []
+    whole = counts[0].accuracy_b if said[0].labelled else 0.0
+    return Barrier(
+        weights=tuple(weights),
+        cross_entropies=tuple(count.cross_entropy_ab for count in counts),
+        accuracies=tuple(right),
+        relative_accuracies=tuple(share / whole for share in right) if whole else (),
+        examples=said[0].examples,
+    )
+
+
+def _between(first: Stitch, second: Stitch, weight: float) -> Transformation:
+    x, y = first.map, second.map
+    mixed = LinearMap(_mixed(x.weight, y.weight, weight), _mixed(x.bias, y.bias, weight))
+    made = Transformation(mixed, first.transformation.meeting).to(first.transformation.shift)
+    made.set(mixed)  # again, where it may be float64 by now
+    return made
+
+
+def _mixed(x: Tensor, y: Tensor, weight: float) -> Tensor:
+    return (1 - weight) * x + weight * y.to(x)
+
+
+def _height(weights: Any, losses: Any) -> float:
+    losses, weights = np.asarray(losses), np.asarray(weights)
+    return float(max(0.0, np.max(losses - ((1 - weights) * losses[0] + weights * losses[-1]))))
+
+
+def _refuse_unlike(first: Stitch, second: Stitch) -> None:
+    if first.layers != second.layers:
+        raise ValueFault(f"the stitches join other layers: {first.layers} and {second.layers}.")
+    one, other = first.transformation.meeting, second.transformation.meeting
+    if (one.a, one.b, one.resize) != (other.a, other.b, other.resize):
+        raise ValueFault(f"the stitches join {one.a} to {one.b} and {other.a} to {other.b}; they have no line between.")
+    if first.network.a is not second.network.a or first.network.b is not second.network.b:
+        raise ValueFault("the stitches join other models, even if of the same kind; there is no line between them.")

@@ -1,0 +1,155 @@
+"""`TaskLoss`: how a stitch is trained on what the stitched network can do, all options in one record.
+
+Written as measures are, ``"task_loss(init=procrustes, rank=8)"``, it means the same in Python and on the command line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from netkin.applications.stitching.losses import Loss, loss_named
+from netkin.applications.stitching.matching import find
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.files import Location
+from netkin.results.identifiers import taken_apart
+
+NAME = "task_loss"
+_COUNTS = ("rank", "epochs", "steps", "batch", "patience", "every", "sample")
+_NOT_BELOW_ZERO = ("l1", "threshold", "decay", "memory")
+_NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a training goes on
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """How to train a stitch.
+
+    What is minimised is the task loss, ``+ l1 Σ|M| + cka_penalty · CKA + decay/2 (‖M‖² + ‖b‖²)``. `labels` are the
+    second model's answers ("soft"), those of the data ("true"), or a function ``loss(answers, own_answers, labels)``
+    of the stitched network's answers, the second model's own, and the labels of a batch.
+
+    `init` is a direct method; least squares of a given `rank` means `reduced_rank`. Training takes `steps`, or else
+    `epochs` rounds, of Adam at learning rate `rate`, on the batches that the data come in unless `batch` asks for
+    others. `every` so many steps (None: once a round) the stitch is judged on a fixed sample of at most `sample`
+    examples; after `patience` times without a better one training ends, and the best stitch is taken. After a training
+    with `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are
+    kept. With `resume`, a file, an interrupted training goes on where it was.
+
+    Example:
+        >>> TaskLoss.read("task_loss(init=procrustes, rank=8)", {"epochs": 3})
+        task_loss(init=procrustes, rank=8, epochs=3)
+    """
+
+    labels: str | Loss = "soft"
+    init: str = "least_squares"
+    rank: int | None = None
+    l1: float = 0.0
+    threshold: float = 1e-4
+    cka_penalty: float = 0.0
+    epochs: int = 10
+    steps: int | None = None
+    batch: int | None = None
+    rate: float = 1e-3
+    decay: float = 0.0
+    patience: int | None = None
+    every: int | None = None
+    sample: int = 1000
+    memory: int = 4 * 2**30
+    autocast: bool = False
+    seed: int = 0
+    resume: Location | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _refuse_unfit(field.name, getattr(self, field.name), field.default)
+        loss_named(self.labels)
+        if not isinstance(self.init, str):
+            raise ValueFault(f"`init` must name a direct method, such as 'least_squares'; got {self.init!r}.")
+        find(self.start)
+        if self.l1 and self.rank is not None:
+            raise ValueFault(
+                f"`l1={self.l1:g}` sets single entries of the matrix to zero, which a product of two factors of "
+                f"`rank={self.rank}` can't have; choose one of the two."
+            )
+
+    @classmethod
+    def read(cls, how: str = NAME, options: Mapping[str, Any] | None = None) -> TaskLoss:
+        """Return what `how`, such as ``"task_loss(rank=8)"``, and options by keyword ask for together."""
+        apart, options = taken_apart(how), options or {}
+        if apart is None or apart[0] != NAME:
+            raise UnknownName(f"{how!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
+        known = [field.name for field in fields(cls)]
+        for key in (*apart[1], *options):
+            if key not in known:
+                raise UnknownName(
+                    f"{NAME!r} has no option {key!r}{did_you_mean(key, known) or ';'} its options are "
+                    f"{', '.join(known)}."
+                )
+        twice = sorted(apart[1].keys() & options.keys())
+        if twice:
+            raise ValueFault(f"`{twice[0]}` is given twice, in {how!r} and by keyword; leave one out.")
+        return cls(**apart[1], **options)
+
+    @property
+    def start(self) -> str:
+        """The direct method, with its parameters, that gives the map to start from."""
+        if self.init == "random":
+            return f"random(seed={self.seed})"
+        if self.init == "least_squares" and self.rank is not None:
+            return f"reduced_rank(k={self.rank})"
+        return self.init
+
+    @property
+    def loss(self) -> Loss:
+        """The task loss as a function."""
+        return loss_named(self.labels)
+
+    @property
+    def looks_at_own(self) -> bool:
+        """Whether training needs the second model's own answers."""
+        return self.labels != "true"
+
+    @property
+    def course(self) -> dict[str, Any]:
+        """The options on which the course of a training depends, fit for JSON."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
+        return own | {"labels": _spoken(self.labels)}
+
+    def __str__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = [f"{f.name}={_spoken(given[f.name])}" for f in fields(self) if given[f.name] != f.default]
+        return f"{NAME}({', '.join(changed)})" if changed else NAME
+
+    __repr__ = __str__
+
+
+def is_task_loss(how: str) -> bool:
+    """Tell whether `how` asks for a training and not for a direct method."""
+    apart = taken_apart(how) if isinstance(how, str) else None
+    return apart is not None and apart[0] == NAME
+
+
+def _refuse_unfit(name: str, value: Any, default: Any) -> None:
+    if value is None and default is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name in _COUNTS and not (number and isinstance(value, int) and value >= 1):
+        raise ValueFault(f"`{name}` must be a whole number from 1 up; got {value!r}.")
+    if name in _NOT_BELOW_ZERO and not (number and 0 <= value < math.inf):
+        raise ValueFault(f"`{name}` must not be below 0; got {value!r}.")
+    if name == "rate" and not (number and 0 < value < math.inf):
+        raise ValueFault(f"`rate` must be above 0; got {value!r}.")
+    if name == "cka_penalty" and not (number and math.isfinite(value)):
+        raise ValueFault(f"`cka_penalty` must be a number; got {value!r}.")
+    if name == "autocast" and not isinstance(value, bool):
+        raise ValueFault(f"`autocast` must be True or False; got {value!r}.")
+    if name == "seed" and not (number and isinstance(value, int) and value >= 0):
+        raise ValueFault(f"`seed` must be a whole number from 0 up; got {value!r}.")
+
+
+def _spoken(value: Any) -> Any:
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return value

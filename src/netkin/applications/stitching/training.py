@@ -1,0 +1,234 @@
+"""Training a stitch on the task loss: both models stay as they are, and only the transformation moves.
+
+The first model runs without a graph, once on every example where its activations fit the memory; the second model's
+answers are computed once. Gradients go back through the tail of the second model, to no weight of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from netkin.applications.stitching import resuming
+from netkin.applications.stitching.caching import Kept, Reread, gathered
+from netkin.applications.stitching.ends import rows
+from netkin.applications.stitching.fitting import fitting_mask
+from netkin.applications.stitching.joining import Stitched, frozen, thawed
+from netkin.applications.stitching.losses import batch_cka, counted
+from netkin.applications.stitching.portions import Portion
+from netkin.applications.stitching.records import Record, Sample, Sampling
+from netkin.applications.stitching.resuming import Standing, Weights
+from netkin.applications.stitching.shrinking import cut, shrink
+from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.errors import ForwardError, ValueFault
+from netkin.representations import guest
+from netkin.representations.recording import main_tensor
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training did: its record step by step, and that of the transformation it ended with.
+
+    `stopped` tells whether patience ended it, `step` from which step the transformation is, and `kept` what of the
+    first model's work was kept in memory.
+    """
+
+    history: tuple[Record, ...] = field(repr=False)
+    final: Record
+    steps: int
+    step: int
+    stopped: bool
+    kept: str
+
+
+def trained(
+    network: Stitched,
+    data: Any,
+    settings: TaskLoss | None = None,
+    *,
+    validation: Any = None,
+    examples: int | None = None,
+) -> Training:
+    """Train the transformation of a stitched network in place, and return the record.
+
+    The stitch is judged on a sample of `validation`, or of `data` where none is given; patience goes by it, so it
+    should be no data that the stitch is tested on. If anything goes wrong the transformation is as it was before.
+    """
+    settings = settings or TaskLoss()
+    first, before = _weights(network), frozen(network.a, network.b)
+    try:
+        with guest(network.a, network.b):
+            return _Trainer(network, data, settings, validation, examples).run()
+    except BaseException:
+        network.transformation.load_state_dict(first)
+        raise
+    finally:
+        thawed(before)
+        network.transformation.zero_grad(set_to_none=True)
+
+
+def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor:
+    """Return what a step of training goes down: the task loss and the CKA penalty of a portion.
+
+    The L1 penalty is no part of it, as `shrink` takes its step after Adam's.
+    """
+    if portion.head is None:
+        with torch.no_grad():
+            head = network.begin(portion.batch)
+    else:
+        head = portion.head
+    transformed = network.transformation(head)
+    penalised = bool(settings.cka_penalty)
+    # the tail may begin with a step in place
+    answers = main_tensor(network.finish(transformed.clone() if penalised else transformed, portion.batch), "")
+    value = settings.loss(*counted(answers, portion.answers, portion.labels, portion.mask))
+    if penalised:
+        assert portion.own is not None
+        mask = fitting_mask(portion.mask, portion.own)
+        value = value + settings.cka_penalty * batch_cka(rows(transformed, mask), rows(portion.own, mask))
+    return value
+
+
+class _Trainer:
+    """One training, from the first look at the data to the transformation that is handed out."""
+
+    def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
+        self.network, self.settings, self.loss = network, settings, settings.loss
+        sampling = Sampling(settings.sample) if validation is None else None
+        self.course: Kept | Reread = gathered(network, data, examples, settings, sampling)
+        own = sampling.portions if sampling is not None else Sample.of(network, validation, settings.sample).portions
+        self.sample = Sample(own)
+        self.total = settings.steps or settings.epochs * self.course.per_epoch
+        self.every = settings.every or self.course.per_epoch
+        self.optimizer = torch.optim.Adam(
+            network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
+        )
+        self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
+        self.standing = self._resumed() or self._begun()
+
+    def _begun(self) -> Standing:
+        weights = _weights(self.network)
+        standing = Standing(weights, weights, weights)
+        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._judged("before training")})
+        return standing
+
+    def _resumed(self) -> Standing | None:
+        if self.settings.resume is None:
+            return None
+        found = resuming.read(self.settings.resume, self._whose, _weights(self.network))
+        if found is not None:
+            self.network.transformation.load_state_dict(found.now)
+            resuming.load_adam(self.optimizer, found.adam)
+        return found
+
+    @property
+    def _whose(self) -> dict[str, Any]:
+        return self.settings.course | {"layers": [self.network.layer_a, self.network.layer_b]}
+
+    def run(self) -> Training:
+        bar = tqdm(total=self.total, initial=self.standing.step, desc="training", unit=" steps", delay=2, leave=False)
+        with bar:
+            while self.standing.step < self.total and not self._is_patient_no_more:
+                self._epoch(bar)
+        return self._finished()
+
+    def _epoch(self, bar: Any) -> None:
+        number, start = divmod(self.standing.step, self.course.per_epoch)
+        for portion in self.course.epoch(number, start):
+            self._step(portion)
+            bar.update()
+            if self.standing.step % self.every == 0 or self.standing.step == self.total:
+                self._look()
+            if self.standing.step == self.total or self._is_patient_no_more:
+                return
+        given = self.standing.step - number * self.course.per_epoch
+        if given < self.course.per_epoch:
+            raise ValueFault(
+                f"the data gave {self.course.per_epoch:,} batches at first and {given:,} when read again; pass data "
+                "that give the same each time."
+            )
+
+    def _step(self, portion: Portion) -> None:
+        settings, device = self.settings, self.network.transformation.shift.device
+        with torch.enable_grad():
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.autocast):
+                value = objective(self.network, portion, settings)
+            if not value.requires_grad:
+                raise ForwardError(
+                    f"no gradient comes back from the second model's output to its layer {self.network.layer_b!r}, so "
+                    "the task loss can't train a stitch there; use a direct method."
+                )
+            self.optimizer.zero_grad(set_to_none=True)
+            value.backward()
+        self.optimizer.step()
+        if settings.l1:
+            for weight in self._shrinking:
+                shrink(self.optimizer, weight, settings.l1)
+        self.losses.append(value.detach())
+        self.standing.step += 1
+
+    @property
+    def _shrinking(self) -> list[Tensor]:
+        shift = self.network.transformation.shift
+        return [weight for weight in self.network.transformation.parameters() if weight is not shift]
+
+    def _look(self) -> None:
+        """Record where the stitch stands, and remember it if it is the best so far."""
+        standing, losses = self.standing, torch.stack(self.losses)
+        self._refuse_non_finite(losses)
+        judged = self._judged(f"at step {standing.step}")
+        passed = {"step": standing.step, "epoch": standing.step / self.course.per_epoch}
+        standing.now = _weights(self.network)
+        best = next(record for record in standing.history if record["step"] == standing.best_step)
+        if judged["objective"] < best["objective"]:
+            standing.best, standing.best_step, standing.waited = standing.now, standing.step, 0
+        else:
+            standing.waited += 1
+        standing.history.append({**passed, "training_loss": float(losses.mean()), **judged})
+        self.losses = []
+        if self.settings.resume is not None:
+            standing.adam = resuming.adam_state(self.optimizer)
+            resuming.write(self.settings.resume, standing, self._whose)
+
+    def _judged(self, when: str) -> Record:
+        record = self.sample.record(self.network, self.loss)
+        penalty = self.settings.cka_penalty * (record["cka"] or 0.0)
+        total = record["loss"] + penalty + self.settings.l1 * float(self.network.transformation.matrix.abs().sum())
+        if not math.isfinite(total):
+            raise ForwardError(f"the stitched network gives NaN or Inf on the sample {when}.")
+        return {"loss": record.pop("loss"), "objective": total, **record}
+
+    def _refuse_non_finite(self, losses: Tensor) -> None:
+        bad = (~torch.isfinite(losses)).nonzero()
+        weights = all(bool(torch.isfinite(weight).all()) for weight in self.network.transformation.parameters())
+        if len(bad) or not weights:
+            step = self.standing.step - len(losses) + 1 + (int(bad[0]) if len(bad) else len(losses) - 1)
+            raise ForwardError(
+                f"training came to NaN or Inf at step {step:,} of {self.total:,} with `rate={self.settings.rate:g}`; "
+                "the transformation is as it was before. Take a smaller `rate`."
+            )
+
+    @property
+    def _is_patient_no_more(self) -> bool:
+        return self.settings.patience is not None and self.standing.waited >= self.settings.patience
+
+    def _finished(self) -> Training:
+        standing, settings = self.standing, self.settings
+        if settings.patience is not None:
+            self.network.transformation.load_state_dict(standing.best)
+        for weight in self._shrinking if settings.l1 else []:
+            cut(weight, settings.threshold)
+        step = standing.step if settings.patience is None else standing.best_step
+        final = {"step": step, **self._judged("in the end")}
+        return Training(
+            tuple(standing.history), final, standing.step, step, self._is_patient_no_more, self.course.words
+        )
+
+
+def _weights(network: Stitched) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in network.transformation.state_dict().items()}

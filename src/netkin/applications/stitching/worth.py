@@ -1,0 +1,231 @@
+"""Worth: what stitches of many pairs of layers can do, as tables that stand beside those of similarities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from netkin.applications.stitching.evaluating import Evaluation
+from netkin.comparing.tabulating import INTERRUPTED, NOT_ASKED
+from netkin.errors import UnknownName, did_you_mean
+from netkin.results import Comparison, Values
+
+Pair = tuple[str, str]
+
+HIGH, LOW = 0.8, 0.5  # similarities
+GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
+MOST = 6  # pairs named in a warning
+_NO_LABELS = "the test data have no labels"
+_NONE_RIGHT = "the second model gives no right answer on the test data"
+_CONSTANT = "the activations of one side do not vary over the test data"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of an evaluation: how it is read, which way it runs, and between which ends."""
+
+    read: Callable[[Evaluation], float | None]
+    bounds: tuple[float, float]
+    convention: str
+    higher_is_closer: bool = True
+
+    def why_not(self, evaluation: Evaluation) -> str:
+        """Return why an evaluation has no such number."""
+        if evaluation.accuracy is None:
+            return _NO_LABELS
+        return _NONE_RIGHT if evaluation.accuracy_b == 0 else _CONSTANT
+
+
+SCORES: Mapping[str, Score] = {
+    "relative_accuracy": Score(
+        lambda e: e.relative_accuracy,
+        (0, math.inf),
+        "accuracy of the stitched network over that of the second model, on the test data",
+    ),
+    "accuracy": Score(lambda e: e.accuracy, (0, 1), "share of the test data that the stitched network gets right"),
+    "agreement": Score(
+        lambda e: e.agreement, (0, 1), "share of the test data on which the stitched network answers as the second does"
+    ),
+    "cross_entropy": Score(
+        lambda e: e.cross_entropy,
+        (0, math.inf),
+        "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
+        higher_is_closer=False,
+    ),
+    "r2": Score(
+        lambda e: e.r2,
+        (-math.inf, 1),
+        "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
+    ),
+    "stitched_cka": Score(lambda e: e.cka, (0, 1), "cka of the mapped activations and the second model's own"),
+    "stitched_cca": Score(lambda e: e.cca, (0, 1), "cca_mean of the mapped activations and the second model's own"),
+    "stitched_svcca": Score(lambda e: e.svcca, (0, 1), "svcca of the mapped activations and the second model's own"),
+}
+
+
+def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of scores, each once; one that does not exist is refused."""
+    asked = [names] if isinstance(names, str) else list(names)
+    for name in asked:
+        if name not in SCORES:
+            raise UnknownName(
+                f"no score named {name!r}{did_you_mean(str(name), SCORES) or ';'} there are {', '.join(SCORES)}."
+            )
+    return tuple(dict.fromkeys(asked)) or known_scores("relative_accuracy")
+
+
+class Ledger:
+    """What is known so far of every pair of layers that was asked for, by every method."""
+
+    def __init__(
+        self,
+        layers: tuple[Sequence[str], Sequence[str]],
+        wanted: Iterable[Pair],
+        hows: Sequence[str],
+        scores: Sequence[str],
+    ):
+        self.layers, self.wanted, self.hows, self.scores = layers, list(wanted), hows, scores
+        self.examples = 0
+        self._values: dict[tuple[str, str], dict[Pair, float]] = {(s, h): {} for s in scores for h in hows}
+        self._holes: dict[tuple[str, str], dict[Pair, str]] = {(s, h): {} for s in scores for h in hows}
+
+    def note(self, pair: Pair, how: str, evaluation: Evaluation) -> None:
+        """Write down what a stitch is worth."""
+        self.examples = evaluation.examples
+        for name in self.scores:
+            value = SCORES[name].read(evaluation)
+            if value is None or not math.isfinite(value):
+                self._holes[name, how][pair] = SCORES[name].why_not(evaluation)
+            else:
+                self._values[name, how][pair] = value
+
+    def refuse(self, pair: Pair, how: str, reason: str) -> None:
+        """Write down why there is no stitch."""
+        for name in self.scores:
+            self._holes[name, how][pair] = reason
+
+    def knows(self, pair: Pair, how: str) -> bool:
+        """Tell whether all is known of a stitch."""
+        return all(pair in self._values[name, how] or pair in self._holes[name, how] for name in self.scores)
+
+    def recall(self, earlier: Comparison) -> None:
+        """Take over what an earlier sweep found."""
+        for (name, how), values in self._values.items():
+            table = earlier.tables.get(table_id(name, how))
+            for pair in self.wanted if table is not None else []:
+                if table is not None and pair[0] in table.layers_a and pair[1] in table.layers_b:
+                    reason = table.holes.get(pair)
+                    if reason is None:
+                        values[pair], self.examples = table[pair], earlier.examples
+                    elif reason not in (INTERRUPTED, NOT_ASKED):
+                        self._holes[name, how][pair] = reason
+
+    def tables(self) -> dict[str, Values]:
+        """Return a table for each score and method, those of the first score first."""
+        made = [self._table(name, how) for name in self.scores for how in self.hows]
+        return {table.id: table for table in made}
+
+    def _table(self, name: str, how: str) -> Values:
+        known, holes = self._values[name, how], self._holes[name, how]
+        missing = dict.fromkeys(self.wanted, INTERRUPTED) | holes
+        values, reasons = laid_out(self.layers, known, missing)
+        score = SCORES[name]
+        return Values(
+            id=table_id(name, how),
+            name=name,
+            parameters={"how": how},
+            layers_a=tuple(self.layers[0]),
+            layers_b=tuple(self.layers[1]),
+            values=values,
+            holes=reasons,
+            higher_is_closer=score.higher_is_closer,
+            bounds=score.bounds,
+            symmetric=False,
+            conventions=f"{score.convention}; stitched by {how}",
+            statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
+            exactness=f"on {self.examples:,} test examples",
+        )
+
+
+def table_id(score: str, how: str) -> str:
+    """Return the id of the table of a score by a method.
+
+    Example:
+        >>> table_id("agreement", "reduced_rank(k=8)")
+        'agreement(how=reduced_rank(k=8))'
+    """
+    return f"{score}(how={how})"
+
+
+def laid_out(
+    layers: tuple[Sequence[str], Sequence[str]], known: Mapping[Pair, float], missing: Mapping[Pair, str]
+) -> tuple[np.ndarray, dict[Pair, str]]:
+    """Return values as a matrix, and for each that is not there the reason: that of `missing`, or not asked for."""
+    values = np.full((len(layers[0]), len(layers[1])), np.nan)
+    holes = {}
+    for i, x in enumerate(layers[0]):
+        for j, y in enumerate(layers[1]):
+            if (x, y) in known:
+                values[i, j] = known[x, y]
+            else:
+                holes[x, y] = missing.get((x, y), NOT_ASKED)
+    return values, holes
+
+
+def among(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
+    """Return a table of a similarity with the rows and columns of a sweep."""
+    pairs = [(x, y) for x in layers[0] for y in layers[1] if x in table.layers_a and y in table.layers_b]
+    known = {pair: table[pair] for pair in pairs if pair not in table.holes}
+    values, holes = laid_out(layers, known, table.holes)
+    return replace(table, layers_a=tuple(layers[0]), layers_b=tuple(layers[1]), values=values, holes=holes)
+
+
+def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
+    """Yield a sentence where layers are alike and their stitch is useless, and one where it is the reverse."""
+    measure = _judging(similarities)
+    judged = [table for table in stitches.values() if table.name == _yardstick(stitches.values())]
+    if measure is None or not judged:
+        return
+    score = judged[0].name.replace("_", " ")
+    apart = list(_met(measure, judged, lambda like, worth: like >= HIGH and worth < USELESS))
+    alike = list(_met(measure, judged, lambda like, worth: like < LOW and worth >= GOOD))
+    if apart:
+        yield (
+            f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
+            f"{_listed(apart)}. What is alike there is not what the second model goes by."
+        )
+    if alike:
+        yield (
+            f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
+            f"{_listed(alike)}. What the second model goes by is there, in a form that {measure.id} does not see."
+        )
+
+
+def _judging(similarities: Sequence[Values]) -> Values | None:
+    """Return the similarity that stitches are held against: cka, or else the first that ends at 1."""
+    fit = [table for table in similarities if table.higher_is_closer and table.bounds[1] == 1]
+    return next((table for table in fit if table.name == "cka"), fit[0] if fit else None)
+
+
+def _yardstick(stitches: Iterable[Values]) -> str:
+    """Return the score that tells what stitches are worth: without labels, how often they answer alike."""
+    some = [table.name for table in stitches if np.isfinite(table.values).any()]
+    return next((name for name in ("relative_accuracy", "agreement") if name in some), "")
+
+
+def _met(measure: Values, judged: Sequence[Values], test: Callable[[float, float], bool]) -> Iterator[str]:
+    for i, x in enumerate(measure.layers_a):
+        for j, y in enumerate(measure.layers_b):
+            like = float(measure.values[i, j])
+            found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
+            if found:
+                told = ", ".join(f"{worth:.2f} by {how}" for how, worth in found)
+                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {like:.2f}; {told})"
+
+
+def _listed(pairs: Sequence[str]) -> str:
+    more = f", and {len(pairs) - MOST:,} more" if len(pairs) > MOST else ""
+    return ", ".join(pairs[:MOST]) + more

@@ -1,0 +1,146 @@
+"""The structure of stitches: rank, sparsity, distance, the line between two, and the picture."""
+
+import matplotlib.figure
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.applications.stitching import barrier, distance, interpolate, rank, sparsity, stitch
+from netkin.applications.stitching.matching import LinearMap
+from netkin.errors import ShapeError, ValueFault
+from netkin.reporting.matrices import plot_matrix
+from stitching_worlds import Maps, Rows, built, labelled
+
+
+@pytest.fixture
+def pair():
+    """Two stitches of the same layers, labelled data, and the models."""
+    a, b = built(Rows), built(Rows, seed=1)
+    data = labelled(b, 5)
+    return stitch(a, "mid", b, "mid", data), stitch(a, "mid", b, "mid", data, "random"), data
+
+
+def given(found, matrix):
+    """Give a stitch another matrix."""
+    found.transformation.set(LinearMap(torch.as_tensor(matrix), torch.zeros(6, dtype=torch.float64)))
+    return found
+
+
+def test_rank_counts_singular_values(pair):
+    found = given(pair[0], np.diag([1, 1e-3, 1e-4, 1e-6, 0, 0]))
+    assert rank(found) == 3
+    assert rank(found, tolerance=1e-2) == 1
+
+
+def test_sparsity_counts_small_entries(pair):
+    matrix = np.ones((6, 6))
+    matrix[0] = [0, 9e-5, -9e-5, 2e-4, -2e-4, 1]
+    assert sparsity(given(pair[0], matrix)) == pytest.approx(3 / 36)
+    assert sparsity(pair[0], threshold=1e-3) == pytest.approx(5 / 36)
+    with pytest.raises(ValueFault, match="`threshold` must be above 0; got 0"):
+        sparsity(pair[0], threshold=0)
+
+
+def test_distance_is_frobenius(pair):
+    first, second, _ = pair
+    apart = np.linalg.norm(first.map.weight.numpy() - second.map.weight.numpy())
+    assert distance(first, second) == pytest.approx(apart)
+    assert distance(first, first) == 0
+    size = (np.linalg.norm(first.map.weight) + np.linalg.norm(second.map.weight)) / 2
+    assert distance(first, second, relative=True) == pytest.approx(apart / size)
+
+
+def test_the_line_between_two_stitches(pair):
+    first, second, data = pair
+    middle = interpolate(first, second, 0.25)
+    assert torch.allclose(middle.map.weight, 0.75 * first.map.weight + 0.25 * second.map.weight)
+    assert torch.allclose(middle.map.bias, 0.75 * first.map.bias + 0.25 * second.map.bias)
+    assert middle.method == "interpolate(least_squares, random, 0.25)"
+    assert torch.equal(interpolate(first, second, 1.0).network(data[0][0]), second.network(data[0][0]))
+    assert middle.evaluation is None
+
+
+def test_the_barrier_is_what_single_evaluations_say(pair):
+    first, second, data = pair
+    found = barrier(first, second, data, points=5)
+    assert found.weights == (0, 0.25, 0.5, 0.75, 1)
+    alone = [interpolate(first, second, weight).evaluate(data) for weight in found.weights]
+    assert found.cross_entropies == pytest.approx([one.cross_entropy for one in alone])
+    assert found.accuracies == pytest.approx([one.accuracy for one in alone])
+    assert found.relative_accuracies == pytest.approx([one.relative_accuracy for one in alone])
+    losses, weights = np.array(found.cross_entropies), np.array(found.weights)
+    line = losses[0] + weights * (losses[-1] - losses[0])
+    assert found.height == pytest.approx(max(0, (losses - line).max()))
+    shares = np.array(found.relative_accuracies)
+    assert found.drop == pytest.approx(max(0, (shares[0] + weights * (shares[-1] - shares[0]) - shares).max()))
+    assert found.examples == 120
+    assert str(found).endswith(f"barrier {found.height:.4f}")
+    assert nk.barrier is barrier
+
+
+def test_there_is_no_barrier_between_a_stitch_and_itself(pair):
+    first, _, data = pair
+    found = barrier(first, first, data, points=3)
+    assert (found.height, found.drop) == (pytest.approx(0, abs=1e-9), 0)
+
+
+def test_a_barrier_between_opposite_stitches_is_seen():
+    model = built(Rows)
+    data = labelled(model, 5)
+    same = stitch(model, "mid", model, "mid", data, "identity")
+    order = torch.eye(6, dtype=torch.float64)[[1, 0, 3, 2, 5, 4]]
+    with torch.no_grad():
+        model.after.weight.copy_((model.after.weight + model.after.weight @ order.T) / 2)
+    swapped = given(stitch(model, "mid", model, "mid", data, "identity"), order)
+    found = barrier(same, swapped, [batch[0] for batch in data], points=3)
+    assert found.cross_entropies[0] == pytest.approx(found.cross_entropies[-1])
+    assert found.accuracies == ()
+    assert "–" in str(found)
+    with pytest.raises(ValueFault, match="there is no accuracy without labels"):
+        found.drop  # noqa: B018
+
+
+def test_a_bottleneck_lies_on_lines_too(pair):
+    first, _, data = pair
+    a, b = first.network.a, first.network.b
+    trained = stitch(a, "mid", b, "mid", data, "task_loss(rank=2, steps=1)")
+    middle = interpolate(trained, first, 0.5)
+    assert torch.allclose(middle.map.weight, (trained.map.weight + first.map.weight) / 2)
+    assert middle.transformation.rank is None
+
+
+def test_stitches_without_a_line_between_are_refused(pair):
+    first, _, data = pair
+    a, b = first.network.a, first.network.b
+    with pytest.raises(ValueFault, match=r"join other layers: \('mid', 'mid'\) and \('front', 'mid'\)"):
+        interpolate(first, stitch(a, "front", b, "mid", data), 0.5)
+    with pytest.raises(ValueFault, match="join other models, even if of the same kind"):
+        distance(first, stitch(built(Rows, seed=3), "mid", b, "mid", data))
+    with pytest.raises(ValueFault, match="`points` must be at least 3, the ends and something between; got 2"):
+        barrier(first, first, data, points=2)
+    images = torch.randn(9, 3, 12, 12)
+    x, y = built(Maps), built(Maps, stride=2)
+    one, other = (stitch(x, "mid", y, "mid", images, resize=resize) for resize in ("average", "nearest"))
+    with pytest.raises(ValueFault, match="they have no line between"):
+        interpolate(one, other, 0.5)
+
+
+def test_the_picture_of_a_matrix(pair, tmp_path):
+    figure = pair[0].plot(tmp_path / "map.png")
+    assert isinstance(figure, matplotlib.figure.Figure)
+    assert (tmp_path / "map.png").stat().st_size > 1000
+    axes = figure.axes[0]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("a/mid", "b/mid")
+    assert axes.get_title() == "least_squares: a/mid → b/mid"
+    image = axes.images[0]
+    assert np.allclose(image.get_array(), pair[0].map.weight.numpy())
+    assert image.norm.vmin == -image.norm.vmax
+    own = matplotlib.figure.Figure().add_subplot()
+    assert pair[0].plot(ax=own) is own.figure
+
+
+def test_a_picture_needs_a_matrix():
+    with pytest.raises(ShapeError, match=r"a picture needs a matrix; got shape \(3,\)"):
+        plot_matrix(np.ones(3))
+    assert plot_matrix(np.zeros((2, 2))).axes

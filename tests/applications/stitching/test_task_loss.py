@@ -1,0 +1,171 @@
+"""The options of task-loss training, its losses and its sparse steps."""
+
+import pytest
+import torch
+from sklearn.linear_model import Lasso
+from torch.nn import functional
+
+import netkin as nk
+from netkin.applications.stitching.losses import LOSSES, batch_cka, counted, refuse_unfit_labels, scores
+from netkin.applications.stitching.shrinking import cut, shrink
+from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
+from netkin.errors import ShapeError, UnknownName, ValueFault
+
+# --- how it is written ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_written_as_measures_are():
+    settings = TaskLoss.read("task_loss(init=procrustes, rank=8, l1=0)")
+    assert (settings.init, settings.rank, settings.l1) == ("procrustes", 8, 0)
+    assert str(settings) == "task_loss(init=procrustes, rank=8)"
+    assert TaskLoss.read(str(settings)) == settings
+    assert TaskLoss.read("task_loss") == TaskLoss()
+    assert TaskLoss.read("task_loss(rank=8)", {"epochs": 3}) == TaskLoss(rank=8, epochs=3)
+
+
+def test_a_training_is_told_from_a_direct_method():
+    assert is_task_loss("task_loss")
+    assert is_task_loss("task_loss(rank=8)")
+    assert not is_task_loss("least_squares")
+    assert not is_task_loss("task_loss(")
+    assert not is_task_loss(None)
+
+
+@pytest.mark.parametrize(
+    "how, options, fault",
+    [
+        ("least_squares", {}, "'least_squares' is no task loss; write 'task_loss'"),
+        ("task_loss(ratee=0.1)", {}, "no option 'ratee'; did you mean 'rate'. its options are labels, init, rank"),
+        ("task_loss", {"l2": 0.1}, "no option 'l2'"),
+        ("task_loss(rank=8)", {"rank": 8}, "`rank` is given twice, in 'task_loss.rank=8.' and by keyword"),
+    ],
+)
+def test_other_ways_of_writing_it_are_refused(how, options, fault):
+    with pytest.raises((UnknownName, ValueFault), match=fault):
+        TaskLoss.read(how, options)
+
+
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"rank": 0}, "`rank` must be a whole number from 1 up; got 0"),
+        ({"epochs": 2.5}, "`epochs` must be a whole number from 1 up; got 2.5"),
+        ({"every": True}, "`every` must be a whole number"),
+        ({"l1": -1}, "`l1` must not be below 0; got -1"),
+        ({"rate": 0}, "`rate` must be above 0; got 0"),
+        ({"cka_penalty": float("nan")}, "`cka_penalty` must be a number; got nan"),
+        ({"autocast": "bf16"}, "`autocast` must be True or False; got 'bf16'"),
+        ({"seed": -1}, "`seed` must be a whole number from 0 up; got -1"),
+        ({"labels": "hard"}, "`labels` is 'soft', 'true' or a function .* got 'hard'"),
+        ({"init": "least_square"}, "did you mean 'least_squares'"),
+        ({"init": 3}, "`init` must name a direct method"),
+        ({"l1": 0.1, "rank": 4}, "`l1=0.1` sets single entries .* `rank=4` can't have; choose one"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, fault):
+    with pytest.raises((UnknownName, ValueFault), match=fault):
+        TaskLoss(**options)
+
+
+def test_least_squares_of_a_rank_starts_from_the_best_map_of_that_rank():
+    assert TaskLoss(rank=4).start == "reduced_rank(k=4)"
+    assert TaskLoss(rank=4, init="procrustes").start == "procrustes"
+    assert TaskLoss(init="random", seed=7).start == "random(seed=7)"
+    assert TaskLoss().start == "least_squares"
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_losses_are_cross_entropies_to_soft_and_true_labels():
+    answers, own = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([0, 2, 1, 1, 0])
+    logs = answers - answers.logsumexp(1, keepdim=True)
+    shares = own.exp() / own.exp().sum(1, keepdim=True)
+    assert LOSSES["soft"](answers, own, None) == pytest.approx(float(-(shares * logs).sum(1).mean()))
+    assert LOSSES["true"](answers, own, labels) == pytest.approx(float(-logs[range(5), labels].mean()))
+
+
+def test_places_of_sequences_count_unless_padded_or_unlabelled():
+    answers = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    labels, mask = torch.tensor([[0, -100, 2], [3, 1, 0]]), torch.tensor([[True, True, True], [True, False, False]])
+    left, own, right = counted(answers, 2 * answers, labels, mask)
+    torch.testing.assert_close(left, answers[[0, 0, 1], [0, 2, 0]])
+    torch.testing.assert_close(own, 2 * left)
+    assert right.tolist() == [0, 2, 3]
+    assert LOSSES["true"](left, own, right) == functional.cross_entropy(left, right)
+    whole, _, _ = counted(answers, None, None, None)
+    assert scores(whole).shape == (6, 4)
+
+
+def test_answers_that_are_no_scores_need_a_loss_of_their_own():
+    with pytest.raises(ShapeError, match=r"shape \(5, 1\) and is no row of scores .* pass a function"):
+        scores(torch.ones(5, 1))
+
+
+@pytest.mark.parametrize(
+    "labels, fault",
+    [
+        (None, "labels='true' needs labels, and the data have none"),
+        (torch.ones(4, 3), "class numbers in 1 dimension.* got labels of shape .4, 3. and torch.float32"),
+        (torch.tensor([0, 3]), "labels must lie between 0 and 2; got 3"),
+        (torch.tensor([0, -1]), "labels must lie between 0 and 2; got -1"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(labels, fault):
+    with pytest.raises((ShapeError, ValueFault), match=fault):
+        refuse_unfit_labels(labels, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e12])
+def test_the_cka_of_a_batch_is_the_measure(scale):
+    generator = torch.Generator().manual_seed(0)
+    X, Y = torch.randn(40, 5, generator=generator), torch.randn(40, 7, generator=generator)
+    Y[:, :5] += X
+    own = (scale * X.double()).requires_grad_()
+    ours = batch_cka(own, Y.double() + 100)
+    assert float(ours.detach()) == pytest.approx(float(nk.cka(X.double(), Y.double())), rel=1e-9)
+    (gradient,) = torch.autograd.grad(ours, own)
+    other = (scale * X.double()).requires_grad_()
+    (wanted,) = torch.autograd.grad(nk.cka(other, Y.double() + 100), other)
+    torch.testing.assert_close(scale * gradient, scale * wanted, rtol=1e-6, atol=1e-9)
+
+
+# --- sparse steps -----------------------------------------------------------------------------------------------------
+
+
+def quadratic():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    Y = X @ torch.tensor([[2.0], [-1.0], [0.3], [0], [0], [0]], dtype=torch.float64)
+    return X, Y + 0.3 * torch.randn(50, 1, generator=generator, dtype=torch.float64)
+
+
+def test_the_proximal_step_comes_to_the_lasso():
+    X, Y = quadratic()
+    weight = torch.nn.Parameter(torch.ones(6, 1, dtype=torch.float64))
+    adam, alpha = torch.optim.Adam([weight], lr=0.02), 0.15
+    for _ in range(1500):
+        adam.zero_grad()
+        ((X @ weight - Y).square().sum() / 100).backward()
+        adam.step()
+        shrink(adam, weight, alpha)
+    wanted = Lasso(alpha=alpha, fit_intercept=False, tol=1e-12, max_iter=100_000).fit(X.numpy(), Y.numpy()).coef_
+    torch.testing.assert_close(weight.detach().flatten(), torch.as_tensor(wanted), rtol=0, atol=1e-4)
+    assert ((weight == 0).flatten().numpy() == (wanted == 0)).all()
+    assert 0 < int((weight == 0).sum()) < 6
+
+
+def test_an_entry_without_gradient_vanishes():
+    weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    adam = torch.optim.Adam([weight], lr=0.01)
+    weight[0].backward()
+    adam.step()
+    shrink(adam, weight, 0.1)
+    assert weight.tolist() == pytest.approx([1 - 0.01 - 0.001, 0.0])
+
+
+def test_small_entries_are_cut():
+    weight = torch.tensor([1e-5, -1e-5, 2e-4, -1.0])
+    cut(weight, 1e-4)
+    torch.testing.assert_close(weight, torch.tensor([0, 0, 2e-4, -1.0]))

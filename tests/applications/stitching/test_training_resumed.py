@@ -1,0 +1,104 @@
+"""A training that was interrupted goes on from its file, with the same bits as one that was not."""
+
+import pytest
+import torch
+
+from netkin import files
+from netkin.applications.stitching import resuming
+from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import trained
+from netkin.errors import FileFault
+from task_loss_worlds import joined, two_perceptrons
+
+OPTIONS = [
+    {},
+    {"l1": 1e-3},
+    {"rank": 3, "cka_penalty": 0.2, "decay": 1e-3},
+    {"batch": 64, "labels": "true"},
+    {"memory": 0},
+    {"patience": 2, "rate": 0.2},
+]
+
+
+def interrupted_after(monkeypatch, count):
+    """Let training be interrupted once it has written so many files."""
+    written, write = [], files.write
+
+    def writing(*arguments):
+        write(*arguments)
+        written.append(arguments)
+        if len(written) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write", writing)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, options):
+    a, b, data = two_perceptrons()
+    options = {"rate": 0.01, "epochs": 3, "every": 3} | options
+    whole = joined(a, "1", b, "1", data, TaskLoss(**options))
+    wanted = trained(whole, data, TaskLoss(**options))
+
+    settings = TaskLoss(**options, resume=tmp_path / "training.netkin")
+    with monkeypatch.context() as patch:
+        interrupted_after(patch, 2)
+        network = joined(a, "1", b, "1", data, settings)
+        first = network.transformation.matrix.clone()
+        with pytest.raises(KeyboardInterrupt):
+            trained(network, data, settings)
+        assert torch.equal(network.transformation.matrix, first)
+    training = trained(network, data, settings)
+    assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
+    assert torch.equal(network.transformation.shift, whole.transformation.shift)
+    assert training == wanted
+
+
+def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
+    a, b, data = two_perceptrons()
+    path, longer = tmp_path / "training.netkin", TaskLoss(epochs=4, rate=0.01)
+    for epochs in (2, 2, 4):
+        network = joined(a, "1", b, "1", data)
+        training = trained(network, data, TaskLoss(epochs=epochs, rate=0.01, resume=path))
+        assert training.steps == 8 * epochs
+    whole = joined(a, "1", b, "1", data)
+    assert trained(whole, data, longer) == training
+    assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
+
+
+def test_a_file_with_other_options_is_refused(tmp_path):
+    a, b, data = two_perceptrons()
+    path = tmp_path / "training.netkin"
+    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+    with pytest.raises(FileFault, match="holds a training with rate=0.001, not 0.1; give the same options"):
+        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
+    with pytest.raises(FileFault, match="labels='soft', not '.*<lambda>'"):
+        trained(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
+
+
+def test_a_file_of_other_models_is_refused(tmp_path):
+    a, b, data = two_perceptrons()
+    path = tmp_path / "training.netkin"
+    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+    with pytest.raises(FileFault, match="began from another transformation; give the same models, layers and data"):
+        trained(joined(b, "1", a, "1", data), data, TaskLoss(epochs=1, resume=path))
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    a, b, data = two_perceptrons()
+    path, settings = tmp_path / "training.netkin", TaskLoss(epochs=1, resume=tmp_path / "training.netkin")
+    trained(joined(a, "1", b, "1", data), data, settings)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
+        trained(joined(a, "1", b, "1", data), data, settings)
+    files.write(path, resuming.KIND, {"step": 3}, {})
+    with pytest.raises(FileFault, match="is damaged: KeyError"):
+        trained(joined(a, "1", b, "1", data), data, settings)
+
+
+def test_half_precision_is_kept_in_the_file(tmp_path):
+    path, weights = tmp_path / "half.netkin", {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
+    resuming.write(path, resuming.Standing(weights, weights, weights), {})
+    found = resuming.read(path, {}, weights)
+    assert found is not None
+    assert torch.equal(found.now["w"].to(torch.bfloat16), weights["w"])

@@ -1,0 +1,192 @@
+"""Tails: what follows a layer gives the same output, and computes nothing that comes before."""
+
+import pytest
+import torch
+from torch import nn
+
+from netkin.errors import UnknownName
+from netkin.representations.cutting import run_until
+from netkin.representations.recording import main_tensor
+from netkin.representations.tails import agrees, reaches_around, tail
+from netkin.sources.architectures import architecture, seeded
+
+
+class Skips(nn.Module):
+    """A residual path around `inner`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x + self.inner(x))
+
+
+class Repeats(nn.Module):
+    """One ReLU for two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.relu = nn.Linear(4, 4), nn.Linear(4, 3), nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.two(self.relu(self.one(x))))
+
+
+class Branches(nn.Module):
+    """Control flow that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.two(x if x.sum() > 0 else -x)
+
+
+class Recurs(nn.Module):
+    """A layer that gives a tuple, of which the first part is used, or also the last state."""
+
+    def __init__(self, state=False):
+        super().__init__()
+        self.state = state
+        self.one, self.two = nn.LSTM(4, 4, batch_first=True), nn.LSTM(4, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x, (h, _) = self.one(x)
+        x, _ = self.two(x)
+        return self.out(x) + (self.out(h[0]).unsqueeze(1) if self.state else 0)
+
+
+def ran_in(model, function):
+    """Return the names of the modules that run while `function` is called."""
+    names, handles = [], []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(lambda *_, name=name: names.append(name)))
+    try:
+        function()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return names
+
+
+@pytest.mark.parametrize(
+    "name, layer",
+    [
+        ("tiny10", "conv3"), ("tiny10", "relu8"), ("resnet20", "layer2.0"), ("resnet20", "layer1"),
+        ("resnet20", "layer3.2.relu2"), ("svcca_convnet", "pool1"), ("resnet20", "conv1"), ("vit", "blocks.2"),
+    ],
+)  # fmt: skip
+def test_a_tail_gives_the_models_output_and_runs_nothing_before_the_layer(name, layer):
+    model, images = seeded(architecture(name)).eval(), torch.randn(3, 3, 32, 32)
+    output = run_until(model, layer, images)
+    found = tail(model, layer)
+    assert found.graph is not None, found.why
+    assert agrees(found, output, images)
+    assert torch.equal(found(output, None), model(images))
+    before = ran_in(model, lambda: run_until(model, layer, images))
+    after = ran_in(model, lambda: found(output, None))
+    assert not set(before) & set(after) - {"", *_enclosing(layer)}
+    assert "nothing before it is computed" in found.how
+
+
+def _enclosing(layer):
+    keys = layer.split(".")
+    return {".".join(keys[:depth]) for depth in range(1, len(keys))}
+
+
+def test_another_output_gives_what_hooks_give():
+    model, images = seeded(architecture("resnet20")).eval(), torch.randn(3, 3, 32, 32)
+    output = torch.randn_like(run_until(model, "layer2.1", images))
+    hooked = tail(model, "layer2.1", forward=lambda model, batch: model(batch))
+    assert hooked.graph is None
+    assert torch.allclose(tail(model, "layer2.1")(output, images), hooked(output, images), atol=1e-6)
+    assert "computed for nothing (a `forward` function runs it)" in hooked.how
+
+
+def test_gradients_flow_through_a_tail():
+    model = seeded(architecture("tiny10")).eval()
+    output = torch.randn(2, 32, 12, 12, requires_grad=True)
+    tail(model, "relu4")(output, None).sum().backward()
+    assert output.grad.abs().sum() > 0
+
+
+def test_the_second_call_of_a_shared_module_is_its_own():
+    model, x = Repeats(), torch.randn(5, 4)
+    found = tail(model, "relu#2")
+    assert torch.equal(found(torch.ones(5, 3), None), torch.ones(5, 3))
+    assert torch.equal(tail(model, "relu")(run_until(model, "relu", x), None), model(x))
+
+
+def test_the_first_part_of_a_tuple_is_enough():
+    model, x = Recurs(), torch.randn(2, 3, 4)
+    output = main_tensor(run_until(model, "one", x), "one")
+    found = tail(model, "one")
+    assert found.graph is not None
+    assert torch.allclose(found(output, None), model(x))
+
+
+@pytest.mark.parametrize(
+    "model, layer, why",
+    [
+        (Skips(), "inner", "a path around the layer needs the model's own input"),
+        (Branches(), "one", "torch.fx can't trace it: TraceError"),
+        (Recurs(state=True), "one", "more than the first part of the layer's output is used"),
+        (Skips(), "", "nothing follows the model itself"),
+    ],
+)
+def test_what_cannot_be_cut_says_why(model, layer, why):
+    found = tail(model, layer)
+    assert found.graph is None
+    assert why in found.how
+
+
+def test_a_model_with_hooks_around_the_layer_is_not_cut():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    handle = model.register_forward_hook(lambda module, inputs, output: output + 1)
+    assert "has hooks" in tail(model, "0").how
+    assert torch.equal(tail(model, "0")(-torch.ones(1, 2), torch.ones(1, 2)), torch.ones(1, 2))
+    handle.remove()
+
+
+@pytest.mark.parametrize("layer, around", [("inner", True), ("first", False), ("last", False)])
+def test_a_path_around_a_layer_is_noticed(layer, around):
+    model, x = Skips(), torch.randn(6, 4)
+    assert reaches_around(model, layer, run_until(model, layer, x), x) is around
+
+
+def test_whole_numbers_are_stirred_too():
+    model = seeded(architecture("char_lstm")).eval()
+    x = torch.randint(0, 65, (4, 7))
+    output = main_tensor(run_until(model, "lstm1", x), "lstm1")
+    assert not reaches_around(model, "lstm1", output, x)
+
+
+def test_a_layer_that_does_not_exist_is_refused():
+    with pytest.raises(UnknownName, match="layer2"):
+        tail(seeded(architecture("resnet20")), "layer22")
+
+
+def test_a_tail_that_computes_something_else_is_noticed():
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(4, 2)
+    found = tail(model, "0")
+    assert agrees(found, run_until(model, "0", x), x)
+    assert not agrees(found, run_until(model, "0", x) + 1, x)
+
+
+def test_a_mask_that_goes_past_a_layer_is_no_path_around_it():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, states, attention_mask):
+            return self.two(self.one(states) * attention_mask.unsqueeze(-1))
+
+    model = Masked()
+    batch = {"states": torch.randn(3, 5, 4), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]] * 3)}
+    assert not reaches_around(model, "one", run_until(model, "one", batch), batch)
