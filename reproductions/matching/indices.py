@@ -7,18 +7,26 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import netkin as nk
+from netkin.applications.stitching import Stitch
 from reproductions.claims import Finding, Measured, claim, verdict
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import layers, origin, ring, train_all
-from reproductions.matching.stitches import cka_of_maps, made, task_loss
+from reproductions.matching.nets import layers, network, origin, ring, train_all
+from reproductions.matching.stitches import cka_of_maps, fitting, judging, made, task_loss
 from reproductions.matching.sweeps import PAIRS
 
 LAYER = "Layer 3"
 INDICES = {"loss": "cross-entropy", "cka": "CKA", "r2": "R²", "cca": "CCA", "svcca": "SVCCA"}
 STILL = 0.01  # a change of CCA below this is rounding and the regularisation of small directions
 ITSELF = {"cpu": "resnet20", "gpu": "resnet20w3"}
-PENALTY = {"cka_penalty": 3.0, "init": "identity", "rate": 3e-3}
+PENALTY = 1.0
+RATE, BATCH = {"cpu": 1e-2, "gpu": 3e-3}, {"cpu": 50, "gpu": 200}
 EPOCHS = {"cpu": 4, "gpu": 10}
+SEEN = 500  # test images on which the course is followed
 
 
 @claim(
@@ -63,31 +71,59 @@ def indices_and_training(lab: Lab) -> Finding:
     sentence="We find that the CKA value drops by a large amount (achieving lower than 0.7), whereas the accuracy "
     "remains essentially unchanged.",
     expected={"CKA in the end": "below 0.7", "relative accuracy in the end": "about 1"},
-    criterion="A network stitched with itself at Layer 2.0, from the identity, with a penalty on CKA. Holds if in the "
-    "end, on the test images, CKA is below 0.7 and the relative accuracy at least 0.98; in part if one of the two.",
+    criterion="A network stitched with itself at Layer 2.0, from the identity, with a penalty on the CKA of whole "
+    "maps. Holds if in the end, on test images, that CKA is below 0.7 and the relative accuracy at least 0.98; in "
+    "part if one of the two.",
 )
 def low_cka(lab: Lab) -> Finding:
-    """Training with the CKA of a batch added to the loss."""
+    """Training with the CKA of a batch added to the loss, an example being a whole map as in the authors' programs."""
     kind = ITSELF[lab.scale]
     train_all(lab, [f"{kind}/0"])
-    options = PENALTY | {"epochs": EPOCHS[lab.scale]}
-    (stitch,) = made(lab, [task_loss((f"{kind}/0",) * 2, layers(lab, kind)["Layer 2.0"], **options)]).values()
-    judged = stitch.evaluation
-    assert judged is not None
-    cka, kept = float(judged.cka or 0), float(judged.relative_accuracy or 0)
+    model, layer = network(lab, f"{kind}/0"), layers(lab, kind)["Layer 2.0"]
+    test = judging(lab)
+    stitch = nk.stitch(model, layer, model, layer, fitting(lab), "identity")
+    course = driven_down(lab, stitch)
+    judged = stitch.evaluate(test)
+    cka, kept = cka_of_maps(lab, stitch, SEEN), float(judged.relative_accuracy or 0)
     measured = {
-        "CKA in the end": Measured(cka, n=judged.examples),
+        "CKA in the end": Measured(cka, n=SEEN),
         "relative accuracy in the end": Measured(kept, n=judged.examples),
-        "CKA of whole maps in the end": Measured(cka_of_maps(lab, stitch)),
-        "CKA at the start": Measured(stitch.history[0]["cka"]),
+        "CKA place by place in the end": Measured(float(judged.cka or 0), n=judged.examples),
+        "agreement with the network itself in the end": Measured(judged.agreement, n=judged.examples),
     }
-    note = f"CKA is penalised and measured place by place, with weight {PENALTY['cka_penalty']:g}. {origin(lab, kind)}"
-    curve = {
-        "step": [one["step"] for one in stitch.history],
-        "CKA": [one["cka"] for one in stitch.history],
-        "accuracy": [one["accuracy"] for one in stitch.history],
-    }
-    return Finding(verdict(cka < 0.7, kept >= 0.98), measured, note, {"While CKA is penalised": curve}, (0,))
+    note = f"The penalty is {PENALTY:g} times the CKA of batches of {BATCH[lab.scale]}. {origin(lab, kind)}"
+    return Finding(verdict(cka < 0.7, kept >= 0.98), measured, note, {"While CKA is penalised": course}, (0,))
+
+
+def driven_down(lab: Lab, stitch: Stitch) -> dict[str, list[float]]:
+    """Train a stitch of a network with itself, so that its own activations are what comes in; return a record."""
+    inputs = torch.cat([batch for batch, _ in fitting(lab)])
+    with torch.no_grad():
+        heads = torch.cat([stitch.network.begin(part) for part in inputs.split(500)])
+        answers = torch.cat([stitch.network.b(part).softmax(1) for part in inputs.split(500)])
+    optimizer = torch.optim.Adam(stitch.transformation.parameters(), RATE[lab.scale])
+    generator = torch.Generator().manual_seed(0)
+    course: dict[str, list[float]] = {"epoch": [0], "CKA": [1.0], "relative accuracy": [1.0]}
+    for epoch in range(1, EPOCHS[lab.scale] + 1):
+        for rows in torch.randperm(len(heads), generator=generator).to(heads.device).split(BATCH[lab.scale]):
+            transformed = stitch.transformation(heads[rows])
+            task = cross_entropy(stitch.network.finish(transformed.clone(), inputs[rows]), answers[rows])
+            optimizer.zero_grad()
+            (task + PENALTY * map_cka(transformed, heads[rows])).backward()
+            optimizer.step()
+        shown = stitch.evaluate(judging(lab, count=SEEN)).relative_accuracy or 0.0
+        for name, value in (("epoch", epoch), ("CKA", cka_of_maps(lab, stitch, SEEN)), ("relative accuracy", shown)):
+            course[name].append(value)
+    return course
+
+
+def map_cka(X: Tensor, Y: Tensor) -> Tensor:
+    """Return the CKA of a batch of maps, differentiable, from the n × n Gram matrices."""
+    grams = []
+    for maps in (X, Y):
+        rows = maps.flatten(1) - maps.flatten(1).mean(0)
+        grams.append(rows @ rows.T)
+    return (grams[0] * grams[1]).sum() / (grams[0].norm() * grams[1].norm())
 
 
 def _courses(courses: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:

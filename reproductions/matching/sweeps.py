@@ -23,7 +23,7 @@ STITCHED = {  # layers of the ResNet that are trained; at gpu scale all
 NAMES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
 LATER = {"tiny10": ("Layer 6", "Layer 7", "Layer 8"), "resnet20": ("Layer 3.0", "Layer 3.1", "Layer 3.2")}
 SAME = 0.02  # of relative accuracy
-LABELLED = {"cpu": (1, 4), "gpu": (3, 1)}  # pairs that are trained on true labels too, and of every how many layers
+LABELLED = {"cpu": (1, 2), "gpu": (3, 1)}  # pairs that are trained on true labels too, and of every how many layers
 INCEPTION = (
     "Inception V1 on CelebA, the paper's third network, is out of reach of the data sets here; wider ResNet-20s are "
     "tried instead, in matching/widths."
