@@ -9,7 +9,8 @@ import torch
 
 import netkin as nk
 from netkin.comparing import costs, plan
-from netkin.comparing.compare import _collected, _Options
+from netkin.comparing.compare import _collected
+from netkin.comparing.options import Options
 from netkin.comparing.pairing import Pairs
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit
@@ -44,7 +45,7 @@ def held(monkeypatch):
     monkeypatch.setattr(LayerMoments, "_fold", lambda self: (peaks.append(bytes_in(self)), fold(self))[1])
 
     def look(models, measures):
-        options = _Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
+        options = Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
         given = dict(zip("ab", models, strict=True))
         collection, found = _collected(given, None, measures, Pairs([("a", "b")]), options, None, None, 0, False)
         Tables(collection, found, "a", "b").fill()

@@ -266,6 +266,7 @@ def test_every_statistic_says_what_feeds_it():
         "LayerMoments": "activations",
         "LayerGrams": "activations",
         "LayerRows": "activations",
+        "LayerSpectra": "activations",
         "Outputs": "outputs",
     }
 

@@ -15,15 +15,15 @@ from netkin.arrays import exact_products, refuse_non_finite
 from netkin.comparing import costs
 from netkin.comparing.costs import GramKey, Needs, gram_key
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.meeting import Layer, Meeting
+from netkin.comparing.meeting import AVERAGED, COMMON, DFT, Layer, Meeting
 from netkin.comparing.pairing import Pairs, Rectangle
 from netkin.comparing.plan import Plan, make_plan, refuse_over
 from netkin.comparing.subjects import Subject
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.measures.registry import Measure
-from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Moments, Rows
+from netkin.statistics import LayerGrams, LayerMoments, LayerRows, LayerSpectra, Moments, Rows
 
-ONE_ROW = ("cls", "flatten", "last", "matrix", "mean", "pool")  # shapes that give one row an example
+ONE_ROW = (AVERAGED, "cls", DFT, "flatten", "last", "matrix", "mean", "pool")  # shapes that give one row an example
 
 # rows, Gram matrices, the sum of the rows where there are no Gram matrices, number of rows
 Kept = tuple[Tensor | None, tuple[Tensor, ...], Tensor | None, int]
@@ -47,6 +47,7 @@ class Collection:
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(subject.resizes for subject in subjects)
         self._moments: LayerMoments | None = None
+        self.spectra: LayerSpectra | None = None
         self._all_rows: LayerRows | None = None
         # layers with as many rows share a sample and a set of Gram matrices
         self._samples: dict[int, LayerRows] = {}
@@ -82,10 +83,27 @@ class Collection:
         unit = "examples" if largest.seen == self.examples else "rows"
         return f"a sample of {largest.n:,} of {largest.seen:,} {unit}"
 
+    def off_block_shares(self, pairs: Iterable[tuple[str, str]]) -> list[float]:
+        """Return of every map in these pairs how much of its covariance lies off the blocks by which it met."""
+        if self.spectra is None or self.spectra.sampled < 4:
+            return []
+        met = [self.meeting.pair(a, b) for a, b in pairs if not self.meeting.apart(a, b)]
+        mapped = [pair for a, b in met for pair in ((a, b), (b, a)) if self.meeting.layers[pair[0]].space]
+        return [self.spectra.off_block_share(*pair) for pair in mapped]
+
+    @property
+    def off_block_sample(self) -> str:
+        """What those shares rest on, if that was a part: ", on a sample of 64 of 10,000 examples"; else empty."""
+        if self.spectra is None or self.spectra.sampled == self.spectra.n:
+            return ""
+        return f" (on a sample of {self.spectra.sampled:,} of {self.spectra.n:,} examples)"
+
     def _moments_of(self, a: str, b: str) -> Moments:
         """Return the moments of a pair, streamed or from the rows that were kept."""
         if self._moments is not None:
             return self._moments[a, b]
+        if self.spectra is not None:
+            return self.spectra[a, b]
         assert self._all_rows is not None
         return self._all_rows[a, b].moments(self._precision)
 
@@ -137,11 +155,10 @@ class Collection:
                 f"layer {known.name!r} of {known.model!r} and layer {layer!r} of {subject.name!r} read alike; "
                 "give the models other `names`."
             )
-        space = subject.space
-        shape = "matrix" if subject.resizes and not space else subject.shapes[layer]
-        self._seen[key] = Layer(
-            subject.name, layer, rows.shape[1], len(rows), shape=shape, space=space, itemsize=rows.element_size()
-        )
+        shape = subject.shapes[layer]
+        self._seen[key] = Layer.of(subject.name, layer, rows, shape, subject.space, subject.resizes)
+        if shape == DFT:
+            self.needs.refuse_spectral()
 
     def _grams_of(self, key: str, rows: Tensor) -> tuple[Tensor, ...]:
         group = self._seen[key].rows
@@ -185,7 +202,7 @@ class Collection:
 
     def _fold(self, kept: Mapping[str, Kept]) -> None:
         rows = self.meeting.rows(_together({key: value[0] for key, value in kept.items() if value[0] is not None}))
-        for statistic in (self._moments, self._all_rows, *self._samples.values()):
+        for statistic in (self._moments, self.spectra, self._all_rows, *self._samples.values()):
             if statistic is not None:
                 statistic.update({name: rows[name] for name in statistic.names})
         for (gram, _), collector in self._grams.items():
@@ -200,9 +217,11 @@ class Collection:
     def _begin(self, count: int) -> None:
         """Plan and make the statistics, now that the first batch has told names and widths."""
         everything = [replace(layer, examples=count) for layer in self._seen.values()]
-        self.layers = {s.name: [layer for layer in everything if layer.model == s.name] for s in self.subjects}
-        names = {model: [layer.name for layer in layers] for model, layers in self.layers.items()}
+        names = {s.name: [layer.name for layer in everything if layer.model == s.name] for s in self.subjects}
         self.meeting = Meeting(everything, self.pairs.rectangles(names))
+        regrouped = self.meeting.regrouped
+        shown = [replace(layer, shape=COMMON) if layer.key in regrouped else layer for layer in everything]
+        self.layers = {s.name: [layer for layer in shown if layer.model == s.name] for s in self.subjects}
         self._precision = self.needs.precision(self.meeting.layers.values())
         if self.meeting.layers:
             self.plan = make_plan(self.needs, self.meeting, self.expected, self.memory)
@@ -212,6 +231,8 @@ class Collection:
         names = list(self.meeting.layers)
         if self.plan.linear == "moments":
             self._moments = LayerMoments(rectangles, precision=self._precision, debiased=self.needs.debiased)
+        if self.plan.linear == "spectra":
+            self.spectra = LayerSpectra(rectangles, precision=self._precision, seed=self.seed)
         if self.plan.linear == "rows":
             self._all_rows = LayerRows(names, seed=self.seed)
         for rows in dict.fromkeys(layer.rows for layer in self.meeting.layers.values()):

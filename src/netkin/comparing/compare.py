@@ -16,14 +16,14 @@ from netkin import __version__
 from netkin.comparing.collecting import Collection
 from netkin.comparing.costs import Needs
 from netkin.comparing.explaining import explained, refuse_stream
-from netkin.comparing.meeting import ResizablePositions
+from netkin.comparing.options import Options
 from netkin.comparing.pairing import Pairs
 from netkin.comparing.plan import Plan
-from netkin.comparing.subjects import ModelSubject, RecordedSubject, Subject
+from netkin.comparing.subjects import RecordedSubject, Subject
 from netkin.comparing.tabulating import Tables
-from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
+from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.measures.registry import Measure, find
-from netkin.representations import batches_of, positions
+from netkin.representations import batches_of
 from netkin.representations.feeding import length_if_known
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
@@ -57,11 +57,11 @@ def compare(
     layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
 
     `layers` is a choice for both (see `nk.layers`) or a mapping from "a" and "b" to a choice each; `pairs` is "all",
-    "corresponding" or a list of (layer, layer); `shape` says what one example is, and with ``shape="positions"``
-    ``resize="average"`` averages the larger of two feature maps down; `examples` ends the pass early; `memory` limits
-    the statistics, in bytes (by default a quarter of what is free); `device` is where the models run. `transforms` and
-    `forward` are functions, or a pair of them, one for each model. With ``partial=True`` Ctrl-C returns what is
-    finished.
+    "corresponding" or a list of (layer, layer); `shape` says what one example is, and with ``shape="positions"`` or
+    ``"dft"`` ``resize="average"`` averages the larger of two feature maps down; `examples` ends the pass early;
+    `memory` limits the statistics, in bytes (by default a quarter of what is free); `device` is where the models run.
+    `transforms` and `forward` are functions, or a pair of them, one for each model. With ``partial=True`` Ctrl-C
+    returns what is finished.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
@@ -71,7 +71,7 @@ def compare(
     """
     given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
     places = dict(zip(given, ("a", "b"), strict=False))
-    options = _Options(layers, places, shape, resize, transforms, forward, device)
+    options = Options(layers, places, shape, resize, transforms, forward, device)
     collection, found = _collected(
         given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
     )
@@ -112,7 +112,7 @@ def explain(
     """
     given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
     places = dict(zip(given, ("a", "b"), strict=False))
-    options = _Options(layers, places, shape, resize, transforms, forward, device)
+    options = Options(layers, places, shape, resize, transforms, forward, device)
     found, wanted = _found(measures), Pairs([pair], pairs)
     subjects = [options.subject(name, thing) for name, thing in given.items()]
     refuse_stream(data)
@@ -151,9 +151,29 @@ def compare_many(
     if len(given) < 2:
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
     of = list(combinations(given, 2))
-    options = _Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
+    options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
     collection, found = _collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
     return Comparisons([_comparison(collection, found, pair, pair, data, seed) for pair in of])
+
+
+def compare_subjects(
+    a: Subject,
+    b: Subject,
+    data: Any,
+    measures: str | Callable[..., Any] | Sequence[Any],
+    *,
+    examples: int | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    partial: bool = False,
+) -> Comparison:
+    """Return the comparison of two subjects, for those whose rows and columns are not the layers of two models.
+
+    `a` is run before `b` on each batch, so that `b` may hand out parts of what `a` has computed.
+    """
+    found, pair = _found(measures), (a.name, b.name)
+    collection = _pass([a, b], data, found, Pairs([pair]), examples, memory, seed, partial)
+    return _comparison(collection, found, pair, pair, data, seed)
 
 
 def _two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
@@ -166,71 +186,12 @@ def _two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple
     return given, (names[0], names[0] if alone else names[1])
 
 
-class _Options:
-    """What is said once for all models, or for each."""
-
-    def __init__(
-        self,
-        layers: Any,
-        places: Mapping[str, str],
-        shape: Any,
-        resize: str | None,
-        transforms: Any,
-        forward: Any,
-        device: torch.device | str | None,
-    ):
-        if resize not in (None, "average"):
-            raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
-        if resize and shape not in ("positions", positions):
-            raise ValueFault(f"`resize` goes with shape='positions' only; got shape={shape!r}.")
-        self.layers, self.places, self.device = layers, places, device
-        self._shape, self._resizes = shape, bool(resize)
-        self.transforms = _one_each("transforms", transforms, list(places))
-        self.forward = _one_each("forward", forward, list(places))
-
-    @property
-    def shape(self) -> Any:
-        return ResizablePositions() if self._resizes else self._shape
-
-    def layers_of(self, name: str) -> Spec:
-        if not isinstance(self.layers, Mapping):
-            return self.layers
-        unknown = set(self.layers) - set(self.places.values()) - set(self.places)
-        if unknown:
-            raise ValueFault(
-                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
-            )
-        return self.layers.get(name, self.layers.get(self.places[name]))
-
-    def subject(self, name: str, thing: Any) -> Subject:
-        if isinstance(thing, nn.Module):
-            return ModelSubject(
-                name, thing, self.layers_of(name), self.shape, self.forward[name], self.transforms[name], self.device
-            )
-        if isinstance(thing, Mapping):
-            return RecordedSubject(name, thing, self.layers_of(name), self.shape)
-        raise ValueFault(
-            f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
-            + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
-        )
-
-
-def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
-    if given is None or callable(given):
-        return dict.fromkeys(names, given)
-    if isinstance(given, Mapping):
-        return {name: given.get(name) for name in names}
-    if len(given) != len(names):
-        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
-    return dict(zip(names, given, strict=True))
-
-
 def _collected(
     given: Mapping[str, Any],
     data: Any,
     measures: Any,
     pairs: Pairs,
-    options: _Options,
+    options: Options,
     examples: int | None,
     memory: int | None,
     seed: int,
@@ -238,10 +199,23 @@ def _collected(
 ) -> tuple[Collection, list[Measure]]:
     found = _found(measures)
     subjects = [options.subject(name, thing) for name, thing in given.items()]
+    return _pass(subjects, data, found, pairs, examples, memory, seed, partial), found
+
+
+def _pass(
+    subjects: Sequence[Subject],
+    data: Any,
+    measures: Sequence[Measure],
+    pairs: Pairs,
+    examples: int | None,
+    memory: int | None,
+    seed: int,
+    partial: bool,
+) -> Collection:
     batches, expected = _feed(subjects, data, examples)
-    collection = Collection(subjects, Needs.of(found), pairs, memory, seed, partial)
+    collection = Collection(subjects, Needs.of(measures), pairs, memory, seed, partial)
     collection.run(batches, expected)
-    return collection, found
+    return collection
 
 
 def _found(measures: Any) -> list[Measure]:
@@ -314,7 +288,7 @@ def _comparison(
         shapes_b={layer.name: layer.shape for layer in collection.layers[b]},
         widths_a={layer.name: layer.width for layer in collection.layers[a]},
         widths_b={layer.name: layer.width for layer in collection.layers[b]},
-        data=_name_of(data),
+        data=name_of(data),
         examples=collection.examples,
         seed=seed,
         warnings=tables.warnings(),
@@ -324,7 +298,8 @@ def _comparison(
     )
 
 
-def _name_of(data: Any) -> str:
+def name_of(data: Any) -> str:
+    """Return what a result calls its data: their own name, or their type's."""
     if data is None:
         return "recorded"
     name = getattr(data, "name", None)

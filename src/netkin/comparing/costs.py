@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from netkin.comparing.meeting import Layer
+from netkin.comparing.meeting import Layer, Meeting
 from netkin.comparing.pairing import Rectangle
+from netkin.errors import ValueFault
 from netkin.measures.registry import Measure
 from netkin.statistics import Grams, Moments, Rows
+from netkin.statistics.frequencies import Grid, common_grid
 from netkin.statistics.layer_moments import FOLD
+from netkin.statistics.spectra import FOLD as FOLD_SPECTRA
+from netkin.statistics.spectra import SAMPLE, examples_at_once
 
 CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 DOUBLE = 8
@@ -29,6 +34,7 @@ class Needs:
     debiased: bool
     whitens: bool  # each layer is decomposed, and what comes of it is kept
     uncentred: bool  # somebody looks at the layers about the origin
+    not_spectral: str = ""  # a measure that can't be read from spectra, if there is one
 
     @classmethod
     def of(cls, measures: Sequence[Measure]) -> Needs:
@@ -41,7 +47,17 @@ class Needs:
             debiased=any(facts.debiases for facts in linear),
             whitens=any(facts.whitens for facts in linear),
             uncentred=any("translation" not in facts.unchanged_by for facts in linear),
+            not_spectral=next((m.name for m in measures if not _from_spectra(m)), ""),
         )
+
+    def refuse_spectral(self) -> None:
+        """Refuse measures that spectra can't serve."""
+        if self.not_spectral:
+            raise ValueFault(
+                f"{self.not_spectral!r} can't be read from spectra, which hold moments for each frequency and no rows; "
+                "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "
+                "'cka', or take shape='flatten'."
+            )
 
     def precision(self, layers: Collection[Layer]) -> torch.dtype:
         """Return the precision of the products: never less than the data's own."""
@@ -53,6 +69,60 @@ def gram_key(measure: Measure) -> GramKey:
     """Return which `LayerGrams` serves a measure: batch size, kernel and width of the kernel."""
     settings = measure.settings
     return settings["batch"], settings["kernel"], settings["fraction"]
+
+
+def _from_spectra(measure: Measure) -> bool:
+    """Tell whether a measure reads moments, and neither single units nor the debiasing sums."""
+    facts = measure.facts
+    return facts.reads is Moments and "rotation" in facts.unchanged_by and not facts.debiases
+
+
+def of_spectra(needs: Needs, meeting: Meeting) -> int:
+    """Return the bytes of streamed spectra: sums and a sample of maps; while reading the maps that wait and their
+    transforms, while measuring the layers' decompositions and the blocks of one pair."""
+    sums, pairs = 0, [0]
+    for left, right, blocks in spectral_rectangles(meeting):
+        sums += blocks * sum(left) * sum(right)
+        pairs.append(2 * blocks * max(left) * max(right))
+    own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in views(meeting))
+    sides = 2 * own * (3 if needs.whitens else 1)
+    maps = sum(layer.width * layer.itemsize for layer in meeting.layers.values())
+    reading = FOLD_SPECTRA * maps + _transforms(meeting)
+    return 2 * DOUBLE * (own + sums) + 2 * SAMPLE * maps + max(reading, 2 * DOUBLE * (sides + max(pairs)))
+
+
+def _transforms(meeting: Meeting) -> int:
+    """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
+    seen = views(meeting)
+    largest = max(layer.width for layer, _ in seen)
+    step = examples_at_once(DOUBLE * largest, max(layer.width // math.prod(grid) for layer, grid in seen))
+    once = all(len(side) == 1 for rectangle in meeting.rectangles for side in rectangle)
+    held = 2 * largest if once else sum(layer.width for layer, _ in seen)
+    return DOUBLE * step * (2 * largest + 4 * held)
+
+
+def views(meeting: Meeting) -> list[tuple[Layer, Grid]]:
+    """Return every layer on every grid on which it meets others."""
+    found = {
+        (key, common_grid(meeting.layers[left[0]].space, meeting.layers[right[0]].space) or meeting.layers[key].space)
+        for left, right in meeting.rectangles
+        for key in (*left, *right)
+    }
+    return [(meeting.layers[key], grid) for key, grid in sorted(found)]
+
+
+def spectral_rectangles(meeting: Meeting) -> Iterator[tuple[list[int], list[int], int]]:
+    """Yield of every rectangle the widths of its blocks on both sides, and how many blocks are summed."""
+    for left, right in meeting.rectangles:
+        x, y = ([meeting.layers[key] for key in keys] for keys in (left, right))
+        grid = common_grid(x[0].space, y[0].space) or ()
+        widths = [[layer.width // math.prod(grid or layer.space) for layer in side] for side in (x, y)]
+        yield widths[0], widths[1], half(grid)
+
+
+def half(grid: Grid) -> int:
+    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
+    return math.prod(grid) // 2 + 1
 
 
 def of_moments(needs: Needs, layers: Collection[Layer], rectangles: Sequence[Rectangle]) -> int:

@@ -16,7 +16,7 @@ from netkin.comparing.meeting import Layer, Meeting
 from netkin.comparing.pairing import Pairs
 from netkin.comparing.plan import Plan, make_plan, size_of
 from netkin.comparing.subjects import RecordedSubject, Subject
-from netkin.errors import NetkinError, NoValue, ValueFault
+from netkin.errors import NetkinError, ValueFault
 from netkin.measures.registry import Measure
 from netkin.representations.feeding import take
 from netkin.statistics import Grams, Moments
@@ -91,8 +91,10 @@ class _Findings:
         names = {model: list(found) for model, found in self.layers.items()}
         everything = [layer for found in self.layers.values() for layer in found.values()]
         self.meeting = Meeting(everything, self.pairs.rectangles(names))
+        if self.meeting.spectral:
+            self.needs.refuse_spectral()
         self.wanted = [(f"{a}/{x}", f"{b}/{y}") for a, b in self.pairs.of for x, y in self.pairs.listed(names, a, b)]
-        self.holes = [reason for pair in self.wanted if (reason := self._apart(pair))]
+        self.holes = [reason for pair in self.wanted if (reason := self.meeting.apart(*pair))]
 
     def choose(self, memory: int | None) -> None:
         """Choose the statistics as `compare` does, and count their work."""
@@ -120,21 +122,11 @@ class _Findings:
 
     def _keeper(self, subject: Subject) -> Any:
         def keep(name: str, rows: Tensor) -> bool:
-            space = subject.space
-            shape = "matrix" if subject.resizes and not space else subject.shapes[name]
-            self.layers[subject.name][name] = Layer(
-                subject.name, name, rows.shape[1], len(rows), shape=shape, space=space, itemsize=rows.element_size()
-            )
+            shape = subject.shapes[name]
+            self.layers[subject.name][name] = Layer.of(subject.name, name, rows, shape, subject.space, subject.resizes)
             return True
 
         return keep
-
-    def _apart(self, pair: tuple[str, str]) -> str:
-        try:
-            self.meeting.pair(*pair)
-        except NoValue as reason:
-            return str(reason)
-        return ""
 
     def _passes(self) -> int | None:
         if all(isinstance(subject, RecordedSubject) for subject in self.subjects):
@@ -157,7 +149,7 @@ class _Findings:
             return "Moments, or rows where those take less memory"
         line = self.chosen.lines[0]
         chosen = line.rpartition(":")[0] or line
-        return f"{chosen}, as they hold any number of examples" if self.chosen.linear == "moments" else chosen
+        return chosen if self.chosen.linear == "rows" else f"{chosen}, as they hold any number of examples"
 
     def _lines(self, plan: Plan) -> Iterator[str]:
         for model, found in self.layers.items():

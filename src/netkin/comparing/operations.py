@@ -5,7 +5,9 @@ They are counted as the products are written; that a product of a layer with its
 
 from __future__ import annotations
 
-from netkin.comparing.costs import CAP, Needs
+import math
+
+from netkin.comparing.costs import CAP, Needs, half, spectral_rectangles, views
 from netkin.comparing.meeting import Layer, Meeting
 
 
@@ -13,6 +15,7 @@ def of_statistics(needs: Needs, meeting: Meeting, examples: int, linear: str) ->
     """Return the multiply-adds of all statistics for so many examples; `linear` is the plan's choice."""
     total = _of_moments(meeting, examples) if linear == "moments" else 0
     total += _of_rows(meeting, examples) if linear == "rows" else 0
+    total += examples * _of_spectra(meeting) if linear == "spectra" else 0
     total += needs.rows * _of_sample(meeting, examples)
     return total + sum(_of_grams(meeting, examples, batch) for batch, _, _ in needs.grams)
 
@@ -21,6 +24,15 @@ def _of_moments(meeting: Meeting, examples: int) -> int:
     """Count XᵀX of every layer and XᵀY of every pair."""
     own = sum(_rows(layer, examples) * layer.width**2 for layer in meeting.layers.values())
     return own + sum(_rows(x, examples) * x.width * y.width for x, y in _pairs(meeting))
+
+
+def _of_spectra(meeting: Meeting) -> int:
+    """Count for one example the transforms, and the complex products of every view and every pair."""
+    total = 0
+    for layer, grid in views(meeting):
+        places = math.prod(grid)
+        total += int(layer.width * math.log2(places)) + 4 * half(grid) * (layer.width // places) ** 2
+    return total + sum(4 * count * sum(left) * sum(right) for left, right, count in spectral_rectangles(meeting))
 
 
 def _of_rows(meeting: Meeting, examples: int) -> int:

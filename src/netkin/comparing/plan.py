@@ -14,12 +14,15 @@ from netkin.comparing.costs import Needs
 from netkin.comparing.meeting import Layer, Meeting
 from netkin.errors import MemoryLimit
 
+WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
+SPECTRAL_WAYS = """shape='pool', pairs='corresponding', resize='average'"""
+
 
 @dataclass(frozen=True)
 class Plan:
     """The statistics chosen, their memory in bytes and the reason; `explain` adds what else the work will take."""
 
-    linear: str  # "moments", "rows" or "" where no linear measure is asked for
+    linear: str  # "moments", "spectra", "rows" or "" where no linear measure is asked for
     bytes: int
     limit: int
     lines: tuple[str, ...]
@@ -60,6 +63,10 @@ def make_plan(needs: Needs, meeting: Meeting, examples: int | None, memory: int 
 def _linear(needs: Needs, meeting: Meeting, examples: int | None, limit: int) -> tuple[str, int, str]:
     """Choose between streamed moments and kept rows for the linear measures."""
     layers = meeting.layers.values()
+    if meeting.spectral:
+        size = costs.of_spectra(needs, meeting)
+        refuse_over(limit, size, layers, "spectra", SPECTRAL_WAYS)
+        return "spectra", size, f"Spectra, streamed, products in {_precision(needs, layers)}: {size_of(size)}"
     moments = costs.of_moments(needs, layers, meeting.rectangles)
     streamed = "moments", moments, f"Moments, streamed, products in {_precision(needs, layers)}: {size_of(moments)}"
     if examples is None:
@@ -82,15 +89,14 @@ def _open_ended(needs: Needs, layers: Collection[Layer], moments: int, limit: in
     return "rows", first, f"Rows, as moments would need {size_of(moments)}; watched, to stay below {size_of(limit)}"
 
 
-def refuse_over(limit: int, size: int, layers: Collection[Layer], what: str) -> None:
+def refuse_over(limit: int, size: int, layers: Collection[Layer], what: str, ways: str = WAYS) -> None:
     """Refuse a size over the limit, naming the widest layer and the ways out."""
     if size <= limit:
         return
     widest = max(layers, key=lambda layer: layer.width)
     raise MemoryLimit(
         f"{what} need {size_of(size)} and the limit is {size_of(limit)}; the widest layer is {widest.name!r} of "
-        f"{widest.model!r} with {widest.width:,} features. Use shape='pool', the measure 'cka_minibatch', fewer "
-        "`examples=`, fewer `layers=`, or a higher `memory=`."
+        f"{widest.model!r} with {widest.width:,} features. Use {ways}, fewer `layers=`, or a higher `memory=`."
     )
 
 

@@ -28,12 +28,13 @@ class Subject(ABC):
     name: str
     kind: str
     shapes: dict[str, str]
+    averages = False  # whether maps that are taken by their frequencies may be averaged down to the size of others
     _shape: Shape | Mapping[str, Shape]
 
     @property
     def resizes(self) -> bool:
         """Whether its feature maps may be averaged down to the size of others."""
-        return isinstance(self._shape, ResizablePositions)
+        return self.averages or isinstance(self._shape, ResizablePositions)
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ class ModelSubject(Subject):
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
-        with _lent(self.model, self._device), guest(self.model):  # a guest keeps the random state of the device, too
+        with lent(self.model, self._device), guest(self.model):  # a guest keeps the random state of the device, too
             self._reader = Reader(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
             )
@@ -172,7 +173,7 @@ def _homes(model: nn.Module) -> set[torch.device]:
 
 
 @contextmanager
-def _lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+def lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
     homes = _homes(model)
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from netkin.comparing.collecting import Collection
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.results import Values
-from netkin.statistics import Grams, Moments, Rows
+from netkin.statistics import Grams, Moments, Rows, Spectra
 
 NOT_ASKED = "this pair was not asked for"
 INTERRUPTED = "interrupted before this pair was reached"
@@ -106,13 +107,28 @@ class Tables:
         )
 
     def _statistic(self, measure: Measure) -> str:
-        """Return what the values were read from; linear measures read rows where those were kept."""
-        kept = measure.facts.reads is Moments and self.collection.plan.linear == "rows"
-        return (Rows if kept else measure.facts.reads).__name__
+        """Return what the values were read from; linear measures read rows where those were kept, or spectra."""
+        kinds = {"rows": Rows, "spectra": Spectra}
+        reads = measure.facts.reads
+        return (kinds.get(self.collection.plan.linear, reads) if reads is Moments else reads).__name__
 
     def _exactness(self, measure: Measure) -> str:
         sampled = self.collection.sampled if measure.facts.reads is Rows else ""
-        return sampled or self.notes.get(measure.id, "exact")
+        return sampled or self.notes.get(measure.id) or self._off_blocks or "exact"
+
+    @cached_property
+    def _off_blocks(self) -> str:
+        """How exact blocks for each frequency are, for the layers of these tables; empty without spectra."""
+        if self.collection.spectra is None:
+            return ""
+        shares = self.collection.off_block_shares([(f"{self.a}/{x}", f"{self.b}/{y}") for x, y in self.wanted])
+        if not shares:
+            return "exact for data closed under translation"
+        ends = dict.fromkeys(f"{share:.1%}" for share in (min(shares), max(shares)))
+        return (
+            f"exact for data closed under translation; here {' to '.join(ends)} of a layer's covariance energy "
+            f"lies off the blocks{self.collection.off_block_sample}"
+        )
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""

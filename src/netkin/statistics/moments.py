@@ -102,20 +102,23 @@ class Moments:
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
             return Moments(x.uncentred, y.uncentred)
-        mean_x, mean_y = x.mean * x.scale, y.mean * y.scale
-        cross = self.cross + x.n * mean_x.unsqueeze(-1) * mean_y.conj().unsqueeze(-2)
+        shared = min(len(x.mean), len(y.mean))  # a layer without space has part in the first block alone
+        mean_x, mean_y = x.mean[:shared] * x.scale, y.mean[:shared] * y.scale
+        means = x.n * mean_x.conj().unsqueeze(-1) * mean_y.unsqueeze(-2)
+        cross = torch.cat([self.cross[:shared] + means, self.cross[shared:]])
         return Moments(_about_origin(x), _about_origin(y), cross)
 
     @property
     def few_examples(self) -> str | None:
         """A sentence if there are too few examples for a measure that whitens, else None."""
-        wanted = self.x.width + self.y.width
-        if self.n >= wanted:
+        x, y = self.x.block_width, self.y.block_width
+        if self.n >= x + y:
             return None
+        where = " at each frequency" if max(len(self.x.mean), len(self.y.mean)) > 1 else ""
         return (
-            f"{self.n:,} examples are fewer than the {self.x.width:,} + {self.y.width:,} features of the two layers: "
-            f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {wanted:,} examples would do, "
-            f"and {10 * wanted:,} would leave little of that."
+            f"{self.n:,} examples are fewer than the {x:,} + {y:,} features of the two layers{where}: "
+            f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {x + y:,} examples would do, "
+            f"and {10 * (x + y):,} would leave little of that."
         )
 
 
@@ -127,7 +130,7 @@ def canonical(alignment: Tensor, count: int) -> Tensor:
 
 def _about_origin(side: Side) -> Side:
     mean = side.mean * side.scale
-    second = side.second + side.n * mean.unsqueeze(-1) * mean.conj().unsqueeze(-2)
+    second = side.second + side.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
     return CovarianceSide(
         side.name, side.n, torch.zeros_like(mean), second,
         scale=side.scale, resolution=side.resolution, rounding=side.rounding,
@@ -136,5 +139,5 @@ def _about_origin(side: Side) -> Side:
 
 def _rows(side: Side) -> RowsSide:
     if not isinstance(side, RowsSide):
-        raise NoValue(f"{side.name} was streamed without the debiasing sums; collect with `debiased=True`.")
+        raise NoValue(f"{side.name} {side.lacks}")
     return side

@@ -91,9 +91,11 @@ class LayerRows(Statistic):
         places = self._places(matrices, indices)
         self.seen += len(places)
         self._next = max(self._next, int(places.max()) + 1)
-        self._indices = np.concatenate([self._indices, places])
+        chosen = self.promising(places)
+        self._indices = np.concatenate([self._indices, places[chosen.numpy()]])
         for name, matrix in matrices.items():
-            self._parts[name].append(matrix.clone())  # what is kept must not change when the caller's array does
+            # what is kept must not change when the caller's array does
+            self._parts[name].append(matrix.clone() if self.cap is None else matrix[chosen.to(matrix.device)])
         self._samples = {}
         if self.cap is not None and len(self._indices) >= 2 * self.cap:
             self._shrink()
@@ -119,6 +121,14 @@ class LayerRows(Statistic):
                 "two batches hold the same examples by their `indices`; give each example a number of its own."
             )
         return places
+
+    def promising(self, places: np.ndarray) -> Tensor:
+        """Return which of the examples numbered `places` may be among those kept in the end."""
+        if self.cap is None or len(self._indices) + len(places) <= self.cap:
+            return torch.arange(len(places))
+        hashes = _hashes(self.seed, np.concatenate([self._indices, places]))
+        bar = np.partition(hashes, self.cap - 1)[self.cap - 1]
+        return torch.from_numpy(np.flatnonzero(hashes[len(self._indices) :] <= bar))
 
     @property
     def widths(self) -> dict[str, int]:
@@ -154,6 +164,12 @@ class LayerRows(Statistic):
         if self.cap is not None:
             merged._shrink()
         return merged
+
+    def renumbered(self, start: int) -> Self:
+        """Return the same rows with `start` added to the numbers of their examples."""
+        moved = self.merge(type(self)(self.names, cap=self.cap, seed=self.seed))
+        moved._indices, moved._next = moved._indices + start, moved._next + start
+        return moved
 
     def _sample(self, name: str) -> Sample:
         if not self._parts[name]:

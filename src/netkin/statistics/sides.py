@@ -28,6 +28,12 @@ class Side(ABC):
     mean: Tensor
     resolution: float  # the rounding unit of the data as they came
     rounding: float  # the rounding unit of the products
+    lacks = "was streamed without the debiasing sums; collect with `debiased=True`."
+
+    @property
+    def block_width(self) -> int:
+        """The number of features in each block."""
+        return self.width
 
     @property
     @abstractmethod
@@ -148,14 +154,22 @@ class RowsSide(Side):
     """A side that still has its rows.
 
     Of a layer wider than its rows only the Gram matrix is kept beside the rows as they came: a centred copy would
-    double the memory, and is made again when the units themselves are asked for.
+    double the memory, and is made again when the units themselves are asked for. `width` is the layer's own where `X`
+    holds its rows turned into their row space; such a side has no units.
     """
 
-    def __init__(self, X: Tensor, name: str = "`X`", precision: torch.dtype | None = None, centred: bool = True):
-        self.name, (self.n, self.width) = name, X.shape
+    def __init__(
+        self,
+        X: Tensor,
+        name: str = "`X`",
+        precision: torch.dtype | None = None,
+        centred: bool = True,
+        width: int | None = None,
+    ):
+        self.name, self.n, self.width = name, len(X), width or X.shape[1]
         self.resolution, self._X, self._precision = torch.finfo(X.dtype).eps, X, precision or X.dtype
         self.rounding = torch.finfo(self._precision).eps
-        self.mean = self._mean() if centred else X.new_zeros(1, self.width, dtype=self._precision)
+        self.mean = self._mean() if centred else X.new_zeros(1, X.shape[1], dtype=self._precision)
         self.scale, self._shift = 1.0, self.mean
         self._left: Tensor | None = None
         self._rows: Tensor | None = self._centred()
@@ -220,7 +234,7 @@ class RowsSide(Side):
     @cached_property
     def uncentred(self) -> RowsSide:
         """The same rows about the origin instead of their mean."""
-        return RowsSide(self._X, self.name, self._precision, centred=False)
+        return RowsSide(self._X, self.name, self._precision, centred=False, width=self.width)
 
     @cached_property
     def squared(self) -> Tensor:
@@ -299,7 +313,7 @@ class CovarianceSide(Side):
     @property
     def norm_squares(self) -> Tensor:
         if self._norm_squares is None:
-            raise NoValue(f"{self.name} was streamed without the debiasing sums; collect with `debiased=True`.")
+            raise NoValue(f"{self.name} {self.lacks}")
         return self._norm_squares
 
     @property

@@ -1,0 +1,291 @@
+"""`LayerSpectra` as a statistic: batches, merging, files, the sample; and what spectra refuse."""
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures import measures
+from netkin.statistics import LayerMoments, LayerSpectra, Spectra
+
+
+def streamed(layers, sizes, rectangles, **options):
+    collector = LayerSpectra(rectangles, **options)
+    start = 0
+    for size in sizes:
+        collector.update({name: maps[start : start + size] for name, maps in layers.items()})
+        start += size
+    return collector
+
+
+@pytest.fixture
+def mixed(worlds):
+    """Layers of 8 × 8, 8 × 8, 4 × 4, 4 × 8 and no space, 300 examples that grow and drift."""
+    drift = np.linspace(0, 3, 300)
+    sizes = {"a": (3, 8, 8), "b": (2, 8, 8), "c": (4, 4, 4), "d": (2, 4, 8), "e": (5,)}
+    hidden = worlds.normal(300, 1)
+    return {
+        name: worlds.normal(300, *size) * (1 + drift.reshape(-1, *[1] * len(size))) * np.linspace(0.2, 3, size[-1])
+        + (hidden + drift[:, None]).reshape(-1, *[1] * len(size))
+        for name, size in sizes.items()
+    }
+
+
+ALL = [(["a", "b", "c", "d", "e"], ["a", "b", "c", "d", "e"])]
+
+
+def same(one, other, names=("cka", "cca_mean", "cka_uncentered", "linear_regression_r2", "magnitude_difference")):
+    for a in "abcde":
+        for b in "abcde":
+            for name in names:
+                values = [float(measures()[name](collector[a, b])) for collector in (one, other)]
+                assert values[0] == pytest.approx(values[1], abs=1e-9), (a, b, name)
+
+
+@pytest.mark.parametrize("sizes", [[300], [1] * 300, [7, 93, 150, 50], [299, 1]], ids=["one", "ones", "some", "last"])
+def test_batches_do_not_matter(mixed, sizes):
+    same(streamed(mixed, sizes, ALL), streamed(mixed, [128, 128, 44], ALL))
+
+
+def test_streamed_pairs_are_those_of_whole_arrays(mixed):
+    collector = streamed(mixed, [50] * 6, ALL)
+    for a in "abcde":
+        for b in "abcde":
+            direct = float(nk.cca_mean(Spectra.of(mixed[a], mixed[b])))
+            assert float(nk.cca_mean(collector[a, b])) == pytest.approx(direct, abs=1e-10), (a, b)
+
+
+def test_layers_without_space_give_what_moments_give(mixed):
+    moments = LayerMoments([(["e"], ["e"])])
+    moments.update({"e": mixed["e"]})
+    pair = streamed(mixed, [300], ALL)["e", "e"]
+    sums = [one.cross.numpy() / one.x.scale**2 for one in (pair, moments["e", "e"])]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-10)
+    assert not pair.cross.is_complex()
+
+
+def halves(mixed, first=110):
+    parts = [{name: maps[:first] for name, maps in mixed.items()}, {name: maps[first:] for name, maps in mixed.items()}]
+    return [streamed(part, [len(part["a"])], ALL) for part in parts]
+
+
+def test_merging_is_as_good_as_one_pass(mixed):
+    one, other = halves(mixed)
+    whole = streamed(mixed, [300], ALL)
+    same(one.merge(other), whole)
+    same(other.merge(one), whole)
+    assert one.n == 110  # neither is changed
+    assert one.merge(other).n == 300
+
+
+def test_merging_with_an_empty_one_changes_nothing(mixed):
+    whole, empty = streamed(mixed, [300], ALL), LayerSpectra(ALL)
+    same(whole.merge(empty), whole)
+    same(empty.merge(whole), whole)
+
+
+def test_a_part_that_does_not_vary_takes_the_scale_of_the_other(worlds):
+    still, moving = np.full((9, 2, 4, 4), 7.0), 7.0 + worlds.normal(40, 2, 4, 4) * 1e12
+    parts = []
+    for maps in (still, moving):
+        collector = LayerSpectra([(["x"], ["x"])])
+        collector.update({"x": maps})
+        parts.append(collector)
+    whole = Spectra.of(np.concatenate([still, moving]), np.concatenate([still, moving]))
+    for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
+        assert float(merged["x", "x"].x.total / merged["x", "x"].x.scale ** 2) == pytest.approx(
+            float(whole.x.total / whole.x.scale**2), rel=1e-9
+        )
+
+
+def test_merged_samples_hold_examples_of_both(mixed):
+    one, other = halves(mixed)
+    merged = one.merge(other)
+    assert merged.sampled == 64
+    assert 0 <= merged.off_block_share("a") < 1
+
+
+def test_what_differs_is_not_merged(mixed):
+    whole = streamed(mixed, [300], ALL)
+    with pytest.raises(ShapeError, match="their layers differ"):
+        whole.merge(LayerSpectra([(["a"], ["b"])]))
+    with pytest.raises(ShapeError, match="their precision differ"):
+        whole.merge(LayerSpectra(ALL, precision=torch.float32))
+    with pytest.raises(ShapeError, match="a LayerSpectra can't be merged with a LayerMoments"):
+        whole.merge(LayerMoments(ALL))
+    smaller = streamed({**mixed, "a": mixed["a"][..., :4]}, [300], ALL)
+    with pytest.raises(ShapeError, match=r"their sizes differ.*'a': \(3, 8, 8\).*'a': \(3, 8, 4\)"):
+        whole.merge(smaller)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_a_file_goes_on_where_it_stopped(mixed, tmp_path, precision):
+    parts = [{name: maps[i : i + 100] for name, maps in mixed.items()} for i in (0, 100, 200)]
+    going, stopping = (LayerSpectra(ALL, precision=precision) for _ in range(2))
+    for part in parts:
+        going.update(part)
+        stopping.update(part)
+        stopping.to_file(tmp_path / "spectra.netkin")
+        stopping = LayerSpectra.from_file(tmp_path / "spectra.netkin")
+    same(going, stopping)
+    assert stopping.n == 300
+    assert stopping.off_block_share("b") == going.off_block_share("b")
+
+
+def test_an_empty_one_is_saved_too(tmp_path):
+    LayerSpectra(ALL).to_file(tmp_path / "empty.netkin")
+    assert LayerSpectra.from_file(tmp_path / "empty.netkin").n == 0
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    LayerMoments([(["a"], ["b"])]).to_file(tmp_path / "moments.netkin")
+    with pytest.raises(FileFault, match="holds 'LayerMoments', not 'LayerSpectra'"):
+        LayerSpectra.from_file(tmp_path / "moments.netkin")
+
+
+def test_the_callers_array_may_change_afterwards(worlds):
+    maps, collector = worlds.normal(30, 2, 4, 4), LayerSpectra([(["x"], ["x"])])
+    buffer = maps.copy()
+    collector.update({"x": buffer})
+    buffer[:] = 0
+    assert float(collector["x", "x"].x.total) == pytest.approx(float(Spectra.of(maps, maps).x.total))
+
+
+def test_the_share_off_the_blocks_comes_from_the_sample(mixed):
+    collector = streamed(mixed, [100] * 3, ALL)
+    assert collector.sampled == 64
+    assert collector.off_block_share("a") > collector.off_block_share("a", "c")
+    assert collector.off_block_share("a", "e") == collector.off_block_share("a")
+    small = streamed({name: maps[:20] for name, maps in mixed.items()}, [20], ALL)
+    assert small.off_block_share("b") == pytest.approx(nk.off_block_share(mixed["b"][:20]), abs=1e-12)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_map_that_does_not_vary_has_no_value(worlds):
+    still, moving = np.full((30, 2, 4, 4), 1e6), worlds.normal(30, 2, 4, 4)
+    with pytest.raises(NoValue, match=r"`X` is constant over the 30 examples \(width 32\)"):
+        nk.cka(Spectra.of(still, moving))
+    stuck = (still + 1e-12 * moving).astype(np.float32)
+    with pytest.raises(NoValue, match="`Y` is constant over the 30 examples"):
+        nk.cca_mean(Spectra.of(moving, stuck))
+    with pytest.raises(NoValue, match="`X` is constant over the 1 examples"):
+        nk.cka(Spectra.of(moving[:1], moving[:1]))
+
+
+def test_rounding_of_a_large_offset_is_no_variation(worlds):
+    noise = np.float32(1e6) + np.spacing(np.float32(1e6)) * worlds.rng.integers(-1, 2, size=(30, 2, 5, 5)) / 2
+    with pytest.raises(NoValue, match="is constant"):
+        nk.cka(Spectra.of(noise.astype(np.float32), worlds.normal(30, 2, 5, 5)))
+
+
+def test_a_channel_that_is_stuck_far_off_does_not_hide_the_others(worlds):
+    maps = worlds.normal(30, 2, 4, 4)
+    maps[:, 0] = 1e9
+    assert float(nk.cka(Spectra.of(maps, maps))) == pytest.approx(1)
+    assert Spectra.of(maps, maps).x.rank == 16
+
+
+def test_maps_constant_over_space_have_the_rank_of_their_means(worlds):
+    flat = np.broadcast_to(worlds.normal(40, 3, 1, 1), (40, 3, 5, 7)).copy()
+    assert Spectra.of(flat, flat).x.rank == 3
+    assert Spectra.of(flat.astype(np.float32), flat).x.rank == 3
+
+
+def test_measures_of_units_and_debiasing_sums_say_why_they_have_no_value(worlds):
+    spectra = Spectra.of(worlds.normal(30, 2, 4, 4), worlds.normal(30, 2, 4, 4))
+    with pytest.raises(
+        NoValue, match="`X` is held as spectra: a frequency has part in all places, so there are no units"
+    ):
+        nk.pwcca(spectra)
+    with pytest.raises(
+        NoValue, match="`X` is held as spectra, which have no rows and no debiasing sums; use.*'flatten'"
+    ):
+        nk.cka_debiased(spectra)
+    with pytest.raises(NoValue, match="`X` is held as spectra, which have no rows and no debiasing sums"):
+        spectra.x.norm_squares  # noqa: B018
+
+
+def test_few_examples_are_counted_against_one_frequency(worlds):
+    spectra = Spectra.of(worlds.normal(6, 3, 4, 4), worlds.normal(6, 4, 4, 4))
+    assert "6 examples are fewer than the 3 + 4 features of the two layers at each frequency" in spectra.few_examples
+    assert Spectra.of(worlds.normal(7, 3, 4, 4), worlds.normal(7, 4, 4, 4)).few_examples is None
+
+
+def test_an_infinite_information_is_refused_with_the_features_of_one_frequency(worlds):
+    maps = worlds.normal(30, 2, 4, 4)
+    with pytest.raises(NoValue, match="32 of 32 canonical correlations are 1.*more than the 4 features of both"):
+        nk.gaussian_mutual_information(Spectra.of(maps, maps))
+
+
+def test_nan_is_refused_and_leaves_no_trace(worlds):
+    collector, maps = LayerSpectra([(["x"], ["y"])]), worlds.normal(70, 2, 4, 4)
+    collector.update({"x": maps, "y": maps})
+    broken = maps.copy()
+    broken[3, 0, 1, 1] = np.nan
+    with pytest.raises(ValueFault, match="layer 'y' in batch 1 holds 1 NaN or Inf among 2,240 values"):
+        collector.update({"x": maps, "y": broken})
+    assert collector.n == 70
+    with pytest.raises(ValueFault, match="`Y` holds 1 NaN or Inf"):
+        Spectra.of(maps, broken)
+
+
+def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
+    broken = torch.from_numpy(worlds.normal(70, 2, 4, 4))
+    broken[3] = torch.inf
+    collector = LayerSpectra([(["x"], ["x"])])
+    collector._fold({"x": broken})  # as on a GPU, where nobody looks at the maps themselves
+    with pytest.raises(ValueFault, match="layer 'x' gave NaN or Inf; mend the model or leave out the examples"):
+        collector["x", "x"]
+
+
+def test_other_sizes_between_batches_are_refused(worlds):
+    collector = LayerSpectra([(["x"], ["x"])])
+    collector.update({"x": worlds.normal(3, 2, 8, 8)})
+    with pytest.raises(
+        ShapeError, match="layer 'x' gave 2 channels of 4 × 16 in batch 1 and 2 channels of 8 × 8 before"
+    ):
+        collector.update({"x": worlds.normal(3, 2, 4, 16)})
+    assert collector.n == 3
+    with pytest.raises(
+        ShapeError, match="layer 'x' gave 128 features in batch 1 and 2 channels of 8 × 8 before; bring"
+    ):
+        collector.update({"x": worlds.normal(3, 128)})
+
+
+def test_what_does_not_belong_together_is_refused(worlds):
+    maps, collector = worlds.normal(5, 2, 8, 8), LayerSpectra([(["x"], ["y"])])
+    with pytest.raises(ShapeError, match="this batch lacks rows for 'y'"):
+        collector.update({"x": maps})
+    with pytest.raises(
+        ShapeError, match="layers 'x' and 'y' gave 5 and 4 examples in one batch; feed all layers the same"
+    ):
+        collector.update({"x": maps, "y": maps[:4]})
+    with pytest.raises(NoValue, match="no batch has been folded in yet"):
+        collector["x", "y"]
+    collector.update({"x": maps, "y": maps})
+    with pytest.raises(UnknownName, match="no layer 'z' in these spectra"):
+        collector["x", "z"]
+    with pytest.raises(NoValue, match="the pair 'x', 'x' was not collected"):
+        collector["x", "x"]
+    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 and 4"):
+        Spectra.of(maps, maps[:4])
+
+
+def test_sizes_that_do_not_divide_each_other_share_no_frequencies(worlds):
+    with pytest.raises(
+        NoValue,
+        match="`X` has maps of 6 × 6 and `Y` of 4 × 4, of which neither divides the other, so they share no "
+        'frequencies; say resize="average"',
+    ):
+        Spectra.of(worlds.normal(9, 2, 6, 6), worlds.normal(9, 2, 4, 4))
+
+
+def test_without_a_sample_no_share_is_told(worlds):
+    collector = LayerSpectra([(["x"], ["x"])], sample=0)
+    collector.update({"x": worlds.normal(9, 2, 4, 4)})
+    assert collector.sampled == 0
+    with pytest.raises(NoValue, match="no examples have been kept; collect with `sample=64`"):
+        collector.off_block_share("x")
