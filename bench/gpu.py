@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from clock import ratio
+from freezing import NETS, freezing
 from nets import batches, convolutions, minibatch_in_float64, nets
+from probing import SHAPES, probing
 from torch import Tensor, nn
 
 import netkin as nk
@@ -130,6 +132,10 @@ def main(out: Path) -> None:
     figures["synchronisations_in_ten_batches"] = synchronisations(models, images, layers)
     minibatch(models, images, layers)
     figures["minibatch"] = ratio(lambda: minibatch(models, images, layers), lambda: forward_both(models, images), 5)
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["freezing"] = {name: freezing(name, batch=512, repeats=20, device="cuda") for name in NETS}
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["probing"] = {shape: probing(shape, steps=100, device="cuda") for shape in SHAPES}
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["pool"] = pool(models, images, layers)
     out.write_text(json.dumps(figures, indent=2) + "\n")

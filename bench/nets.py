@@ -15,10 +15,11 @@ from netkin.sources.residual import resnet18
 
 def nets() -> tuple[nn.Module, nn.Module]:
     """Return two CIFAR ResNet-18 with batch-norm statistics that are not all zero and one."""
-    return _lively(seeded(resnet18, 0)), _lively(seeded(resnet18, 1))
+    return lively(seeded(resnet18, 0)), lively(seeded(resnet18, 1))
 
 
-def _lively(model: nn.Module) -> nn.Module:
+def lively(model: nn.Module) -> nn.Module:
+    """Return a model ready for evaluation, its batch-norm statistics such as training might leave."""
     draw = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:

@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import probing as probe
+from freezing import NETS, table
 from tasks import TASKS
 
 HERE = Path(__file__).parent
@@ -50,6 +52,27 @@ GOALS = [
     ),
     ("cca", "`cca_mean`, 10,000 × 512, float64, against eigh on the Gram matrices", "≤ 1.0"),
     ("svcca", "`svcca`, 10,000 × 512, float64, against the same", "≤ 1.0"),
+    (
+        "compressed_linear",
+        "a linear layer 2,048 → 2,048 compressed to 0.35 of its input (0.70 of its multiply-adds), against itself",
+        "< 1.0",
+    ),
+    (
+        "compressed_conv",
+        "a 3 × 3 layer of 128 channels compressed to 0.35 of them (0.40 of its multiply-adds), against itself",
+        "< 1.0",
+    ),
+    (
+        "stitching",
+        "direct stitching of all 8 layers of two Tiny-10, 2,000 images, against the two forward passes (best of both)",
+        "≤ 1.3",
+    ),
+    (
+        "dft_resnet_cka",
+        "`cka`, `dft`, the nine blocks of two ResNet-20, 10,000 images, float32, against the forward passes",
+        "≤ 1.5",
+    ),
+    ("dft_resnet_cca", "`cca_mean`, `dft`, the same, transforms and products in float64, against the same", "≤ 1.5"),
 ]
 
 
@@ -103,10 +126,8 @@ def page(figures: dict[str, Any]) -> str:
         f"Measured {where['date']} on {where['cores']} cores ({where['processor']}), Python {where['python']}, "
         f"torch {where['torch']}, netkin {where['netkin']}.\n"
     )
-    return (
-        "\n".join([head, *goals(figures), "", *accuracy(figures), "", *peers(figures), "", *on_gpu(), ""]).rstrip()
-        + "\n"
-    )
+    parts = [goals(figures), accuracy(figures), peers(figures), freezing(figures), probing(figures), on_gpu()]
+    return "\n".join([head, *(line for part in parts if part for line in [*part, ""])]).rstrip() + "\n"
 
 
 def goals(figures: dict[str, Any]) -> list[str]:
@@ -124,10 +145,24 @@ def accuracy(figures: dict[str, Any]) -> list[str]:
     for name, what, goal in ERRORS:
         if name in figures:
             lines.append(f"| {what} | {figures[name]['error']:.0e} | {goal} |")
+    if "dft_cca" in figures:
+        lines += spectra(figures["dft_cca"])
     if "minibatch_memory" in figures:
         memory = over_forward(figures, "minibatch_memory")
         lines.append(f"| `cka_minibatch`: peak memory over that of the forward passes | {memory} | ≤ 1.2 |")
     return lines
+
+
+def spectra(figure: dict[str, Any]) -> list[str]:
+    """Return how DFT-CCA stands beside CCA of the same maps, flattened."""
+    what = "DFT-CCA of 32 × 16 × 16 maps (8,192 features) of 18,432 examples closed under translation, against CCA"
+    times = f"{figure['ratio']:.0f} ({figure['seconds']:.1f} s and {figure['flattened_seconds']:.0f} s)"
+    sizes = f"{figure['memory']:.1%} ({figure['megabytes']:.0f} MB and {figure['flattened_megabytes']:,.0f} MB)"
+    return [
+        f"| {what} of flattened maps: times faster | {times} | ≥ 100 |",
+        f"| memory that it takes of the other's | {sizes} | < 2% |",
+        f"| difference of the two values | {figure['error']:.0e} | ≤ 1e-8 |",
+    ]
 
 
 def over_forward(figures: dict[str, Any], name: str) -> str:
@@ -151,6 +186,26 @@ def peers(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
+def freezing(figures: dict[str, Any]) -> list[str]:
+    """Return what freeze training saves."""
+    found = {name: figures[f"freezing_{name}"] for name in NETS if f"freezing_{name}" in figures}
+    head = "A training step with the lower units frozen, over the same step with none frozen (`nk.FreezeTraining`):"
+    return [head, "", *table(found)] if found else []
+
+
+def probing(figures: dict[str, Any]) -> list[str]:
+    """Return what a look at a model costs while it is trained."""
+    found = {shape: figures[f"probing_{shape}"] for shape in probe.SHAPES if f"probing_{shape}" in figures}
+    if not found:
+        return []
+    one = next(iter(found.values()))
+    head = (
+        f"A probe of `nk.DynamicsRecorder`, which logs `svcca` with the previous one, beside the training of a "
+        f"ResNet-20: timed against {one['steps']} steps of {one['batch']} images, and counted for the whole epoch:"
+    )
+    return [head, "", *probe.table(found)]
+
+
 def on_gpu() -> list[str]:
     """Return the figures of `bench/gpu.py`, where they were brought back."""
     if not GPU.exists():
@@ -158,6 +213,8 @@ def on_gpu() -> list[str]:
     figures = json.loads(GPU.read_text())
     apart = max(figures["devices_agree"].values())
     pool, minibatch = figures["pool"], figures["minibatch"]["ratio"]
+    frozen = ["", "Freeze training there:", "", *table(figures["freezing"])] if "freezing" in figures else []
+    probed = ["", "A probe of a recorder there:", "", *probe.table(figures["probing"])] if "probing" in figures else []
     return [
         "## On a GPU",
         "",
@@ -177,6 +234,8 @@ def on_gpu() -> list[str]:
         GPU_NOTES,
         f"With TF32, which torch allows in convolutions unless told otherwise, the two forward passes take "
         f"{figures['tf32_forward_seconds']:.2f} s instead of {figures['minibatch']['floor_seconds']:.2f} s.",
+        *frozen,
+        *probed,
     ]
 
 

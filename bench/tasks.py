@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from clock import peak_megabytes, ratio
+from freezing import freezing
 from nets import batches, convolutions, forward_both, minibatch_in_float64, nets
+from probing import probing
+from spectral import dft_cca, dft_resnet
+from stitching import stitching
 from torch import Tensor
 
 import netkin as nk
@@ -105,6 +109,58 @@ def _principal(X: Tensor) -> Tensor:
     return torch.from_numpy(U[:, :kept] * S[:kept])
 
 
+def compressed_linear() -> dict[str, Any]:
+    """A square layer of 2,048 units at 0.35 of its width, one product of 1,024 rows."""
+    draw = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048))
+    return _compressed(model, torch.randn(1024, 64, generator=draw), torch.randn(1024, 2048, generator=draw))
+
+
+def compressed_conv() -> dict[str, Any]:
+    """A 3 × 3 layer of 128 channels at 0.35 of them, on 32 maps of 16 × 16."""
+    draw = torch.Generator().manual_seed(0)
+    head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    convs = (torch.nn.Conv2d(8, 128, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(128, 128, 3, padding=1))
+    images, maps = (torch.randn(32, channels, 16, 16, generator=draw) for channels in (8, 128))
+    return _compressed(torch.nn.Sequential(*convs, *head), images, maps)
+
+
+@torch.no_grad()
+def _compressed(model: torch.nn.Sequential, data: Tensor, fed: Tensor) -> dict[str, Any]:
+    """The time of layer '2' compressed to 0.35 of its width, against that of the layer as it was."""
+    small: Any = nk.compress(model, "2", k=0.35, data=data)
+    row = small.compression["2"]
+    shares = {
+        "parameters": row.parameters_after / row.parameters_before,
+        "multiply_adds": row.multiply_adds_after / row.multiply_adds_before,
+    }
+    return ratio(lambda: small[2](fed), lambda: model[2](fed), repeats=21) | shares
+
+
+def freezing_resnet20() -> dict[str, Any]:
+    return freezing("resnet20", batch=32, repeats=5)
+
+
+def freezing_svcca_convnet() -> dict[str, Any]:
+    return freezing("svcca_convnet", batch=32, repeats=5)
+
+
+def probing_pool() -> dict[str, Any]:
+    return probing("pool")
+
+
+def probing_flatten() -> dict[str, Any]:
+    return probing("flatten")
+
+
+def dft_resnet_cka() -> dict[str, Any]:
+    return dft_resnet("cka")
+
+
+def dft_resnet_cca() -> dict[str, Any]:
+    return dft_resnet("cca_mean")
+
+
 def _related(rows: int, width: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     X = torch.randn(rows, width, generator=draw)
@@ -120,6 +176,8 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
     for task in (
         cka_512, cka_2048, cka_wide, cca, svcca,
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
+        compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
+        probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
     )
 }  # fmt: skip
 

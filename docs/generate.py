@@ -1,4 +1,7 @@
-"""Write the pages that are made from the code: `measures.md` and `cli.md`. With ``--check``, say if one is old."""
+"""Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
+
+With ``--check``, say which of the first three is old.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ import click
 
 from netkin.cli import cli
 from netkin.measures import Measure, measures
+from netkin.reporting.claims import grouped, report_claims, tally
+from netkin.results.claim import Claim, recorded
 
 FOLDER = Path(__file__).parent
+RESULTS = FOLDER.parent / "reproductions" / "results"
 MEASURES = """# Measures
 
 Made from what the code declares, by `make docs`. X is n × p, Y is n × q, rows are the same examples. Parameters are
@@ -25,6 +31,14 @@ COMMANDS = """# Command line
 
 Made from the commands themselves, by `make docs`; `netkin COMMAND --help` says the same.
 
+"""
+REPRODUCTIONS = """# Reproductions
+
+What papers claim, measured again. Made from the records in `reproductions/results` by `make docs`; how to run a claim
+and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scale is small: part of the data and narrow
+networks, minutes on two cores. The gpu scale is the paper's setting as far as our data go. A value after ± is a
+standard error. <a href="claims.html">The same with charts</a> is a page of its own; `netkin reproduce --page FILE`
+writes it.
 """
 
 
@@ -101,7 +115,59 @@ def fenced(text: str, language: str = "") -> str:
     return f"```{language}\n{text}\n```\n"
 
 
-PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands}
+# --- reproductions.md -------------------------------------------------------------------------------------------------
+
+
+def page_of_reproductions() -> str:
+    """Return the text of `docs/reproductions.md`."""
+    papers = grouped(recorded(RESULTS))
+    parts = [paper_part(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
+    return REPRODUCTIONS + "".join(parts)
+
+
+def paper_part(paper: str, by_id: dict[str, list[Claim]]) -> str:
+    """Return a paper's part: its reference, how many claims hold, the table, and a section a claim."""
+    found = [claim for scales in by_id.values() for claim in scales]
+    reference = found[0].provenance.get("paper", paper).rstrip(".")
+    lines = [f"\n## {paper}\n", f"{reference}. {tally(found)}.\n"]
+    table = "| claim | figure | the paper | ours | scale | verdict |\n|---|---|---|---|---|---|\n"
+    table += "".join(map(claim_row, found))
+    return "\n".join([*lines, table, *map(claim_section, by_id.values())])
+
+
+def claim_row(claim: Claim) -> str:
+    """Return a claim's line of the table at one scale."""
+    paper = "; ".join(f"{name}: {value}" for name, value in claim.expected.items())
+    ours = "; ".join(f"{name}: {one}" for name, one in claim.leading.items())
+    link = f"[{claim.name}](#{claim.paper}-{claim.name})"
+    cells = [link, claim.figure, paper, ours, claim.scale, claim.verdict]
+    return f"| {' | '.join(map(in_cell, cells))} |\n"
+
+
+def claim_section(scales: list[Claim]) -> str:
+    """Return a claim's own part: what the paper says, when we call it reproduced, and what we found at each scale."""
+    one = scales[0]
+    lines = [f"### {one.paper} {one.name}", "", f"{one.figure}. The paper:", "", f"> {one.sentence}", ""]
+    lines += [f"*Criterion:* {one.criterion}", ""]
+    return "\n".join([*lines, *map(scale_part, scales)])
+
+
+def scale_part(claim: Claim) -> str:
+    """Return what was found at one scale: the verdict, the numbers, the note and where they come from."""
+    rows = "".join(f"| {in_cell(name)} | {in_cell(str(one))} |\n" for name, one in claim.measured.items())
+    facts = [claim.provenance.get(name, "") for name in ("data", "device")]
+    seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
+    facts += [seeds, f"{claim.seconds:,.0f} s", f"netkin {claim.version}", claim.created[:10]]
+    lines = [f"At {claim.scale} scale it **{claim.verdict}**.", "", f"| measured | value |\n|---|---|\n{rows}"]
+    return "\n".join([*lines, *([claim.note, ""] if claim.note else []), f"*{'; '.join(filter(None, facts))}.*", ""])
+
+
+def in_cell(text: str) -> str:
+    """Return text that stays in its cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}
 
 
 def out_of_date() -> list[str]:
@@ -114,5 +180,7 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
+        if RESULTS.exists():
+            report_claims(recorded(RESULTS), FOLDER / "claims.html")
     elif out_of_date():
         sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")

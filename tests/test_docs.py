@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from netkin.results import Claim, Measured
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
@@ -21,12 +23,54 @@ def test_the_pages_of_measures_and_commands_are_up_to_date():
     assert check.returncode == 0, check.stderr
 
 
-def test_a_page_out_of_date_is_named(tmp_path):
-    for name in ("generate.py", "measures.md"):
-        (tmp_path / name).write_text((DOCS / name).read_text())
-    (tmp_path / "cli.md").write_text("old")
-    check = subprocess.run([sys.executable, tmp_path / "generate.py", "--check"], capture_output=True, text=True)
-    assert (check.returncode, check.stderr) == (1, "out of date: docs/cli.md; run `make docs`.\n")
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the generator beside a record of a made-up claim; `copied(*arguments)` runs it there."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "generate.py").write_text((DOCS / "generate.py").read_text())
+    claim().save(tmp_path / "reproductions" / "results")
+
+    def run(*arguments):
+        script = [sys.executable, tmp_path / "docs" / "generate.py", *arguments]
+        return subprocess.run(script, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def claim(**changes):
+    facts = {"figure": "Fig. 3", "sentence": "a copy is half as large", "expected": {"size": "a | half"}}
+    ours = {"criterion": "holds below 0.6.", "measured": {"size": Measured(0.512, 0.012, 3), "time": Measured(2)}}
+    made = {"verdict": "holds", "scale": "cpu", "seeds": (0, 1), "note": "One was larger.", "version": "0.1.0"}
+    words = {"paper": "Toy (2020), Toys.", "device": "CPU, 2 threads", "data": "toys, 6 images"}
+    return Claim(id="toys/halving", **(facts | ours | made | {"provenance": words, "created": "2025-01-02"} | changes))
+
+
+def test_a_page_out_of_date_is_named(copied, tmp_path):
+    assert copied().returncode == 0
+    assert copied("--check").returncode == 0
+    (tmp_path / "docs" / "cli.md").write_text("old")
+    claim(verdict="does not hold").save(tmp_path / "reproductions" / "results")
+    check = copied("--check")
+    stale = "out of date: docs/cli.md, docs/reproductions.md; run `make docs`.\n"
+    assert (check.returncode, check.stderr) == (1, stale)
+
+
+def test_the_page_of_reproductions_says_what_is_recorded(copied, tmp_path):
+    claim(scale="gpu", verdict="holds in part", note="", seeds=()).save(tmp_path / "reproductions" / "results")
+    assert copied().returncode == 0
+    text = (tmp_path / "docs" / "reproductions.md").read_text()
+    for line in (
+        "## toys\n\nToy (2020), Toys. 1 claim, of which 1 holds in part.\n",
+        "| [halving](#toys-halving) | Fig. 3 | size: a \\| half | size: 0.512 ± 0.012 (n = 3) | cpu | holds |\n",
+        "### toys halving\n\nFig. 3. The paper:\n\n> a copy is half as large\n\n*Criterion:* holds below 0.6.\n",
+        "At cpu scale it **holds**.\n\n| measured | value |\n|---|---|\n| size | 0.512 ± 0.012 (n = 3) |\n",
+        "| time | 2 |\n",
+        "One was larger.\n\n*toys, 6 images; CPU, 2 threads; seeds 0, 1; 0 s; netkin 0.1.0; 2025-01-02.*\n",
+        "At gpu scale it **holds in part**.\n",
+        "\n*toys, 6 images; CPU, 2 threads; 0 s; netkin 0.1.0; 2025-01-02.*\n",
+    ):
+        assert line in text
+    assert "a copy is half as large" in (tmp_path / "docs" / "claims.html").read_text()
 
 
 def test_the_readme_names_only_measures_that_exist():

@@ -11,22 +11,33 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "netkin.comparing": ["compare", "compare_many", "explain"],
+    "netkin.comparing": ["compare", "compare_many", "explain", "model_directions"],
     "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
         "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",
-        "cka_rbf_debiased", "cka_uncentered", "eigenspace_overlap", "gaussian_mutual_information", "gulp",
+        "cka_rbf_debiased", "cka_uncentered", "dft_cca", "eigenspace_overlap", "gaussian_mutual_information", "gulp",
         "linear_regression_r2", "magnitude_difference", "measure", "nbs", "nbs_uncentered",
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
-        "shape_distance", "svcca", "svcca_by_sum", "svcca_k",
+        "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
     "netkin.representations": [
-        "activations", "cls", "flatten", "last", "layers", "mean", "pool", "positions", "recording", "replacing",
+        "activations", "cls", "dft", "flatten", "last", "layers", "mean", "pool", "positions", "recording", "replacing",
         "run_from", "run_until", "tokens",
     ],
-    "netkin.results": ["Comparison", "Comparisons", "load"],
+    "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
-    "netkin.statistics": ["Grams", "LayerGrams", "LayerMoments", "LayerRows", "Moments", "Outputs", "Rows"],
+    "netkin.statistics": [
+        "Grams", "LayerGrams", "LayerMoments", "LayerRows", "LayerSpectra", "Moments", "Outputs", "Rows", "Spectra",
+        "off_block_share",
+    ],
+    "netkin.applications.interpretation": [
+        "aligned_neurons", "class_sensitivity", "largest_neurons", "project", "random_neurons",
+    ],
+    "netkin.applications.compression": ["Compression", "compress", "load_compressed", "save_compressed"],
+    "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
+    "netkin.applications.stitching": [
+        "Stitch", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
+    ],
     "netkin.errors": ["InflatedWarning", "NetkinError", "NoValue"],
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}

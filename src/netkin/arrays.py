@@ -42,6 +42,16 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
     return tensor
 
 
+def as_maps(array: Any, name: str = "X") -> Tensor:
+    """Return `array` as float feature maps, examples × channels × space; a matrix is a layer without space."""
+    tensor = as_tensor(array, name)
+    if tensor.ndim < 2:
+        raise ShapeError(f"`{name}` must hold maps, n × channels × height × width; got shape {tuple(tensor.shape)}.")
+    if 0 in tensor.shape:
+        raise ShapeError(f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one channel.")
+    return tensor
+
+
 def paired(X: Any, Y: Any, *, check: bool = True) -> tuple[Tensor, Tensor]:
     """Return `X` and `Y` as float matrices that describe the same examples, row by row; `check` as in `as_matrix`."""
     X, Y = as_matrix(X, "X", check=check), as_matrix(Y, "Y", check=check)

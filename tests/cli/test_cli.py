@@ -6,11 +6,13 @@ from pathlib import Path
 import click
 import click.testing
 import pytest
+import torch
 
 import netkin as package
 from netkin.cli import cli
 from netkin.cli.refusals import refusing
 from netkin.errors import ShapeError
+from netkin.sources.architectures import architecture, seeded
 
 
 def example_of(command):
@@ -19,9 +21,13 @@ def example_of(command):
 
 
 @pytest.fixture
-def saved_before(netkin):
-    """The file that the example of `report` reads."""
+def saved_before(netkin, checkout):
+    """What the examples read: a comparison (`report`), a run (`dynamics`) and a checkout (`reproduce`)."""
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+    run = Path("runs/digits")
+    run.mkdir(parents=True)
+    for step in (1, 2):
+        torch.save(seeded(architecture("digits"), step).state_dict(), run / f"step_{step}.pt")
 
 
 @pytest.mark.usefixtures("saved_before")

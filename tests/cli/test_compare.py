@@ -31,6 +31,21 @@ def test_the_numbers_are_those_of_the_library(netkin):
         assert saved[measure]["relu1", "fc"] == pytest.approx(expected[measure]["relu1", "fc"], abs=1e-6)
 
 
+def test_conv_layers_are_compared_by_their_frequencies(netkin):
+    netkin(f"{DIGITS} --measure svcca --layers relu1 --layers relu3 --layers fc --shape dft --save dft.netkin")
+    saved = results.load("dft.netkin")
+    expected = compare(
+        load_model("netkin:digits"), data=load_data("digits:test"), measures="svcca", layers=["relu1", "relu3", "fc"],
+        shape="dft",
+    )  # fmt: skip
+    assert saved.to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-9)
+    assert saved.table().statistic == "Spectra"
+    result = netkin(f"{DIGITS} --measure cka_rbf --layers relu1 --shape dft")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("netkin: 'cka_rbf' can't be read from spectra")
+    assert "Spectra, streamed" in netkin("explain netkin:digits --data digits:test --layers relu1 --shape dft").stdout
+
+
 def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     line = f'{DIGITS} --measure "svcca(variance=0.95)" --measure gulp --layers "relu*" --pairs corresponding --json'
     document = json.loads(netkin(line).stdout, parse_constant=pytest.fail)

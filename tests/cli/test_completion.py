@@ -27,8 +27,8 @@ def test_another_shell_is_a_misuse(netkin):
 BASH = """
 eval "$(netkin completion bash)"
 complete -p netkin
-COMP_WORDS=(netkin rep) COMP_CWORD=1
-$(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin rep netkin
+COMP_WORDS=(netkin repo) COMP_CWORD=1
+$(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin repo netkin
 echo "${COMPREPLY[@]}"
 COMPREPLY=() COMP_WORDS=(netkin compare --fig) COMP_CWORD=2
 $(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin --fig compare
@@ -53,4 +53,4 @@ def test_completing_does_not_import_torch():
     command = [sys.executable, "-c", script.format("sys.exit('torch' in sys.modules)")]
     asked = environment(_NETKIN_COMPLETE="bash_complete", COMP_WORDS="netkin comp", COMP_CWORD="1")
     result = subprocess.run(command, env=asked, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, "plain,compare\nplain,completion\n")
+    assert (result.returncode, result.stdout) == (0, "plain,compare\nplain,completion\nplain,compress\n")

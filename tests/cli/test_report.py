@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import netkin as package
+from netkin.results import Series
 
 
 @pytest.fixture
@@ -40,6 +42,19 @@ def test_a_page_is_made_without_torch():
     command = [sys.executable, "-c", script.format("sys.exit('torch' in sys.modules)")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "ab.html\n"), result.stderr
+
+
+def saved_series(path, steps=(0, 10)):
+    rng = np.random.default_rng(0)
+    layers = {"in": rng.normal(size=(40, 3)), "out": rng.normal(size=(40, 2))}
+    comparisons = [package.compare(layers, layers) for _ in steps]
+    Series(run="run", steps=steps, comparisons=comparisons, final_step=steps[-1]).save(path)
+
+
+def test_a_saved_series_gets_its_page(netkin):
+    saved_series("run.netkin")
+    assert netkin("report run.netkin").stdout == "run.html\n"
+    assert "2 layers at 2 steps" in Path("run.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,17 @@ import click
 from netkin import __version__
 from netkin.cli.compare import compare
 from netkin.cli.completion import completion
+from netkin.cli.compress import compress
 from netkin.cli.data import data
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
+from netkin.cli.dynamics import dynamics
 from netkin.cli.explain import explain
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.report import report
+from netkin.cli.reproduce import reproduce
+from netkin.cli.stitch import stitch
 
 
 @click.group(epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,5 +35,8 @@ def cli() -> None:
     """
 
 
-for command in (demo, compare, explain, report, measures, layers, data, doctor, completion):
+COMMANDS = (
+    demo, compare, explain, dynamics, stitch, compress, report, measures, layers, data, reproduce, doctor, completion
+)  # fmt: skip
+for command in COMMANDS:
     cli.add_command(command)

@@ -16,7 +16,7 @@ from netkin.cli.running import called
 from netkin.errors import InflatedWarning, MissingExtra
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison
+    from netkin.results import Comparison, Series
 
 EXAMPLE = """\b
 Example:
@@ -55,16 +55,19 @@ def compare(
 
     for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
         refuse_missing_folder(path, option)
-    _refuse_figure(figure)
+    refuse_figure(figure)
     with warnings.catch_warnings():
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = called(compare_models, a, b, data, batch_size, options)
     click.echo(as_json(comparison_document(comparison)) if json else str(comparison))
-    _write(comparison, save, report, figure)
+    if save:
+        comparison.save(save)
+        click.echo(f"saved to {save}", err=True)
+    draw(comparison, report, figure)
 
 
-def _refuse_figure(figure: Path | None) -> None:
+def refuse_figure(figure: Path | None) -> None:
     """Refuse a figure that could not be drawn, before the work."""
     if figure and figure.suffix.lower() not in FIGURES:
         raise click.BadParameter(
@@ -74,17 +77,14 @@ def _refuse_figure(figure: Path | None) -> None:
         raise MissingExtra("a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`.")
 
 
-def _write(comparison: Comparison, save: Path | None, page: Path | None, figure: Path | None) -> None:
-    """Write what was asked for; the comparison itself first, as the others can be made from it."""
-    if save:
-        comparison.save(save)
-        click.echo(f"saved to {save}", err=True)
+def draw(result: Comparison | Series, page: Path | None, figure: Path | None) -> None:
+    """Write the pictures that were asked for; after the result itself, as they can be made from it."""
     if page:
         from netkin.reporting import report
 
-        click.echo(f"report: open {report(comparison, page)}", err=True)
+        click.echo(f"report: open {report(result, page)}", err=True)
     if figure:
         from netkin.reporting import plot
 
-        plot(comparison, path=figure)
+        plot(result, path=figure)
         click.echo(f"figure in {figure}", err=True)

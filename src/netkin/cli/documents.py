@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Values
+    from netkin.results import Comparison, Series, Trend, Values
 
 _COMPARISON = (
     "a",
@@ -36,6 +37,31 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     document = {name: getattr(comparison, name) for name in _COMPARISON}
     document |= {name: dict(getattr(comparison, name)) for name in _MAPPINGS}
     return document | {"tables": {name: _table_document(table) for name, table in comparison.tables.items()}}
+
+
+def series_document(series: Series) -> dict[str, Any]:
+    """Return everything a series holds, and what is read off it, as plain lists, dictionaries, texts and numbers."""
+    document = {name: getattr(series, name) for name in ("run", "unit", "steps", "final_step", "missing", "layers")}
+    document |= {"warnings": series.warnings, "complete": series.complete, "provenance": dict(series.provenance)}
+    measures = {measure: _way_document(series, measure) for measure in series.measures}
+    return document | {"measures": measures, "comparisons": list(map(comparison_document, series.comparisons))}
+
+
+def _way_document(series: Series, measure: str) -> dict[str, Any]:
+    marks = series.marks(measure)
+    reached = {str(mark): series.reached(mark, measure) for mark in marks}
+    trends = {str(mark): _trend_document(series, mark, measure) for mark in marks}
+    return {"own": series.own(measure).tolist(), "reached": reached, "bottom_up": trends}
+
+
+def _trend_document(series: Series, threshold: float, measure: str) -> dict[str, Any]:
+    from netkin.errors import NoValue
+
+    try:
+        trend: Trend = series.bottom_up(threshold, measure)
+        return asdict(trend)
+    except NoValue as reason:
+        return {"tau": None, "reason": str(reason)}
 
 
 def _table_document(table: Values) -> dict[str, Any]:

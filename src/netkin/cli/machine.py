@@ -12,7 +12,10 @@ from typing import Any
 from netkin import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "click")
-EXTRAS = {"figures": "matplotlib", "hf": "transformers", "images": "PIL", "pandas": "pandas", "xarray": "xarray"}
+EXTRAS = {
+    "figures": "matplotlib", "hf": "transformers", "images": "PIL", "lightning": "lightning", "mlflow": "mlflow",
+    "pandas": "pandas", "tensorboard": "tensorboard", "xarray": "xarray",
+}  # fmt: skip
 
 
 def machine() -> dict[str, Any]:

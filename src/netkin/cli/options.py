@@ -15,16 +15,6 @@ DATA = click.option("--data", required=True, metavar="DATA", help="The examples 
 DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 _COMPARING = (
-    DATA,
-    click.option(
-        "--measure",
-        "measures",
-        multiple=True,
-        default=["cka"],
-        show_default=True,
-        metavar="NAME",
-        help="Several may be given; see `netkin measures`.",
-    ),
     click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`."),
     click.option(
         "--pairs",
@@ -34,9 +24,11 @@ _COMPARING = (
         help="Every layer with every other, or only layers of the same name.",
     ),
     click.option(
-        "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, mean, tokens, cls, last."
+        "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
     ),
-    click.option("--resize", type=click.Choice(["average"]), help="With --shape positions: average larger maps down."),
+    click.option(
+        "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
+    ),
     click.option("--examples", type=click.IntRange(min=1), metavar="N", help="Stop after so many examples."),
     click.option(
         "--batch-size",
@@ -56,7 +48,25 @@ _COMPARING = (
 
 def comparing_options(command: Command) -> Command:
     """Give a command all options that say what is compared and how."""
-    for option in reversed(_COMPARING):
+    return _with_options(command, "cka")
+
+
+def following_options(command: Command) -> Command:
+    """Give a command the options of a comparison that is made at every step of a run."""
+    return _with_options(command, "svcca")
+
+
+def _with_options(command: Command, measure: str) -> Command:
+    measures = click.option(
+        "--measure",
+        "measures",
+        multiple=True,
+        default=[measure],
+        show_default=True,
+        metavar="NAME",
+        help="Several may be given; see `netkin measures`.",
+    )
+    for option in reversed((DATA, measures, *_COMPARING)):
         command = option(command)
     return command
 

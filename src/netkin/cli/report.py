@@ -1,4 +1,4 @@
-"""`netkin report`: the page of saved comparisons, made without running a model or importing torch."""
+"""`netkin report`: the page of saved results, made without running a model or importing torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import click
 from netkin.cli.documents import as_json
 from netkin.cli.options import JSON, refuse_missing_folder
 from netkin.cli.refusals import refusing
+from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons
+    from netkin.results import Comparison, Comparisons, Series
 
 EXAMPLE = """\b
 Example:
@@ -28,9 +29,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @JSON
 @refusing
 def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
-    """Make one page for the browser of the comparisons saved in each FILE.
+    """Make one page for the browser of what is saved in each FILE: comparisons, or the series of one run.
 
-    Such a file is written by `netkin compare --save`, or by `comparison.save` in Python.
+    Such a file is written by `netkin compare --save` and `netkin dynamics --save`, or by `save` in Python.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
@@ -42,6 +43,13 @@ def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _one_by_one(saved: list[Comparison | Comparisons]) -> list[Comparison]:
+def _one_by_one(saved: list[Comparison | Comparisons | Series]) -> list[Comparison]:
     """Return the comparisons of several files, in order; a file may hold many."""
-    return [one for result in saved for one in (result.values() if isinstance(result, Mapping) else [result])]
+    from netkin.results import Series
+
+    found: list[Comparison] = []
+    for result in saved:
+        if isinstance(result, Series):
+            raise ValueFault(f"the series of run {result.run!r} fills a page by itself; give it a command of its own.")
+        found += result.values() if isinstance(result, Mapping) else [result]
+    return found

@@ -58,6 +58,15 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
             ) from fault
 
 
+def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
+    """Run a model on one batch, so that a crash becomes one sentence: for work that takes the model apart later."""
+    from netkin.representations import guest
+    from netkin.representations.feeding import feed
+
+    with guest(model), crashes_refused([spec], [model]):
+        feed(model, next(iter(data)))
+
+
 def _begin(running: list[str], spec: str, model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     running[:] = [f"{spec!r} could not be run on {_shapes({'inputs': next(iter(inputs), None), **keywords})}"]
 

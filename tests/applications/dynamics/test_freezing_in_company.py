@@ -86,6 +86,8 @@ def test_a_state_of_something_else_is_refused(net):
         nk.FreezeTraining(net, "linear", steps=8, layers=["conv1", "conv2"]).load_state_dict(state)
     with pytest.raises(ValueFault, match="the state has format 9 and this netkin reads up to 1"):
         freezing.load_state_dict(state | {"format": 9})
+    with pytest.raises(ValueFault, match="no state of `FreezeTraining`, as it has no 'format'; pass its `state_dict"):
+        freezing.load_state_dict({"param_groups": []})
 
 
 # --- in company -------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path):
     with pytest.raises(FileFault, match="bad.netkin' is damaged: KeyError"):
         recorder.load(tmp_path / "bad.netkin")
     recorder.save(tmp_path / "run.netkin")
-    with pytest.raises(FileFault, match="holds 'recording', which is no result"):
+    with pytest.raises(FileFault, match="holds 'recording', which is no result; `DynamicsRecorder.load"):
         nk.load(tmp_path / "run.netkin")
 
 
@@ -93,7 +93,7 @@ def test_layers_that_come_and_go_are_refused():
     recorder = nk.DynamicsRecorder(model, torch.randn(9, 3))
     recorder.probe(0)
     model.both = False
-    with pytest.raises(ForwardError, match="layer 'b' ran at only one of the steps 0 and 1; choose `layers` that run"):
+    with pytest.raises(ForwardError, match="layer 'b' was looked at in only one of the steps 0 and 1; choose `layers`"):
         recorder.probe(1)
 
 

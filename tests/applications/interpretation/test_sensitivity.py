@@ -9,6 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.results.text import has_classes
 
 NAMES = ["cat", "dog", "car"]
 
@@ -196,6 +197,11 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(model, batches):
     np.testing.assert_allclose(there.to_numpy(), here.to_numpy()[:, :2], atol=1e-4)
 
 
+def test_its_columns_are_known_to_be_classes(model, images):
+    assert has_classes(nk.class_sensitivity(model, images))
+    assert not has_classes(nk.compare(model, data=images))
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +215,7 @@ def test_a_class_that_the_model_does_not_have_is_refused(model, images):
 def test_a_name_that_no_class_has_is_refused(model, images):
     with pytest.raises(UnknownName, match="no class named 'dogs'; did you mean 'dog'"):
         nk.class_sensitivity(model, images, "dogs", names=NAMES)
-    with pytest.raises(UnknownName, match="no class named 'dog'; pass `names=` to name the model's outputs"):
+    with pytest.raises(UnknownName, match="no class named 'dog'; the model's outputs are 0, 1, 2, or what `names="):
         nk.class_sensitivity(model, images, "dog")
 
 

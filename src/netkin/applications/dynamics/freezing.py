@@ -237,6 +237,11 @@ class FreezeTraining:
                 )
 
     def _refuse_state(self, state: Mapping[str, Any]) -> None:
+        absent = [name for name in self.state_dict() if name not in state]
+        if absent:
+            raise ValueFault(
+                f"this is no state of `FreezeTraining`, as it has no {absent[0]!r}; pass its `state_dict()`."
+            )
         if state["format"] > FORMAT:
             raise ValueFault(f"the state has format {state['format']} and this netkin reads up to {FORMAT}; update it.")
         if state["kind"] != self._schedule.kind:

@@ -199,8 +199,8 @@ class DynamicsRecorder:
         changed = [name for name in {**before, **states} if (name in before) != (name in states)]
         if changed:
             raise ForwardError(
-                f"layer {changed[0]!r} ran at only one of the {self.unit}s {self.steps[-1]} and {step}; "
-                "choose `layers` that run at every probe."
+                f"layer {changed[0]!r} was looked at in only one of the {self.unit}s {self.steps[-1]} and {step}; "
+                "choose `layers` that run at every probe, and the same when you go on from a file."
             )
         for name, state in states.items():
             if state.shape != before[name].shape:

@@ -129,7 +129,8 @@ def _columns(asked: Sequence[Any], names: Sequence[str] | None, count: int) -> d
 def _column(one: Any, known: Sequence[str]) -> int:
     if isinstance(one, str):
         if one not in known:
-            hint = did_you_mean(one, known) or "; pass `names=` to name the model's outputs."
+            some = f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}"
+            hint = did_you_mean(one, known) or f"; the model's outputs are {some}, or what `names=` calls them."
             raise UnknownName(f"no class named {one!r}{hint}")
         return known.index(one)
     if not isinstance(one, Integral):
