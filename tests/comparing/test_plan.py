@@ -9,7 +9,7 @@ import torch
 
 import netkin as nk
 from netkin.comparing import costs, plan
-from netkin.comparing.compare import _collected
+from netkin.comparing.compare import collected
 from netkin.comparing.options import Options
 from netkin.comparing.pairing import Pairs
 from netkin.comparing.tabulating import Tables
@@ -47,7 +47,7 @@ def held(monkeypatch):
     def look(models, measures):
         options = Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
         given = dict(zip("ab", models, strict=True))
-        collection, found = _collected(given, None, measures, Pairs([("a", "b")]), options, None, None, 0, False)
+        collection, found = collected(given, None, measures, Pairs([("a", "b")]), options, None, None, 0, False)
         Tables(collection, found, "a", "b").fill()
         statistics = (collection._moments, collection._all_rows, collection._samples, collection._grams)
         return collection.plan, max(*peaks, 0, bytes_in(*statistics))

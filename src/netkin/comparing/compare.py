@@ -72,7 +72,7 @@ def compare(
     given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
     places = dict(zip(given, ("a", "b"), strict=False))
     options = Options(layers, places, shape, resize, transforms, forward, device)
-    collection, found = _collected(
+    collection, found = collected(
         given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
     )
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
@@ -152,7 +152,7 @@ def compare_many(
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
     of = list(combinations(given, 2))
     options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
-    collection, found = _collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
+    collection, found = collected(given, data, measures, Pairs(of, pairs), options, examples, memory, seed, partial)
     return Comparisons([_comparison(collection, found, pair, pair, data, seed) for pair in of])
 
 
@@ -186,7 +186,7 @@ def _two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple
     return given, (names[0], names[0] if alone else names[1])
 
 
-def _collected(
+def collected(
     given: Mapping[str, Any],
     data: Any,
     measures: Any,
@@ -197,6 +197,7 @@ def _collected(
     seed: int,
     partial: bool,
 ) -> tuple[Collection, list[Measure]]:
+    """Return what one pass over the data told of the pairs, and the measures that were asked for."""
     found = _found(measures)
     subjects = [options.subject(name, thing) for name, thing in given.items()]
     return _pass(subjects, data, found, pairs, examples, memory, seed, partial), found

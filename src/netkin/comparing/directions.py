@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.comparing.compare import _collected
+from netkin.comparing.compare import collected
 from netkin.comparing.options import Options
 from netkin.comparing.pairing import Pairs
 from netkin.errors import InflatedWarning
@@ -56,7 +56,7 @@ def model_directions(
     chosen = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
     options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
     wanted = Pairs([pair], [(layer, other)])
-    collection, _ = _collected(given, data, "svcca", wanted, options, examples, memory, 0, False)
+    collection, _ = collected(given, data, "svcca", wanted, options, examples, memory, 0, False)
     moments = collection.statistic(find("svcca"), f"a/{layer}", f"{pair[1]}/{other}")
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)

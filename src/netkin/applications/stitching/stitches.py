@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +14,7 @@ from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import NoValue
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+from netkin.results.records import now
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Stitch:
     history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     training: Mapping[str, Any] | None = field(default=None, repr=False)
     version: str = __version__
-    created: str = field(default_factory=_now)
+    created: str = field(default_factory=now)
 
     @property
     def transformation(self) -> Transformation:

@@ -195,12 +195,12 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if apart:
         yield (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
-            f"{_listed(apart)}. What is alike there is not what the second model goes by."
+            f"{_listed(apart)}."
         )
     if alike:
         yield (
             f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
-            f"{_listed(alike)}. What the second model goes by is there, in a form that {measure.id} does not see."
+            f"{_listed(alike)}."
         )
 
 
