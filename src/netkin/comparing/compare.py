@@ -72,9 +72,7 @@ def compare(
     given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
     places = dict(zip(given, ("a", "b"), strict=False))
     options = Options(layers, places, shape, resize, transforms, forward, device)
-    collection, found = collected(
-        given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial
-    )
+    collection, found = collected(given, data, measures, Pairs([pair], pairs), options, examples, memory, seed, partial)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     return _comparison(collection, found, pair, shown, data, seed)
 
