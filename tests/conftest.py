@@ -1,8 +1,13 @@
 """What all tests share: seeded worlds, and measures called without the warning about few examples."""
 
+import os
 import warnings
 
 import pytest
+
+# small matrices gain nothing from threads, and threads that share busy cores wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from hypothesis import settings
 
 from netkin.errors import InflatedWarning
