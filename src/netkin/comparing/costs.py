@@ -95,7 +95,7 @@ def _transforms(meeting: Meeting) -> int:
     """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
     seen = views(meeting)
     largest = max(layer.width for layer, _ in seen)
-    step = examples_at_once(DOUBLE * largest, max(layer.width // math.prod(grid) for layer, grid in seen))
+    step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in seen))
     once = all(len(side) == 1 for rectangle in meeting.rectangles for side in rectangle)
     held = 2 * largest if once else sum(layer.width for layer, _ in seen)
     return DOUBLE * step * (2 * largest + 4 * held)

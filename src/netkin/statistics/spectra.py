@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLD = 64  # examples gathered before they are transformed
 CHUNK = 256  # examples transformed at a time, at most
-CACHED = 2**22  # bytes of one layer transformed at a time on a CPU: what its caches hold
+CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
 SAMPLE = 64  # examples whose maps are kept, to tell how much lies off the blocks
 
 
@@ -230,7 +230,9 @@ class LayerSpectra(Statistic):
         """Return how many examples to take at a time."""
         widest = max((view.width for view in self._views.values()), default=0)
         largest = max(layer.shift.numel() for layer in self._layers.values())
-        return examples_at_once(largest * self.precision.itemsize, widest)
+        step = examples_at_once(largest, widest)
+        # sums are kept in float64, and adding to them costs float32 more than its caches save
+        return step if self.precision == torch.float64 else 2 * step
 
     def _fold_chunk(self, maps: Mapping[str, Tensor]) -> None:
         """Add the products of a few examples, each view held only while some pair still needs it."""
@@ -352,7 +354,7 @@ class LayerSpectra(Statistic):
 
 
 def examples_at_once(largest: int, widest: int) -> int:
-    """Return how many maps of at most so many bytes to transform at a time, for blocks of at most such a width.
+    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
 
     Few fit the caches, but blocks far wider than that would be read and written too often.
     """
