@@ -109,11 +109,15 @@ def test_what_cannot_be_drawn_is_refused(made):
 @pytest.mark.parametrize("steps", [(7,), (0, 5)])
 @pytest.mark.parametrize("rows", [("only",), ("a", "b")])
 def test_odd_sizes_are_drawn(made, steps, rows):
-    made.series(steps, rows).plot().canvas.draw()
+    figure = made.series(steps, rows).plot()
+    figure.canvas.draw()
+    assert [axes.images[0].get_array().shape for axes in heatmaps(figure)] == [(len(rows), len(rows))] * len(steps)
 
 
 def test_layers_without_any_value_are_drawn_as_holes(made):
-    made.series(rows=("a", "b"), constant=2000).plot().canvas.draw()
+    figure = made.series(rows=("a", "b"), constant=2000).plot()
+    figure.canvas.draw()
+    assert any(patch.get_hatch() == "/////" for axes in heatmaps(figure) for patch in axes.patches)
 
 
 def test_pyplot_is_left_alone(made):

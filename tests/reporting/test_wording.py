@@ -1,7 +1,8 @@
 import numpy as np
 
+from netkin.comparing import compare
 from netkin.reporting.meanings import MEANINGS, meaning_of
-from netkin.reporting.wording import range_of, shortened
+from netkin.reporting.wording import headline, range_of, shortened
 
 
 def test_every_measure_has_its_meaning():
@@ -32,3 +33,13 @@ def test_ranges_are_told_in_words(made):
         range_of(made.table(bounds=b)) for b in [(0, 1), (0, np.inf), (-np.inf, np.inf), (-np.inf, 1), (0, np.pi / 2)]
     ]
     assert told == ["0 to 1", "from 0 up", "unbounded", "at most 1", "0 to π/2 ≈ 1.57"]
+
+
+def test_where_only_corresponding_layers_were_compared_none_is_called_the_best():
+    rng = np.random.default_rng(0)
+    rows = {"one": rng.normal(size=(60, 4)), "two": rng.normal(size=(60, 5))}
+    twice = {name: 2 * array for name, array in rows.items()}
+    assert headline(compare(rows, twice, pairs="corresponding")).endswith(
+        "layers of the same name are at 1.00 on average."
+    )
+    assert "2 of 2 layers of a find their best match" in headline(compare(rows, twice))

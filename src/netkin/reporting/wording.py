@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from netkin.reporting.grids import Grid
 from netkin.reporting.matching import partners
 from netkin.results import Comparison, Values
@@ -98,6 +100,8 @@ def _agreement(comparison: Comparison, table: Values, best: dict[str, tuple[str,
     met = sum(best[a][0] == b for a, b in matched.items() if a in best)
     known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
     mean = f", and such pairs are at {sum(known) / len(known):.2f} on average" if known else ""
+    if known and np.isfinite(table.values).sum(axis=1).max() == 1:  # where nothing else was asked for, nothing is best
+        return f"layers of the {how} are at {sum(known) / len(known):.2f} on average"
     layers = f"{met} of {len(matched)} layers of {comparison.a}"
     return f"{layers} find their best match in the layer of the {how} of {comparison.b}{mean}"
 
