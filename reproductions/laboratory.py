@@ -61,7 +61,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "convnet": Recipe(svcca_convnet, epochs=30, batch=256, rate=0.05),
         "resnet": Recipe(lambda: thin(32), epochs=30, batch=512, rate=0.2),
         "tiny10": Recipe(tiny10, epochs=10, batch=512, rate=0.2),
-        **{f"resnet20w{w}": Recipe(partial(thin, 20, width=w), epochs=15, batch=512, rate=0.2) for w in (1, 2, 3, 4)},
+        **{f"resnet20w{w}": Recipe(partial(thin, 20, width=w), epochs=30, batch=512, rate=0.2) for w in (1, 2, 3, 4)},
     },
 }
 

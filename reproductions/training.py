@@ -98,7 +98,9 @@ def moved(padded: Tensor, rows: Tensor, moves: Tensor) -> Tensor:
     height, width = (size - 2 * SHIFT for size in padded.shape[-2:])
     down = moves[0][:, None] + torch.arange(height, device=padded.device)
     across = moves[1][:, None] + torch.arange(width, device=padded.device)
-    return padded[rows[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+    images = padded[rows[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+    # channels last, a 1 × 1 convolution of few channels with stride 2 writes past its memory (oneDNN, issue 6035)
+    return images if images.is_cuda else images.contiguous()
 
 
 @torch.no_grad()

@@ -16,8 +16,9 @@ from torch import Tensor
 import netkin as nk
 from netkin.applications.stitching import Evaluation, Stitch, fit_all, load_stitch
 from netkin.representations.feeding import feed
+from netkin.sources.checkpoints import digest
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import KINDS, images, mark, network
+from reproductions.matching.nets import KINDS, images, mark, network, published
 
 Batches = list[tuple[Tensor, Tensor]]
 ALONE = 8  # so many pieces of work are done at once rather than in processes of their own
@@ -149,7 +150,8 @@ def cka_of_maps(lab: Lab, stitch: Stitch, count: int = 500) -> float:
 
 @cache
 def _mark(lab: Lab, name: str) -> str:
-    return mark(lab, name)
+    """Return what tells a network's weights from all others: trained anew on a GPU they are never quite the same."""
+    return mark(lab, name) + ("" if published(lab, name) else digest(network(lab, name).state_dict()))
 
 
 def _batches(inputs: Tensor, labels: Tensor, size: int = 500) -> Batches:

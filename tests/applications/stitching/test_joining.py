@@ -126,7 +126,8 @@ class TestTransformations:
         meeting, channels = Meeting(end(*given), end(*shape)), linear(3, 5)
         transformation = Transformation(channels, meeting).double()
         assert [type(part) for part in transformation.linear] == [kind]
-        x = torch.randn(2, *given, dtype=torch.float64)
+        transformation.set(channels)  # in float64
+        x = torch.randn(2, *given, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         axis = -1 if kind is nn.Linear else 1
         assert torch.allclose(transformation(x), channels(x.movedim(axis, -1)).movedim(-1, axis))
         assert torch.allclose(transformation.matrix, channels.weight)

@@ -179,6 +179,15 @@ class TestAnyNetworks:
         half = stitch(a.to(torch.bfloat16), "mid", b, "mid", data, test=data)
         assert half.evaluation.r2 == pytest.approx(found.evaluation.r2, abs=0.05)
 
+    def test_a_stitch_into_a_model_of_half_precision_is_trained_in_float32(self):
+        a, b = built(Maps, dtype=torch.float32), built(Maps, seed=1, dtype=torch.float32)
+        data = labelled(b, *IMAGES)
+        found = stitch(a, "mid", b.to(torch.bfloat16), "mid", data, "task_loss", test=data, epochs=3, rate=1e-4)
+        assert found.transformation.shift.dtype == torch.float32
+        moved = found.map.weight - stitch(a, "mid", b, "mid", data).map.weight
+        assert 0 < moved.abs().max() < 1e-2  # steps of 1e-4 would be lost in bfloat16
+        assert found.network(data[0][0]).dtype == torch.bfloat16
+
     def test_mappings_in_and_out_with_padding_left_aside(self):
         a, b = built(Spoken), built(Spoken, seed=1)
         generator = torch.Generator().manual_seed(0)

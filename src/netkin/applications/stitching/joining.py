@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import ForwardError, ValueFault
 from netkin.representations.cutting import run_until
+from netkin.representations.feeding import dtype_of
 from netkin.representations.guests import evaluating, guest
 from netkin.representations.recording import main_tensor
 from netkin.representations.tails import Tail, agrees, reaches_around, tail
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Stitched(nn.Module):
@@ -49,7 +53,10 @@ class Stitched(nn.Module):
 
     def finish(self, output: Tensor, batch: Any) -> Any:
         """Return what the second model makes of `output` at its layer."""
-        with evaluating(self.b):
+        given = dtype_of(self.b)
+        if given in HALF:  # the transformation is more precise, so that training can take small steps
+            output = output.to(given)
+        with evaluating(self.b), _differentiable(self.b):
             return self.tail(output, batch)
 
     @property
@@ -82,6 +89,18 @@ class Stitched(nn.Module):
         self._tail.clear()  # it may hold tensors that `fn` replaces
         super()._apply(fn, recurse)
         return self
+
+
+def precise(b: nn.Module) -> torch.dtype | None:
+    """Return the precision of a stitch into `b`: that of its weights, but no less than float32."""
+    given = dtype_of(b)
+    return torch.float32 if given in HALF else given
+
+
+def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
+    """Let gradients go back through recurrent layers: in evaluation mode cuDNN's can't, torch's own can."""
+    recurrent = torch.is_grad_enabled() and any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 def cuts_truly(b: nn.Module, layer: str, batch: Any, name: str = "b") -> bool:

@@ -14,12 +14,12 @@ from torch import nn
 from netkin import files
 from netkin.applications.stitching.ends import End, Meeting
 from netkin.applications.stitching.evaluating import Evaluation
-from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.joining import Stitched, precise
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import FileFault
-from netkin.representations.feeding import device_of, dtype_of
+from netkin.representations.feeding import device_of
 from netkin.representations.layers import modules, split_call, unwrapped
 
 KIND = "stitch"
@@ -57,7 +57,7 @@ def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Sti
         cuts = bool(header["cuts"])
     for which, model, then, layer in zip(("first", "second"), (a, b), described, layers, strict=True):
         _refuse_other(path, which, model, then, layer)
-    transformation = transformation.to(device_of(b), dtype_of(b))
+    transformation = transformation.to(device_of(b), precise(b))
     return Stitch(Stitched(a, layers[0], b, layers[1], transformation, cuts=cuts), **record, evaluation=evaluation)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from netkin.applications.stitching.evaluating import evaluated_all
 from netkin.applications.stitching.fitting import Fit, Pair, fitted
-from netkin.applications.stitching.joining import Stitched, cuts_truly
+from netkin.applications.stitching.joining import Stitched, cuts_truly, precise
 from netkin.applications.stitching.matching import find, identity, matched, random
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
@@ -20,7 +20,7 @@ from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import Transformation
 from netkin.comparing.subjects import lent
 from netkin.errors import UnknownName, ValueFault
-from netkin.representations.feeding import device_of, dtype_of
+from netkin.representations.feeding import device_of
 from netkin.results.identifiers import taken_apart
 
 
@@ -154,7 +154,7 @@ def _transformation(fit: Fit, pair: Pair, how: str, order: _Order, b: nn.Module)
     moments = fit.moments(pair)
     linear = random(moments, **({"seed": order.seed} | parameters)) if method is random else matched(moments, how)
     made = Transformation(linear, fit.meetings[pair], rank=order.training.rank if order.training else None)
-    made.to(device_of(b), dtype_of(b)).set(linear)  # again, where it may be float64 by now
+    made.to(device_of(b), precise(b)).set(linear)  # again, where it may be float64 by now
     return made
 
 

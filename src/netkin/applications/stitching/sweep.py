@@ -20,7 +20,7 @@ from tqdm import tqdm
 from netkin.applications.stitching.asking import Asked, How, Way, asked_ways
 from netkin.applications.stitching.evaluating import Evaluation, evaluated, evaluated_all
 from netkin.applications.stitching.fitting import Fit, fitted
-from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.joining import Stitched, precise
 from netkin.applications.stitching.joints import Pair, joints
 from netkin.applications.stitching.matching import matched
 from netkin.applications.stitching.training import trained
@@ -33,7 +33,7 @@ from netkin.comparing.plan import free_memory
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.feeding import device_of, dtype_of
+from netkin.representations.feeding import device_of
 from netkin.results import Comparison, Comparisons
 
 SCORES = ("relative_accuracy", "agreement", "cross_entropy")
@@ -224,7 +224,7 @@ class _Sweep:
             self.ledger.refuse(pair, way.id, str(reason))
             return None
         cuts = self.joints.cuts[pair[1]]
-        transformation = transformation.to(device_of(self.b), dtype_of(self.b))
+        transformation = transformation.to(device_of(self.b), precise(self.b))
         network = Stitched(self.a, pair[0], self.b, pair[1], transformation, cuts=cuts)
         self.cut[pair[1]] = network.tail.how
         return network
