@@ -1,5 +1,8 @@
 """Gathering: streamed sums against the plain formulas, in both precisions, and what they refuse."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,10 @@ import torch
 from netkin.applications.stitching.gathering import Gathering, laid_out, product
 from netkin.applications.stitching.matching import METHODS, matched
 from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.representations import recording
+from netkin.sources import load_data
+from netkin.sources.architectures import tiny10
+from netkin.sources.weights import load_weights
 from netkin.statistics import Moments
 
 
@@ -74,21 +81,41 @@ def test_sizes_whose_squares_leave_float32_are_multiplied_in_float64(size):
     assert torch.allclose(found.weight * size, matched(gathered(A, B)).weight, rtol=1e-3, atol=1e-6)
 
 
-def test_ill_conditioned_float32_layers_are_matched_as_well_as_their_data_allow():
-    rng = np.random.default_rng(0)
-    A = torch.tensor(rng.normal(size=(400, 6, 6, 6)) * np.logspace(0, -2.3, 6)[None, :, None, None])
-    B = torch.tensor(rng.normal(size=(6, 4)))
-    B = (A.movedim(1, -1) @ B).movedim(-1, 1)
-    found = matched(gathered(A.float(), B.float()))
-    assert torch.allclose(found(as_rows(A)), as_rows(B), atol=1e-4)
+@pytest.mark.parametrize("form", ["rows", "large maps", "small maps"])
+@pytest.mark.parametrize("smallest", [1e-2, 1e-4])
+def test_units_of_different_sizes_are_matched_alike_in_float32(form, smallest):
+    A, B = outputs(form, torch.float32, offset=0.0)
+    axis = 1 if A.ndim == 4 else -1
+    A = (A.movedim(axis, -1) * torch.logspace(0, np.log10(smallest), 5)).movedim(-1, axis)
+    truth = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    B = (A.double().movedim(axis, -1) @ truth).movedim(-1, axis)
+    errors = (matched(gathered(A, B)).weight - truth) * as_rows(A).std(0).unsqueeze(1)
+    assert float(errors.abs().max()) < 1e-6 * float(B.std())
 
 
-def test_a_units_rank_below_the_rounding_of_float32_counts_as_none():
+@pytest.mark.parametrize("form", ["rows", "large maps", "small maps"])
+def test_units_that_nearly_depend_on_each_other_are_multiplied_in_float64(form):
+    A, B = outputs(form, torch.float32)
+    A.select(1 if A.ndim == 4 else -1, 4).mul_(1e-3).add_(A.select(1 if A.ndim == 4 else -1, 3))
+    expected = matched(Moments.of(as_rows(A).double(), as_rows(B).double())).weight
+    found = matched(gathered(A, B)).weight
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_a_unit_below_the_rounding_of_float32_counts_as_none():
     A, B = outputs("large maps", torch.float32)
     A[:, 4] = A[:, 3] * (1 + 1e-7)
     weight = matched(gathered(A, B)).weight
     assert torch.isfinite(weight).all()
     assert weight.abs().max() < 10
+
+
+def test_of_several_best_maps_the_smallest_is_taken():
+    A, B = outputs("rows")
+    A = torch.column_stack([A, torch.full((90,), 3.0), A[:, 0] + 0.01 * A[:, 1], 1e-3 * A[:, 2]])
+    rows = A - A.mean(0)
+    expected = np.linalg.pinv(rows.numpy(), rcond=1e-10) @ (B - B.mean(0)).numpy()
+    assert matched(gathered(A, B)).weight.numpy() == pytest.approx(expected, abs=1e-7)
 
 
 def test_masked_tokens_are_left_out():
@@ -142,13 +169,28 @@ def test_nan_is_refused_with_its_batch():
         gathered(A, B)
 
 
+@pytest.mark.parametrize("form", ["rows", "large maps"])
+def test_nan_among_the_first_examples_is_counted(form):
+    A, B = outputs(form, torch.float32)
+    A[1, 2] = float("inf")
+    with pytest.raises(ValueFault, match=f"x in batch 0 holds {A[1, 2].numel()} NaN or Inf among {A[:17].numel():,}"):
+        gathered(A, B)
+
+
+def test_numbers_that_leave_float32_later_are_no_nan():
+    A, B = outputs("large maps", torch.float32)
+    A[60:] *= 1e25
+    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float32; mend"):
+        matched(gathered(A, B))
+
+
 def test_sums_that_leave_all_precision_are_refused():
     gathering = Gathering([("x", "y")])
     A, B = outputs("large maps")
     for scale in (1.0, 1e160):
         gathering.first("x", A * scale)
         gathering.second("y", B)
-    with pytest.raises(ValueFault, match="x gave NaN or Inf; mend the model"):
+    with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; mend the model"):
         gathering.moments(("x", "y"))
 
 
@@ -156,3 +198,23 @@ def test_a_constant_layer_is_refused():
     A, B = outputs("large maps")
     with pytest.raises(NoValue, match="x is constant over"):
         matched(gathered(torch.ones_like(A), B))
+
+
+DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
+
+
+@pytest.mark.skipif(not (DATA and CHECKPOINTS), reason="needs NETKIN_DATA and NETKIN_CHECKPOINTS: the paper's networks")
+@pytest.mark.parametrize("layer", ["bn1", "bn8", "relu4"])
+def test_the_papers_networks_are_matched_in_float32_as_in_float64(layer):
+    nets = [tiny10().eval() for _ in range(2)]
+    for seed, net in enumerate(nets):
+        load_weights(net, Path(CHECKPOINTS) / f"tiny10_cifar10_seed{seed}.pt")
+    images, _ = next(iter(load_data(f"cifar10,normalise=cifar10:{DATA}", batch_size=300)))
+    outputs = []
+    for net in nets:
+        with torch.no_grad(), recording(net, [layer]) as kept:
+            net(images)
+        outputs.append(kept[layer])
+    expected = matched(Moments.of(*(as_rows(output).double() for output in outputs))).weight
+    found = matched(gathered(*outputs)).weight
+    assert float((found - expected).norm() / expected.norm()) < 1e-5

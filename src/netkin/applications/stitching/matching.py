@@ -8,7 +8,7 @@ Python and on the command line.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,8 @@ def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
     """
     pair = _about(moments, affine)
     cross = _own_cross(pair)
-    rows, columns = linear_sum_assignment(cross.cpu().numpy(), maximize=True)
+    squares = pair.x.variances[0].to(cross).unsqueeze(1) / pair.x.scale**2
+    rows, columns = linear_sum_assignment((squares - 2 * cross).cpu().numpy())  # what ‖a - b‖² has beside ‖b‖²
     weight = torch.zeros_like(cross)
     weight[torch.as_tensor(rows), torch.as_tensor(columns)] = 1
     return _with_bias(pair, weight)
@@ -137,14 +138,17 @@ def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
     return method(moments, **parameters)
 
 
-def find(how: str) -> tuple[Method, dict[str, Any]]:
-    """Return the function and the parameters that `how` names."""
+def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any]]:
+    """Return the function and the parameters that `how` names; where none is so named, `others` may have been meant."""
     apart = taken_apart(how) if isinstance(how, str) else None
     if apart is None:
         raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
     name, given = apart
     if name not in METHODS:
-        raise UnknownName(f"no matching method named {name!r}{did_you_mean(name, METHODS) or ';'} {_listed(METHODS)}.")
+        names = [*METHODS, *others]
+        raise UnknownName(
+            f"no matching method named {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}."
+        )
     known = _defaults(METHODS[name])
     for key in given:
         if key not in known:
@@ -165,10 +169,6 @@ def _like(default: Any, key: str, value: Any) -> Any:
             f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
         )
     return value
-
-
-def _listed(methods: dict[str, Method]) -> str:
-    return f"there are {', '.join(methods)}"
 
 
 def _about(moments: Moments, affine: bool) -> Moments:
