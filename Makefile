@@ -14,7 +14,7 @@ demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, wri
 	@$(BIN)/netkin demo
 
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

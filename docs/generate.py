@@ -36,7 +36,7 @@ REPRODUCTIONS = """# Reproductions
 
 What papers claim, measured again. Made from the records in `reproductions/results` by `make docs`; how to run a claim
 and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scale is small: part of the data and narrow
-networks, minutes on two cores. The gpu scale is the paper's setting as far as our data go. A value after ± is a
+networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data go. A value after ± is a
 standard error. <a href="claims.html">The same with charts</a> is a page of its own; `netkin reproduce --page FILE`
 writes it.
 """

@@ -17,7 +17,7 @@ A module of `reproductions/<paper>/` holds functions like this one; they are fou
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +38,7 @@ from netkin.results.claim import (
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
 
-__all__ = ["Finding", "Measured", "Statement", "chosen", "claim", "claims", "named", "papers", "verdict"]
+__all__ = ["Finding", "Measured", "Statement", "chosen", "claim", "claims", "line", "named", "papers", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,17 @@ def verdict(*conditions: object) -> str:
     if not conditions:
         raise ValueFault("a verdict follows from at least one condition; got none.")
     return HOLDS if all(conditions) else IN_PART if any(conditions) else FAILS
+
+
+def line(name: str, points: Iterable[Iterable[float]]) -> dict[str, list[float]]:
+    """Return the line `name` of a curve, the means of the values at each point, and its standard errors.
+
+    Example:
+        >>> line("loss", [[1, 3], [2]])
+        {'loss': [2.0, 2.0], 'loss ±': [1.0, 0.0]}
+    """
+    found = [Measured.over(values) for values in points]
+    return {name: [one.value for one in found], f"{name} ±": [one.error or 0.0 for one in found]}
 
 
 def papers() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The laboratory: data, networks and trained runs that the claims of all papers share.
 
-At cpu scale everything is small enough for minutes on two cores; at gpu scale it is the papers' setting as far as the
+At cpu scale everything is small enough for minutes on a CPU; at gpu scale it is the papers' setting as far as the
 data go. Trained runs are kept in `reproductions/.cache`, so that claims which look at the same networks share them.
 """
 
@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from netkin import files
 from netkin.errors import SourceError, UnknownName, did_you_mean
 from netkin.sources import load_data
 from netkin.sources.architectures import ConvNet, seeded, tiny10
@@ -184,8 +185,8 @@ class Lab:
     def over(self, work: Callable[[Lab, Any], Any], tasks: Iterable[Any]) -> list[Any]:
         """Return ``work(lab, task)`` of each task, in their order: one after the other, on a GPU several at a time.
 
-        Small networks leave a GPU waiting for launches, so that five processes train nearly five runs in the time of
-        one. `work` must then be a function at the top level of a module, and what it returns must be picklable.
+        Small networks leave a GPU waiting for launches, so that several processes train nearly as many runs in the
+        time of one. `work` must then be a function at the top level of a module, and what it returns must be picklable.
         """
         tasks = list(tasks)
         if self.device.type != "cuda" or len(tasks) < 2:
@@ -226,18 +227,11 @@ class Lab:
 
         def keep(step: int) -> None:
             if step in wanted:
-                kept.update(
-                    {f"{step}/{key}": value.detach().cpu().clone() for key, value in model.state_dict().items()}
-                )
+                kept.update({f"{step}/{key}": value.cpu().clone() for key, value in model.state_dict().items()})
 
         keep(0)
         history = self.train(model, name, seed, each_step=keep, **options)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        save_file(
-            {key: value.contiguous() for key, value in kept.items()}, unfinished, {"history": json.dumps(history)}
-        )
-        unfinished.replace(path)
+        keep_weights(path, kept, history=json.dumps(history))
 
     def _read(self, path: Path, name: str) -> Run:
         with safe_open(path, "pt") as file:
@@ -251,6 +245,12 @@ class Lab:
         model = build()
         model.load_state_dict(checkpoints[max(checkpoints)])
         return Run(model.eval().to(self.device), checkpoints, history, build)
+
+
+def keep_weights(path: Path, weights: Mapping[str, Tensor], **words: str) -> None:
+    """Write named weights to a file that appears whole or not at all, in a folder that is made if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, words))
 
 
 def _cifar10(place: Path, device: torch.device, train: int, test: int) -> Images:
@@ -270,10 +270,6 @@ def _digits(device: torch.device) -> Images:
         larger = nn.functional.interpolate((images - 0.3) / 0.38, scale_factor=4).repeat(1, 3, 1, 1)
         parts += [larger.to(device), labels.to(device)]
     return Images("digits, enlarged", tuple(map(str, range(10))), *parts)
-
-
-def _kept(value: Tensor) -> Tensor:
-    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: Any) -> Any:

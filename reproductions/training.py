@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from tqdm import tqdm
 
+from netkin.errors import UnknownName, did_you_mean
+
 SHIFT = 4  # pixels by which a training image is moved at most, each way
+SCHEDULES: dict[str, Callable[[float], float]] = {  # what the rate is multiplied by when a share of the epochs is done
+    "steps": lambda done: 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0,
+    "constant": lambda done: 1.0,
+}
 Record = dict[str, float]
 
 
@@ -51,8 +57,8 @@ def train(
     """Train `model` where it lies and return a record of each epoch: loss, test accuracy and seconds without testing.
 
     SGD with momentum 0.9 on randomly moved images. `schedule` is "steps" (a tenth of the rate after half of the epochs,
-    a hundredth after three quarters), "constant" or "cosine". `each_step(step)` is called after each update, counted
-    from 1. On a GPU the forward pass runs in bfloat16.
+    a hundredth after three quarters) or "constant". `each_step(step)` is called after each update, counted from 1. On
+    a GPU the forward pass runs in bfloat16.
     """
     optimizer = optimizer or torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor(schedule, epochs))
@@ -129,13 +135,10 @@ def _autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _factor(schedule: str, epochs: int) -> Callable[[int], float]:
-    if schedule == "constant":
-        return lambda epoch: 1.0
-    if schedule == "steps":
-        return lambda epoch: 0.01 if epoch >= 0.75 * epochs else 0.1 if epoch >= 0.5 * epochs else 1.0
-    if schedule == "cosine":
-        return lambda epoch: (1 + torch.tensor(torch.pi * epoch / epochs).cos().item()) / 2
-    raise ValueError(f"no schedule named {schedule!r}; there are 'steps', 'constant' and 'cosine'.")
+    if schedule not in SCHEDULES:
+        hint = did_you_mean(schedule, SCHEDULES) or "."
+        raise UnknownName(f"no schedule named {schedule!r}{hint} There are {' and '.join(SCHEDULES)}.")
+    return lambda epoch: SCHEDULES[schedule](epoch / epochs)
 
 
 def _now(images: Images) -> float:

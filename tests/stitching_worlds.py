@@ -42,6 +42,18 @@ class Tokens(nn.Module):
         return self.out(self.after(self.mid(self.front(x).relu())).relu().mean(1))
 
 
+class Lines(nn.Sequential):
+    """Convolutions of one dimension."""
+
+    def __init__(self, width):
+        super().__init__()
+        for name, part in {
+            "conv": nn.Conv1d(3, width, 3), "norm": nn.BatchNorm1d(width), "relu": nn.ReLU(), "pool": nn.AvgPool1d(2),
+            "flat": nn.Flatten(), "out": nn.Linear(4 * width, 4),
+        }.items():  # fmt: skip
+            self.add_module(name, part)
+
+
 class Block(nn.Module):
     """A residual block."""
 
@@ -90,6 +102,11 @@ class Spoken(nn.Module):
 
 
 SHAPES = {"rows": (Rows, (5,)), "maps": (Maps, (3, 12, 12)), "tokens": (Tokens, (9, 5))}
+
+
+def drawn(*shape, dtype=torch.float64, seed=0):
+    """Return normal numbers drawn from `seed`."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def built(kind, *arguments, seed=0, dtype=torch.float64, **options):

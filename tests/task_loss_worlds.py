@@ -1,5 +1,7 @@
 """Pairs of small networks whose best stitch is known, for the tests of task-loss training."""
 
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -7,6 +9,7 @@ from netkin.applications.stitching.fitting import fitted
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.matching import matched
 from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import Transformation
 
 
@@ -18,14 +21,29 @@ def joined(a, layer_a, b, layer_b, data, settings=None, cuts=True):
     return Stitched(a, layer_a, b, layer_b, start.to(next(b.parameters()).dtype), cuts=cuts)
 
 
+def trained_from(a, layer_a, b, layer_b, data, cuts=True, **options):
+    """Return a trained network and the record of its training."""
+    settings = TaskLoss(**options)
+    network = joined(a, layer_a, b, layer_b, data, settings, cuts)
+    return network, trained(network, data, settings)
+
+
+@contextmanager
+def seeded(seed):
+    """Draw from a seed of torch's own generator, and leave its state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def batches(inputs, labels, size=50):
     return [(inputs[i : i + size], labels[i : i + size]) for i in range(0, len(inputs), size)]
 
 
 def perceptron(seed, *, width=8, sharp=5.0, dtype=torch.float32):
     """Return a network of one hidden layer with decided answers."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+    with seeded(seed):
+        model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
     with torch.no_grad():
         model[2].weight *= sharp
     return model.to(dtype).eval()
@@ -41,21 +59,46 @@ def two_perceptrons(dtype=torch.float32, examples=400):
 
 def convnet(seed):
     """Return a small convolutional network with batch normalisation, dropout and a step in place."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5),
-        nn.Conv2d(4, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3),
-    )  # fmt: skip
-    for _ in range(3):
-        model(torch.randn(20, 2, 6, 6))
+    with seeded(seed):
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5),
+            nn.Conv2d(4, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3),
+        )  # fmt: skip
+        for _ in range(3):
+            model(torch.randn(20, 2, 6, 6))
     return model
 
 
 def images(examples=60):
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(examples, 2, 6, 6, generator=generator)
-    return batches(inputs, torch.randint(0, 3, (examples,), generator=generator), 20)
+    labels = torch.randint(0, 3, (examples,), generator=generator)
+    with torch.no_grad():
+        labels[::2] = convnet(1).eval()(inputs[::2]).argmax(1)  # which knows them better than by chance
+    return batches(inputs, labels, 20)
+
+
+class Tagger(nn.Module):
+    """Scores for each token of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.Linear(5, 3))
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.inner(input_ids)
+
+
+def two_taggers():
+    """Return two networks, data of which some tokens are padding, and the same with other tokens there."""
+    with seeded(0):
+        a, b = Tagger(), Tagger()
+    ids = torch.randint(0, 9, (20, 4), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(20, 4, dtype=torch.long)
+    mask[:10, 2:] = 0
+    rest = {"attention_mask": mask, "labels": ids % 3}
+    return a, b, [{"input_ids": ids, **rest}], [{"input_ids": torch.where(mask == 1, ids, 8 - ids), **rest}]
 
 
 class Quarrel(nn.Module):

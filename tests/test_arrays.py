@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.arrays import as_matrix, as_tensor, paired, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, as_tensor, at_least_single, paired, refuse_non_finite, summing_dtype
 from netkin.errors import ShapeError, ValueFault
 
 
@@ -171,3 +171,9 @@ def test_a_pair_may_leave_nan_to_a_later_check():
     assert torch.isnan(paired(X, X, check=False)[0][0, 0])
     with pytest.raises(ShapeError, match="got 2 rows and 1 rows"):
         paired(X, X[:1], check=False)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_raised_to_single_and_no_other(half):
+    assert at_least_single(half) == torch.float32
+    assert [at_least_single(dtype) for dtype in (torch.float32, torch.float64)] == [torch.float32, torch.float64]

@@ -110,3 +110,10 @@ def test_the_usual_permissions_apply(tmp_path):
     files.write(tmp_path / "f", "moments", {}, ARRAYS)
     (tmp_path / "plain").touch()
     assert (tmp_path / "f").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_refusal_of_a_file_is_no_damage(tmp_path):
+    with pytest.raises(FileFault, match="^not this one$"), files.damage_reported(tmp_path / "f"):
+        raise FileFault("not this one")
+    with pytest.raises(FileFault, match="f' is damaged: KeyError: 'step'"), files.damage_reported(tmp_path / "f"):
+        raise KeyError("step")

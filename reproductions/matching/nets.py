@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from netkin.errors import SourceError
@@ -25,7 +25,7 @@ from netkin.sources.architectures import ConvNet, seeded, tiny10
 from netkin.sources.residual import BasicBlock, thin
 from netkin.sources.weights import load_weights
 from reproductions import training
-from reproductions.laboratory import Lab, Recipe
+from reproductions.laboratory import Lab, Recipe, keep_weights
 from reproductions.training import Images
 
 PLAIN = 0.2  # of the learning rate with batch norm, where there is none
@@ -68,7 +68,7 @@ def network(lab: Lab, name: str) -> nn.Module:
         load_weights(model, lab.checkpoint(kind.file.format(seed)))
     else:
         model = _built(lab, kind)
-        model.load_state_dict(load_file(_kept(lab, name)))
+        model.load_state_dict(load_file(_trained_file(lab, name)))
     return _with_sums(model).eval().requires_grad_(False).to(lab.device)
 
 
@@ -78,7 +78,7 @@ def published(lab: Lab, name: str) -> bool:
     return bool(kind.file and lab.checkpoints and lab.data)
 
 
-def origin(lab: Lab, *kinds: str) -> str:
+def whose(lab: Lab, *kinds: str) -> str:
     """Return in words whose networks these are."""
     own = [kind for kind in kinds if published(lab, f"{kind}/0")]
     made = [kind for kind in kinds if kind not in own]
@@ -89,8 +89,8 @@ def origin(lab: Lab, *kinds: str) -> str:
     return " ".join(filter(None, words))
 
 
-def mark(lab: Lab, name: str) -> str:
-    """Return what tells this network from all others."""
+def recipe_key(lab: Lab, name: str) -> str:
+    """Return what tells this network from all others by how it came to be."""
     kind, seed = _apart(name)
     if published(lab, name):
         return kind.file.format(seed)
@@ -102,7 +102,7 @@ def mark(lab: Lab, name: str) -> str:
 def train_all(lab: Lab, names: list[str]) -> None:
     """Train the networks that are not at hand, on a GPU several at a time; the largest first."""
     missing = [name for name in names if not published(lab, name) and not _path(lab, name).exists()]
-    lab.over(_kept, sorted(missing, reverse=True))
+    lab.over(_trained_file, sorted(missing, reverse=True))
 
 
 def ring(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
@@ -177,20 +177,17 @@ def _with_sums(model: nn.Module) -> nn.Module:
 
 
 def _path(lab: Lab, name: str) -> Path:
-    return lab.cache / f"{name.replace('/', '-')}-{mark(lab, name)}.safetensors"
+    return lab.cache / f"{name.replace('/', '-')}-{recipe_key(lab, name)}.safetensors"
 
 
-def _kept(lab: Lab, name: str) -> Path:
+def _trained_file(lab: Lab, name: str) -> Path:
     """Return the file of a network trained here, which is trained now if there is none."""
     path = _path(lab, name)
     if not path.exists():
         kind, seed = _apart(name)
         model = seeded(lambda: _built(lab, kind), seed).to(lab.device)
         _train(model, kind, lab.recipe(kind.recipe), images(lab, kind.data), seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        save_file({key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}, unfinished)
-        unfinished.replace(path)
+        keep_weights(path, model.state_dict())
     return path
 
 

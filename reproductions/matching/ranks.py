@@ -1,13 +1,20 @@
-"""Claim 5: at a given rank, a bottleneck trained on the task loss beats the cut by singular values."""
+"""At a given rank, a bottleneck trained on the task loss beats the cut by singular values.
+
+Claim: matching/low-rank.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import mean
+from typing import Any
+
+import numpy as np
 
 from reproductions.claims import Finding, Measured, claim, verdict
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import layers, origin, ring
-from reproductions.matching.stitches import Wanted, judged, task_loss
+from reproductions.matching.nets import layers, ring
+from reproductions.matching.stitches import Wanted, origin, shares, task_loss
 
 RANKS = (4, 8, 16)
 LAYERS = ("Layer 3", "Layer 6")
@@ -30,29 +37,26 @@ def low_rank(lab: Lab) -> Finding:
     """Relative accuracy of stitches of rank 4, 8 and 16, both ways."""
     pairs, names = ring(lab, "tiny10", PAIRS[lab.scale]), layers(lab, "tiny10")
     points = [(layer, k) for layer in LAYERS for k in RANKS]
-    direct = {p: [Wanted(*pair, names[p[0]], f"reduced_rank(k={p[1]})") for pair in pairs] for p in points}
-    trained = {p: [task_loss(pair, names[p[0]], rank=p[1]) for pair in pairs] for p in points}
-    found = judged(lab, [one for half in (direct, trained) for ones in half.values() for one in ones])
-    shares = [
-        {p: [float(found[one].relative_accuracy or 0) for one in ones] for p, ones in half.items()}
-        for half in (direct, trained)
-    ]
-    gains = {p: [y - x for x, y in zip(shares[0][p], shares[1][p], strict=True)] for p in points}
-    measured = {f"{l}, rank {k}: relative accuracy, task loss minus SVD": Measured.over(gains[l, k]) for l, k in points}
-    for words, half in zip(("SVD", "task loss"), shares, strict=True):
-        measured |= {f"{l}, rank {k}: relative accuracy by {words}": Measured.over(half[l, k]) for l, k in points}
-    curves = {
-        f"Relative accuracy at {layer}": {"rank": list(RANKS)}
-        | {
-            words: [mean(half[layer, k]) for k in RANKS]
-            for words, half in zip(("SVD", "task loss"), shares, strict=True)
-        }
-        for layer in LAYERS
+    wanted = {
+        ("SVD", layer, k): [Wanted(*pair, names[layer], f"reduced_rank(k={k})") for pair in pairs]
+        for layer, k in points
+    }  # fmt: skip
+    wanted |= {
+        ("task loss", layer, k): [task_loss(pair, names[layer], rank=k) for pair in pairs] for layer, k in points
     }
-    return Finding(
-        verdict(*(mean(values) > 0 for values in gains.values())),
-        measured,
-        origin(lab, "tiny10"),
-        curves,
-        range(len(pairs)),
-    )
+    found = shares(lab, wanted)
+    gains = {(layer, k): np.subtract(found["task loss", layer, k], found["SVD", layer, k]) for layer, k in points}
+    measured = {
+        f"{layer}, rank {k}: relative accuracy, task loss minus SVD": Measured.over(gain)
+        for (layer, k), gain in gains.items()
+    }
+    for (how, layer, k), values in found.items():
+        measured[f"{layer}, rank {k}: relative accuracy by {how}"] = Measured.over(values)
+    curves = {f"Relative accuracy at {layer}": _curve(found, layer) for layer in LAYERS}
+    passed = [gain.mean() > 0 for gain in gains.values()]
+    return Finding(verdict(*passed), measured, origin(lab, "tiny10"), curves, range(len(pairs)))
+
+
+def _curve(found: Mapping[tuple[str, str, int], list[float]], layer: str) -> dict[str, list[Any]]:
+    lines = {how: [mean(found[how, layer, k]) for k in RANKS] for how in ("SVD", "task loss")}
+    return {"rank": list(RANKS), **lines}

@@ -1,4 +1,7 @@
-"""Claim 8: sparse stitches, by the Lasso and by the task loss with an L1 penalty."""
+"""Sparse stitches, by the Lasso and by the task loss with an L1 penalty.
+
+Claim: matching/sparsity.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import numpy as np
 from netkin.applications.stitching import Stitch, sparsity
 from reproductions.claims import Finding, Measured, claim, verdict
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import layers, origin, ring
-from reproductions.matching.stitches import Wanted, made, task_loss
+from reproductions.matching.nets import layers, ring
+from reproductions.matching.stitches import Wanted, made, origin, task_loss
 
 LAYERS = {"cpu": ("Layer 5",), "gpu": ("Layer 3", "Layer 5", "Layer 7")}
 PAIRS = {"cpu": 1, "gpu": 2}
 ALPHAS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 PENALTIES = {"cpu": (0.03, 0.1, 0.2, 0.4), "gpu": (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5)}
-RATE = {"cpu": {"rate": 1e-2, "epochs": 4, "every": 40}, "gpu": {"rate": 3e-3, "epochs": 20, "every": 1000}}
+LONGER = {"cpu": {"rate": 1e-2, "epochs": 4, "every": 40}, "gpu": {"rate": 3e-3, "epochs": 20, "every": 1000}}
 BETWEEN = (0.80, 0.85, 0.90)
 GRID = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 Line = list[tuple[float, float]]
@@ -67,7 +70,7 @@ def direct(lab: Lab, pair: tuple[str, str], layer: str) -> list[Wanted]:
 
 def trained(lab: Lab, pair: tuple[str, str], layer: str) -> list[Wanted]:
     """Return the stitches by task loss, without and with a penalty."""
-    return [task_loss(pair, layer, l1=l1, decay=0.0, **RATE[lab.scale]) for l1 in (0.0, *PENALTIES[lab.scale])]
+    return [task_loss(pair, layer, l1=l1, decay=0.0, **LONGER[lab.scale]) for l1 in (0.0, *PENALTIES[lab.scale])]
 
 
 def _numbers(words: str, lines: Sequence[Line], sparse: Sequence[float]) -> dict[str, Measured]:

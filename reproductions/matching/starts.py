@@ -1,4 +1,7 @@
-"""Claims 6 and 7: where training starts, whether it ends at the same accuracy, and what lies between two ends."""
+"""Where training starts, whether it ends at the same accuracy, and what lies between two ends.
+
+Claims: matching/starts and matching/mode-connectivity.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 from netkin.applications.stitching import Stitch, barrier
 from reproductions.claims import Finding, Measured, claim, verdict
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import layers, origin, ring
-from reproductions.matching.stitches import Wanted, judged, judging, made, task_loss
+from reproductions.matching.nets import layers, ring
+from reproductions.matching.stitches import Batches, Wanted, judging, made, origin, shares, size, task_loss
 
 LAYER = "Layer 3"
 STARTS = {"cpu": 3, "gpu": 50}
@@ -45,8 +48,7 @@ def starts(lab: Lab) -> Finding:
     """Relative accuracy after training from random maps and from the least-squares map."""
     count = STARTS[lab.scale]
     halves = {init: wishes(lab, LAYER, init, count) for init in ("random", "least_squares")}
-    found = judged(lab, [one for half in halves.values() for one in half])
-    random, direct = ([float(found[one].relative_accuracy or 0) for one in half] for half in halves.values())
+    random, direct = shares(lab, halves).values()
     near = mean(abs(value - mean(direct)) <= SAME for value in random)
     steady = max(abs(value - mean(direct)) for value in direct) <= SAME
     measured = {
@@ -74,10 +76,10 @@ def starts(lab: Lab) -> Finding:
         "drop between stitches of the first three layers": "large",
         "drop between stitches of the later layers": "small",
     },
-    criterion="Stitches of one pair of Tiny-10s from random starts with a relative accuracy of at least 0.80; the "
-    "drop is how far the relative accuracy on the line between two falls below that of the ends, at most, in the mean "
-    "over pairs of stitches. Holds if it is at most 0.05 at every later layer and above 0.05 at every one of the "
-    "first three layers that has two such stitches; in part if one of the two.",
+    criterion=f"Stitches of one pair of Tiny-10s from random starts with a relative accuracy of at least {GOOD:.2f}; "
+    f"the drop is how far the relative accuracy on the line between two falls below that of the ends, at most, in the "
+    f"mean over pairs of stitches. Holds if it is at most {SAME} at every later layer and above {SAME} at every one of "
+    f"the first three layers that has two such stitches; in part if one of the two.",
 )
 def mode_connectivity(lab: Lab) -> Finding:
     """The loss barrier between stitches from different random starts, layer by layer."""
@@ -85,11 +87,13 @@ def mode_connectivity(lab: Lab) -> Finding:
     stitches = made(lab, [one for ones in wanted.values() for one in ones])
     ends = {layer: [stitches[one] for one in ones] for layer, ones in wanted.items()}
     good = {layer: [one for one in ones if one.relative_accuracy >= GOOD] for layer, ones in ends.items()}
-    drops = {layer: drop(lab, ones) for layer, ones in good.items() if len(ones) > 1}
+    test = judging(lab, count=TEST[lab.scale])
+    drops = {layer: drop(ones, test) for layer, ones in good.items() if len(ones) > 1}
     first = {layer: values for layer, values in drops.items() if int(layer.split()[1]) <= FIRST}
     later = {layer: values for layer, values in drops.items() if layer not in first}
     measured = {
-        f"{layer}: stitches of at least 80%": Measured(len(ones), n=len(ends[layer])) for layer, ones in good.items()
+        f"{layer}: stitches of at least {GOOD:.0%}": Measured(len(ones), n=len(ends[layer]))
+        for layer, ones in good.items()
     }
     measured |= {f"{layer}: drop between stitches": Measured.over(values) for layer, values in drops.items()}
     for words, part in (("the first three layers", first), ("the later layers", later)):
@@ -102,10 +106,10 @@ def mode_connectivity(lab: Lab) -> Finding:
         bool(later) and all(mean(values) <= SAME for values in later.values()),
         bool(first) and all(mean(values) > SAME for values in first.values()),
     )
-    return Finding(verdict(*conditions), measured, origin(lab, "tiny10"), curves, range(ENDS[lab.scale]))
+    note = f"Lines between stitches are followed on {size(test):,} test images. {origin(lab, 'tiny10')}"
+    return Finding(verdict(*conditions), measured, note, curves, range(ENDS[lab.scale]))
 
 
-def drop(lab: Lab, ends: Sequence[Stitch]) -> list[float]:
+def drop(ends: Sequence[Stitch], test: Batches) -> list[float]:
     """Return how far relative accuracy falls between any two stitches."""
-    test = judging(lab, count=TEST[lab.scale])
     return [barrier(one, other, test, points=5).drop for one, other in combinations(ends, 2)]

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 import netkin as nk
-from netkin.applications.stitching import Evaluation, Stitch, fit_all, load_stitch
+from netkin.applications.stitching import Stitch, fit_all, load_stitch
+from netkin.errors import NoValue
 from netkin.representations.feeding import feed
 from netkin.sources.checkpoints import digest
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import KINDS, images, mark, network, published
+from reproductions.matching.nets import KINDS, images, network, published, recipe_key, whose
 
 Batches = list[tuple[Tensor, Tensor]]
-ALONE = 8  # so many pieces of work are done at once rather than in processes of their own
+Key = TypeVar("Key", bound=Hashable)
+FEW = 8  # pieces of work that are too few for processes of their own
+MAPS = 500  # test images on which whole maps are compared
+BEFORE = "Stitches lie before the ReLUs: after batch norms, if any, and after sums of blocks."
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Setting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of training; weight decay as the authors have it."""
+        """The options of training."""
         own = {name: getattr(self, name) for name in ("epochs", "batch", "every", "sample")}
         return own | {"rate": 1e-3, "decay": 1e-4, "memory": 16 * 2**30}
 
@@ -73,7 +77,7 @@ def made(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Stitch]:
     """Return the stitches; those that are in no file yet are made, on a GPU several at a time."""
     wanted = list(dict.fromkeys(wanted))
     work = _work([one for one in wanted if not place(lab, one).exists()])
-    if len(work) < ALONE:
+    if len(work) < FEW:
         for part in work:
             make(lab, part)
     else:
@@ -81,10 +85,33 @@ def made(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Stitch]:
     return {one: load_stitch(place(lab, one), network(lab, one.a), network(lab, one.b)) for one in wanted}
 
 
-def judged(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Evaluation]:
-    """Return what the stitches are worth on the test images."""
-    found = {one: stitch.evaluation for one, stitch in made(lab, wanted).items()}
-    return {one: evaluation for one, evaluation in found.items() if evaluation is not None}
+def shares(lab: Lab, wanted: Mapping[Key, Sequence[Wanted]]) -> dict[Key, list[float]]:
+    """Return the relative accuracies of stitches, by the same keys."""
+    found = made(lab, [one for ones in wanted.values() for one in ones])
+    return {key: [found[one].relative_accuracy for one in ones] for key, ones in wanted.items()}
+
+
+def number(stitch: Stitch, name: str) -> float:
+    """Return one number of what a stitch is worth on the test images; one that does not exist is refused."""
+    value = None if stitch.evaluation is None else getattr(stitch.evaluation, name)
+    if value is None:
+        raise NoValue(
+            f"the stitch of {' and '.join(stitch.layers)} by {stitch.method} has no {name.replace('_', ' ')}; it takes "
+            "labelled test images, a second network that gets some of them right, and activations that vary."
+        )
+    return float(value)
+
+
+def origin(lab: Lab, *kinds: str) -> str:
+    """Return in words where numbers come from: whose networks, stitched at which layers, on how many images."""
+    fitted, judged = size(fitting(lab)), size(judging(lab))
+    counts = f"They are fitted on {fitted:,} of the training images and judged on {judged:,} of the test images."
+    return f"{whose(lab, *kinds)} {BEFORE} {counts}"
+
+
+def size(batches: Batches) -> int:
+    """Return how many images there are."""
+    return sum(len(labels) for _, labels in batches)
 
 
 def _work(missing: Sequence[Wanted]) -> list[list[Wanted]]:
@@ -109,7 +136,8 @@ def make(lab: Lab, wanted: list[Wanted]) -> None:
         found = fit_all(a, b, [(layer, layer) for layer in layers], data, hows, test)
         stitches = {one: found[(one.layer, one.layer), one.how] for one in wanted}
     for one, stitch in stitches.items():
-        _save(stitch, place(lab, one))
+        place(lab, one).parent.mkdir(parents=True, exist_ok=True)
+        stitch.save(place(lab, one))
 
 
 def fitting(lab: Lab, task: str = "cifar10") -> Batches:
@@ -128,38 +156,36 @@ def place(lab: Lab, one: Wanted) -> Path:
     """Return where a stitch is kept."""
     setting = SETTINGS[lab.scale]
     options = setting.options | dict(one.options) if one.trained else {}
-    facts = [lab.scale, _mark(lab, one.a), _mark(lab, one.b), one.layer, one.how, sorted(options.items())]
+    facts = [lab.scale, _weights_key(lab, one.a), _weights_key(lab, one.b), one.layer, one.how, sorted(options.items())]
     text = json.dumps([*facts, setting.fit, setting.test, lab.images().words])
     return lab.cache / "stitches" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.netkin"
 
 
-@torch.no_grad()
-def cka_of_maps(lab: Lab, stitch: Stitch, count: int = 500) -> float:
+def cka_of_maps(lab: Lab, stitch: Stitch, count: int = MAPS) -> float:
     """Return the CKA of transformed activations with the second network's own, an example being a whole map.
 
     So the authors' programs take it; the evaluation of a stitch takes it place by place.
     """
+    return float(nk.cka(*maps(lab, stitch, count)))
+
+
+@torch.no_grad()
+def maps(lab: Lab, stitch: Stitch, count: int = MAPS) -> tuple[Tensor, Tensor]:
+    """Return transformed activations and the second network's own on test images, a row being a whole map."""
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     for inputs, _ in judging(lab, count=count):
         kept[0].append(stitch.transformation(stitch.network.begin(inputs)).flatten(1))
         with nk.recording(stitch.network.b, [stitch.layers[1]]) as outputs:
             feed(stitch.network.b, inputs)
         kept[1].append(outputs[stitch.layers[1]].flatten(1))
-    return float(nk.cka(torch.cat(kept[0]), torch.cat(kept[1])))
+    return torch.cat(kept[0]), torch.cat(kept[1])
 
 
 @cache
-def _mark(lab: Lab, name: str) -> str:
+def _weights_key(lab: Lab, name: str) -> str:
     """Return what tells a network's weights from all others: trained anew on a GPU they are never quite the same."""
-    return mark(lab, name) + ("" if published(lab, name) else digest(network(lab, name).state_dict()))
+    return recipe_key(lab, name) + ("" if published(lab, name) else digest(network(lab, name).state_dict()))
 
 
 def _batches(inputs: Tensor, labels: Tensor, size: int = 500) -> Batches:
     return list(zip(inputs.split(size), labels.split(size), strict=True))
-
-
-def _save(stitch: Stitch, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")
-    stitch.save(unfinished)
-    unfinished.replace(path)

@@ -1,19 +1,27 @@
-"""Claim 2: wider ResNet-20s stitch better."""
+"""Wider ResNet-20s stitch better.
+
+Claim: matching/widths.
+"""
 
 from __future__ import annotations
 
 from statistics import mean
+from typing import Any
 
 from scipy.stats import spearmanr
 
-from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.claims import Finding, Measured, claim, line, verdict
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import layers, network, ordered, origin, train_all
-from reproductions.matching.stitches import judged, task_loss
+from reproductions.matching.nets import layers, network, ordered, train_all
+from reproductions.matching.stitches import origin, shares, task_loss
 
 WIDTHS = (1, 2, 3, 4)
 SEEDS = 3
 LAYERS = ("Conv 1", "Layer 1.1", "Layer 2.1", "Layer 3.0")
+DEPENDENT = (
+    f"The ordered pairs of {SEEDS} networks share networks, and the layers of a pair belong together: they are not "
+    "independent, so the standard errors and p are too small."
+)
 
 
 @claim(
@@ -35,38 +43,31 @@ def widths(lab: Lab) -> Finding:
         (width, layer): [task_loss(pair, layers(lab, kind)[layer]) for pair in ordered(lab, kind, SEEDS)]
         for width, kind in kinds.items() for layer in LAYERS
     }  # fmt: skip
-    found = judged(lab, [one for ones in wanted.values() for one in ones])
-    shares = {key: [float(found[one].relative_accuracy or 0) for one in ones] for key, ones in wanted.items()}
-    by_pair = {
-        w: [mean(values) for values in zip(*(shares[w, layer] for layer in LAYERS), strict=True)] for w in WIDTHS
-    }
-    means = {width: Measured.over(values) for width, values in by_pair.items()}
+    found = shares(lab, wanted)
+    means = {width: Measured.over(_by_pair(found, width)) for width in WIDTHS}
     error = ((means[1].error or 0) ** 2 + (means[4].error or 0) ** 2) ** 0.5
-    rank, p = _trend(shares)
-    measured = {"rank correlation of width and relative accuracy": Measured(rank, n=sum(map(len, shares.values())))}
+    rank, p = _trend(found)
+    measured = {"rank correlation of width and relative accuracy": Measured(rank, n=sum(map(len, found.values())))}
     measured |= {f"width {width}: relative accuracy": one for width, one in means.items()}
-    measured |= {
-        f"width {width}: test accuracy of the networks": Measured.over(
-            lab.accuracy(network(lab, f"{kind}/{seed}")) for seed in range(SEEDS)
-        )
-        for width, kind in kinds.items()
-    }
-    curves = {"Relative accuracy by width": {"width": list(WIDTHS)} | {
-        line: values for layer in LAYERS for line, values in _line(shares, layer).items()
-    }}  # fmt: skip
-    note = f"p = {p:.2g} for the rank correlation. {origin(lab, *kinds.values())}"
-    risen = means[4].value - means[1].value > 2 * error
-    return Finding(verdict(risen, rank > 0 and p < 0.05), measured, note, curves, range(SEEDS))
+    for width, kind in kinds.items():
+        right = [lab.accuracy(network(lab, f"{kind}/{seed}")) for seed in range(SEEDS)]
+        measured[f"width {width}: test accuracy of the networks"] = Measured.over(right)
+    curve: dict[str, list[Any]] = {"width": list(WIDTHS)}
+    for layer in LAYERS:
+        curve |= line(layer, [found[width, layer] for width in WIDTHS])
+    note = f"p = {p:.2g} for the rank correlation. {DEPENDENT} {origin(lab, *kinds.values())}"
+    passed = means[4].value - means[1].value > 2 * error, rank > 0 and p < 0.05
+    return Finding(verdict(*passed), measured, note, {"Relative accuracy by width": curve}, range(SEEDS))
 
 
-def _trend(shares: dict[tuple[int, str], list[float]]) -> tuple[float, float]:
+def _by_pair(found: dict[tuple[int, str], list[float]], width: int) -> list[float]:
+    """Return the mean over layers for each ordered pair of networks of one width."""
+    return [mean(values) for values in zip(*(found[width, layer] for layer in LAYERS), strict=True)]
+
+
+def _trend(found: dict[tuple[int, str], list[float]]) -> tuple[float, float]:
     """Return the rank correlation over all stitches, each layer about its own mean, and its p-value."""
-    level = {layer: mean(v for width in WIDTHS for v in shares[width, layer]) for layer in LAYERS}
-    points = [(width, value - level[layer]) for (width, layer), values in shares.items() for value in values]
-    found = spearmanr(*zip(*points, strict=True))
-    return float(found.statistic), float(found.pvalue)
-
-
-def _line(shares: dict[tuple[int, str], list[float]], layer: str) -> dict[str, list[float]]:
-    points = [Measured.over(shares[width, layer]) for width in WIDTHS]
-    return {layer: [one.value for one in points], f"{layer} ±": [one.error or 0.0 for one in points]}
+    level = {layer: mean(v for width in WIDTHS for v in found[width, layer]) for layer in LAYERS}
+    points = [(width, value - level[layer]) for (width, layer), values in found.items() for value in values]
+    trend = spearmanr(*zip(*points, strict=True))
+    return float(trend.statistic), float(trend.pvalue)

@@ -1,4 +1,7 @@
-"""Claim 6: the lower layers of a convnet and a ResNet are alike, the higher ones less and less (DFT-CCA)."""
+"""The lower layers of a convnet and a ResNet are alike, the higher ones less and less (DFT-CCA).
+
+Claim: svcca/architectures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim 3: layers settle from the bottom up; batch norms are like the layer before them; skips make stripes."""
+"""Layers settle from the bottom up; batch norms are like the layer before them; skips make stripes.
+
+Claims: svcca/bottom-up, svcca/batch-norm and svcca/stripes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim 5: similar classes become known to a network's layers alike."""
+"""Similar classes become known to a network's layers alike.
+
+Claim: svcca/classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim 8: the top layers of a convnet can be compressed one after the other and hardly lose accuracy."""
+"""The top layers of a convnet can be compressed one after the other and hardly lose accuracy.
+
+Claim: svcca/compression.
+"""
 
 from __future__ import annotations
 

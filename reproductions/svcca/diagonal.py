@@ -1,4 +1,7 @@
-"""Claim 10: a channel's covariance is nearly diagonal in the Fourier basis, and exactly on data closed under shifts."""
+"""A channel's covariance is nearly diagonal in the Fourier basis, and exactly on data closed under shifts.
+
+Claim: svcca/diagonal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim 2: few SVCCA directions of a layer do the work of all its neurons, and each is spread over several neurons."""
+"""Few SVCCA directions of a layer do the work of all its neurons, and each is spread over several neurons.
+
+Claims: svcca/few-directions and svcca/distributed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim 4: freeze training, the lower layers frozen one after the other, costs less and generalises as well."""
+"""Freeze training, the lower layers frozen one after the other, costs less and generalises as well.
+
+Claim: svcca/freeze-training.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 import netkin as nk
-from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.claims import Finding, Measured, claim, line, verdict
 from reproductions.laboratory import Lab
 
 NETS = ("convnet", "resnet")
@@ -198,10 +201,9 @@ def _curve(
             runs[Task(net, rates, schedule, s)].accuracy for s in seeds if Task(net, rates, schedule, s) in runs
         ]
         if of_seeds:
-            epochs = [Measured.over(values) for values in zip(*of_seeds, strict=True)]
             name = "plain" if schedule == "plain" else f"{schedule} freezing"
-            curve = {"epoch": list(range(1, len(epochs) + 1))} | curve
-            curve |= {name: [one.value for one in epochs], f"{name} ±": [one.error or 0.0 for one in epochs]}
+            curve = {"epoch": list(range(1, len(of_seeds[0]) + 1))} | curve
+            curve |= line(name, zip(*of_seeds, strict=True))
     return {f"Test accuracy of the {net}, {rates} rate": curve}
 
 

@@ -1,4 +1,7 @@
-"""Claim 7: of two initialisations of a convnet the first and the last layers are alike, those between differ."""
+"""Of two initialisations of a convnet the first and the last layers are alike, those between differ.
+
+Claim: svcca/initialisations.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 from torch import nn
 
 import netkin as nk
-from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.claims import Finding, Measured, claim, line, verdict
 from reproductions.laboratory import Lab
 from reproductions.svcca.bottom_up import CONVNET
 
@@ -31,24 +34,18 @@ def initialisations(lab: Lab) -> Finding:
     seeds = lab.seeds(SEEDS[lab.scale])
     runs = lab.trained_all(("convnet", seed) for seed in seeds)
     lines = [between(lab, runs[i].model, runs[j].model) for i, j in combinations(seeds, 2)]
-    thirds = [[float(part.mean()) for part in np.array_split(line, 3)] for line in lines]
+    thirds = [[float(part.mean()) for part in np.array_split(one, 3)] for one in lines]
     gaps = {
         "first layers minus middle layers": Measured.over(first - middle for first, middle, _ in thirds),
         "last layers minus middle layers": Measured.over(last - middle for _, middle, last in thirds),
     }
-    means = [Measured.over(values) for values in zip(*lines, strict=True)]
+    points = list(zip(*lines, strict=True))
     return Finding(
         verdict(*(gap.value > 2 * (gap.error or 0) for gap in gaps.values())),
-        gaps | {f"SVCCA of {layer}": one for layer, one in zip(CONVNET, means, strict=True)},
+        gaps | {f"SVCCA of {layer}": Measured.over(values) for layer, values in zip(CONVNET, points, strict=True)},
         note="Test images; the layers of the paper's footnote, each convolution with its ReLU. The pairs of three "
         "networks are not independent, so the errors are a little too small.",
-        curves={
-            "Corresponding layers of two initialisations": {
-                "layer": list(CONVNET),
-                "SVCCA": [one.value for one in means],
-                "SVCCA ±": [one.error or 0.0 for one in means],
-            }
-        },
+        curves={"Corresponding layers of two initialisations": {"layer": list(CONVNET), **line("SVCCA", points)}},
         seeds=tuple(seeds),
     )
 

@@ -1,4 +1,7 @@
-"""Claim 9: the lower layers of a stacked LSTM settle before the upper ones."""
+"""The lower layers of a stacked LSTM settle before the upper ones.
+
+Claim: svcca/recurrent.
+"""
 
 from __future__ import annotations
 

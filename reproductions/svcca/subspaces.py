@@ -1,4 +1,7 @@
-"""Claim 0: worlds whose shared subspaces are known, from the paper's appendix B."""
+"""Worlds whose shared subspaces are known, from the paper's appendix B.
+
+Claims: svcca/known-subspaces and svcca/recovered-signal.
+"""
 
 from __future__ import annotations
 

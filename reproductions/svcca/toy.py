@@ -1,4 +1,7 @@
-"""Claim 1: the toy regression. Four hidden layers of 200 units learn four functions of one number."""
+"""The toy regression. Four hidden layers of 200 units learn four functions of one number.
+
+Claims: svcca/toy-directions and svcca/toy-projection.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import netkin as nk
-from reproductions.claims import Finding, Measured, claim, verdict
+from reproductions.claims import Finding, Measured, claim, line, verdict
 from reproductions.laboratory import Lab
 
 WIDTH, STEPS, POINTS, PENULTIMATE = 200, 1000, 513, "7"
@@ -78,8 +81,7 @@ def toy_projection(lab: Lab) -> Finding:
         curves={
             "Error by the number of directions": {
                 "directions": list(FEW),
-                "error": [means[k] for k in FEW],
-                "error ±": [Measured.over(errors[k]).error for k in FEW],
+                **line("error", errors.values()),
             },
             "The first output on few directions": _outputs(0),
         },

@@ -36,7 +36,7 @@ _ROOMS = {
     "netkin.applications.compression": ["Compression", "compress", "load_compressed", "save_compressed"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
     "netkin.applications.stitching": [
-        "Stitch", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
+        "Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
     "netkin.errors": ["InflatedWarning", "NetkinError", "NoValue"],
 }  # fmt: skip

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from netkin.errors import ShapeError, ValueFault
 
+HALF = (torch.float16, torch.bfloat16)  # precisions
+
 
 def as_tensor(array: Any, name: str = "X") -> Tensor:
     """Return `array` as a real floating tensor on its own device; half precision is raised to float32."""
@@ -78,6 +80,11 @@ def refuse_non_finite(tensor: Tensor, what: str) -> None:
 def summing_dtype(device: torch.device) -> torch.dtype:
     """Return the precision in which sums are kept: float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Return a floating precision, or float32 where it is only half of that."""
+    return torch.float32 if dtype in HALF else dtype
 
 
 @contextmanager

@@ -58,9 +58,11 @@ def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[
 
 @contextmanager
 def damage_reported(path: Location) -> Iterator[None]:
-    """Turn any trouble with a file's contents into one sentence that names the file."""
+    """Turn any trouble with a file's contents into one sentence that names the file; a `FileFault` is one already."""
     try:
         yield
+    except FileFault:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError) as fault:
         raise FileFault(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}") from fault
 

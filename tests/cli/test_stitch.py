@@ -1,12 +1,17 @@
 """`netkin stitch` on the command line."""
 
 import json
+from importlib import import_module
 
+import numpy as np
 import pytest
+import torch
 
 import netkin as nk
 from netkin import results
 from netkin.applications.stitching import sweep
+from netkin.applications.stitching.worth import SCORES, USUAL
+from netkin.cli.stitch import stitch
 
 NETS = """
 from netkin.sources.training import untrained_digits_net
@@ -85,6 +90,71 @@ def test_a_warning_stands_below_the_tables(netkin):
     )
 
 
+def test_the_warning_names_the_option_that_mends_it(netkin):
+    result = netkin(f"{AB} --at fc --how identity".replace("--test digits:test", ""))
+    assert "pass other data as `test` (--test on the command line)." in " ".join(result.stdout.split())
+
+
+def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
+    line = f"{AB} --at fc --json".replace("--test digits:test", "")
+    assert json.loads(netkin(line).stdout)["examples"] == 200
+    assert json.loads(netkin(f"{AB} --at fc --json --test-examples 50").stdout)["examples"] == 50
+
+
+def test_each_model_may_have_its_own_layers(netkin):
+    document = json.loads(netkin(f"{AB} --all --matrix --layers-a relu3 --layers-b 'relu[34]' --json").stdout)
+    assert (document["layers_a"], document["layers_b"]) == (["relu3"], ["relu3", "relu4"])
+    document = json.loads(netkin(f"{AB} --all --layers-b fc --json").stdout)
+    assert (len(document["layers_a"]) > 1, document["layers_b"]) == (True, ["fc"])
+
+
+def test_models_may_be_given_names(netkin):
+    document = json.loads(netkin(f"{AB} --at fc --name one --name two --json").stdout)
+    assert (document["a"], document["b"]) == ("one", "two")
+
+
+def test_the_map_of_one_stitch_is_written(netkin):
+    result = netkin(f"{AB} --at relu2 --into relu3 --how procrustes --map map.netkin")
+    assert (result.exit_code, result.stderr) == (0, "map in map.netkin\n")
+    a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
+    found = nk.load_stitch("map.netkin", a, b)
+    alone = nk.stitch(a, "relu2", b, "relu3", nk.load_data("digits:train"), "procrustes", examples=200)
+    assert (found.layers, found.method) == (("relu2", "relu3"), "procrustes")
+    torch.testing.assert_close(found.map.weight, alone.map.weight)
+    assert f"{found.relative_accuracy:.2f}" in result.stdout
+
+
+def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
+    result = netkin(f"{AB} --at fc --into relu1 --map map.netkin")
+    assert result.stderr == "no map in map.netkin: there is no stitch\n"
+    assert not (tmp_path / "map.netkin").exists()
+
+
+def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypatch):
+    def broken(*given):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(import_module("netkin.cli.stitch"), "_show", broken)
+    result = netkin(f"{AB} --at fc --report p.html --figure p.png --map map.netkin")
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["map", "report:", "figure"]
+    assert all((tmp_path / name).stat().st_size for name in ("p.html", "p.png", "map.netkin"))
+
+
+def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
+    netkin(f"{AB} --at fc --save c.netkin")
+    before = (tmp_path / "c.netkin").read_bytes()
+    result = netkin(f"{AB} --at fc --save c.netkin".replace("digits:test", "digits:train"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("netkin: 'c.netkin' holds a sweep of other data (test digest differs; ")
+    assert (tmp_path / "c.netkin").read_bytes() == before
+
+
+def test_the_scores_of_the_help_are_those_of_the_library():
+    (option,) = [one for one in stitch.params if one.name == "scores"]
+    assert option.help.startswith(f"{', '.join(USUAL[:-1])} and {USUAL[-1]} if not given")
+    assert all(score in option.help for score in SCORES)
+
+
 def test_the_same_model_twice_is_told_apart(netkin):
     document = json.loads(netkin(f"stitch netkin:digits netkin:digits {DATA} --at fc --json").stdout)
     assert (document["a"], document["b"]) == ("netkin:digits (1)", "netkin:digits (2)")
@@ -98,7 +168,7 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(sweep, "trained", interrupted)
+        context.setattr(sweep, "trained_stitch", interrupted)
         result = netkin(line)
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())
@@ -131,6 +201,13 @@ def test_a_model_that_crashes_is_refused_in_one_sentence(netkin):
     assert "'netkin:tiny10' could not be run on inputs of shape" in result.stderr
 
 
+def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path):
+    np.savez(tmp_path / "large.npz", inputs=np.zeros((4, 3, 8, 8), np.float32))
+    result = netkin("stitch netkin:digits netkin:digits --at fc --data digits:train --test npz:large.npz")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "'netkin:digits' could not be run on inputs of shape (4, 3, 8, 8)" in result.stderr
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -139,6 +216,13 @@ def test_a_model_that_crashes_is_refused_in_one_sentence(netkin):
         ("--at relu1 --matrix", "--matrix goes with --all."),
         ("--at relu1 --layers fc", "--layers goes with --all."),
         ("--at relu1 --at relu2 --into relu3", "each --at has one --into, or none has; got 2 and 1."),
+        ("--all --layers fc --layers-a fc", "--layers is for both models; leave it out beside --layers-a and"),
+        ("--at relu1 --layers-b fc", "--layers goes with --all."),
+        ("--all --name one", "each model has one --name, or none has; got 1 for 2 models."),
+        ("--all --name one --name one", "models have different names; got one, one."),
+        ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --how."),
+        ("--at fc --how ridge --how procrustes --map m.netkin", "--map writes one stitch"),
+        ("--all --figure x.gif", "a figure's name ends in .png, .svg, .pdf; got 'x.gif'."),
         ("--all --save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
     ],
 )
@@ -146,6 +230,12 @@ def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
     result = netkin(f"{AB} {options}")
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_layers_of_one_model_among_three_are_a_misuse(netkin):
+    result = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --layers-a fc")
+    assert result.exit_code == 2
+    assert "--layers-a and --layers-b are for two models; got 3." in " ".join(result.stderr.split())
 
 
 def test_one_model_alone_is_a_misuse(netkin):

@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import netkin as nk
-from netkin.comparing.compare import _expected
 from netkin.errors import ForwardError, NameClash, ShapeError, UnknownName, ValueFault
+from netkin.representations.feeding import examples_in
 
 
 def test_each_model_runs_once_on_each_batch(maps, images):
@@ -158,12 +158,12 @@ def test_missing_or_empty_data_are_refused(maps):
 
 def test_the_length_of_data_is_known_where_they_tell(images):
     data = TensorDataset(images)
-    assert _expected(images, None) == _expected([images, images[:1]], 50) == _expected(data, None) == 50
-    assert _expected(DataLoader(data, sampler=SubsetRandomSampler(range(7))), None) == 7
-    assert _expected(DataLoader(data, batch_size=8), 20) == 20
-    assert _expected([["text"]], None) is None
-    assert _expected((batch for batch in images), None) is None
-    assert _expected((batch for batch in images), 9) == 9
+    assert examples_in(images, None) == examples_in([images, images[:1]], 50) == examples_in(data, None) == 50
+    assert examples_in(DataLoader(data, sampler=SubsetRandomSampler(range(7))), None) == 7
+    assert examples_in(DataLoader(data, batch_size=8), 20) == 20
+    assert examples_in([["text"]], None) is None
+    assert examples_in((batch for batch in images), None) is None
+    assert examples_in((batch for batch in images), 9) == 9
 
 
 class Spread(nn.Linear):
@@ -220,3 +220,8 @@ def test_texts_are_refused_with_the_way_to_load_them(maps, images):
         nk.compare("first.pt", maps(), images)
     with pytest.raises(ValueFault, match="`data` must be an iterable .* got str. `nk.load_data` makes data of a text"):
         nk.compare(maps(), maps(), "digits:test")
+
+
+def test_a_device_that_is_not_there_is_refused(maps, images):
+    with pytest.raises(UnknownName, match="there is no device 'cuda:99' here; leave `device` out to run the models wh"):
+        nk.compare(maps(), maps(), images, device="cuda:99")

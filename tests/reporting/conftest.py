@@ -36,6 +36,35 @@ def holed(id="svcca", **changes):
     return table(id, **({"values": values, "holes": holes} | changes))
 
 
+def diagonal(values=0.9, id="cka", rows=("conv1", "conv2", "head"), **changes):
+    """A table of which only the layers of the same name were asked for; NaN among them is a hole with a reason."""
+    matrix = np.full((len(rows), len(rows)), np.nan)
+    np.fill_diagonal(matrix, values)
+    holes = {(x, y): "this pair was not asked for" for x in rows for y in rows if x != y}
+    holes |= {
+        (x, x): f"{x} can't be joined" for x, value in zip(rows, matrix.diagonal(), strict=True) if value != value
+    }
+    return table(id, rows, **{"values": matrix, "holes": holes} | changes)
+
+
+def stitched(values=0.9, how="least_squares", score="relative_accuracy", **changes):
+    """What stitches of layers of the same name are worth."""
+    higher = score != "cross_entropy"
+    facts = {"name": score, "parameters": {"how": how}, "bounds": (0, math.inf), "higher_is_closer": higher}
+    return diagonal(values, f"{score}(how={how})", **{"symmetric": False} | facts | changes)
+
+
+def sweep(**changes):
+    """Two methods by two scores beside a similarity; by the cross-entropy the second method is the better one."""
+    tables = [diagonal([0.9, 0.7, 0.8])]
+    tables += [stitched([1.0, 0.6, 0.9], how) for how in ("least_squares", "task_loss")]
+    tables += [
+        stitched([0.5, 1.06, 0.9], score="cross_entropy"),
+        stitched([0.4, 0.85, 0.8], "task_loss", "cross_entropy"),
+    ]
+    return comparison(*tables, **changes)
+
+
 def comparison(*tables, a="seed0", b="seed1", **changes):
     tables = tables or (table(), distance())
     rows, columns = tables[0].layers_a, tables[0].layers_b
@@ -111,7 +140,7 @@ def made():
     """Small results to look at: `made.table()`, `made.comparison(*tables)`, `made.series()`, `made.hostile()`, ..."""
     return SimpleNamespace(
         table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
-        series=series, large_series=large_series,
+        series=series, large_series=large_series, diagonal=diagonal, stitched=stitched, sweep=sweep,
     )  # fmt: skip
 
 

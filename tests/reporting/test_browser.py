@@ -206,6 +206,38 @@ def test_points_of_the_profile_tell_their_values(opened, made):
         assert page.locator(TIP).text_content().startswith(said)
 
 
+def test_a_list_tells_its_numbers_and_saves_those_that_were_asked_for(opened, made):
+    sweep = made.comparison(made.diagonal(), made.stitched([0.9, np.nan, 0.8]))
+    page = opened(sweep)
+    assert page.locator("table.heat td.hole").count() == 1
+    cell(page, 0, 0, figure=1).hover()
+    assert page.locator(TIP).text_content() == "conv1, relative_accuracy(how=least_squares): 0.9000"
+    cell(page, 1, 0, figure=1).hover()
+    assert page.locator(TIP).text_content().endswith("no value, conv2 can't be joined")
+    assert not page.locator("#path").is_visible()
+    file = downloaded(page, "button[data-save=csv]").path().read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(file)))
+    assert [(row["layer_a"], row["value"]) for row in rows[3:]] == [("conv1", "0.9"), ("conv2", ""), ("head", "0.8")]
+    drawing = downloaded(page, "figure >> nth=1 >> button[data-save=svg]").path().read_text(encoding="utf-8")
+    assert all(f">{word}</text>" in drawing for word in ("0 poor", "good 1", "least_squares", "head"))
+
+
+def test_what_is_larger_than_its_place_says_so(opened, made):
+    for width, state in ((1280, "hidden"), (360, "visible")):
+        page = opened(made.large(30), width=width)
+        for what in (".chart", ".box"):
+            page.locator(f".hint:has(+ {what})").first.wait_for(state=state)
+
+
+def test_a_picture_of_the_whole_page_has_all_heatmaps(opened, made):
+    page = opened(made.large())
+    page.locator(":root.drawn").wait_for(state="attached")
+    skipped = "table => !table.checkVisibility({ contentVisibilityAuto: true })"
+    assert not any(table.evaluate(skipped) for table in page.locator("table.heat").all())
+    boxes = "[...document.querySelectorAll('.box')].every(box => box.scrollHeight <= box.clientHeight + 1)"
+    assert page.evaluate(boxes)
+
+
 def test_measures_are_chosen_among_many(opened, made):
     page = opened(made.comparison(*map(made.table, ["cka", "nbs", "svcca", "pwcca", "cca_mean"])))
     shown = page.locator("figure[data-measure]:visible")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from netkin.representations.activations import activations
-from netkin.representations.guests import guest
+from netkin.representations.guests import frozen, guest
 
 
 def state(model):
@@ -123,3 +123,14 @@ def test_the_random_state_of_the_models_device_is_as_it_was(residual):
     with guest(residual):
         torch.rand(3, device="cuda")
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError])
+def test_frozen_weights_ask_for_no_gradient_and_have_their_own_flags_afterwards(uneven, fault):
+    before = state(uneven)
+    with expecting(fault), frozen(uneven):
+        assert not any(weight.requires_grad for weight in uneven.parameters())
+        if fault:
+            raise fault
+    assert state(uneven) == before
+    assert {True, False} == {*before["grad"]}

@@ -9,6 +9,7 @@ from netkin.representations.cutting import run_until
 from netkin.representations.recording import main_tensor
 from netkin.representations.tails import agrees, reaches_around, tail
 from netkin.sources.architectures import architecture, seeded
+from stitching_worlds import built, drawn
 
 
 class Skips(nn.Module):
@@ -61,6 +62,29 @@ class Recurs(nn.Module):
         return self.out(x) + (self.out(h[0]).unsqueeze(1) if self.state else 0)
 
 
+class Counts(nn.Module):
+    """Reads the number of examples off its input after the layer, or also how long they are."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.one, self.two = how, nn.Linear(4, 6), nn.Linear(3, 2)
+
+    def forward(self, x):
+        states = self.one(x)
+        if self.how == "unpacked":
+            count, _ = x.shape
+        else:
+            count = {"size": lambda: x.size(0), "shape": lambda: x.shape[0], "sizes": lambda: x.size()[0]}[self.how]()
+        return self.two(states.view(count, 2, 3)).mean(1)
+
+
+class Regroups(Counts):
+    """Gives two rows for each example at the layer, and takes its number of examples off the input."""
+
+    def forward(self, x):
+        return self.two(self.one(x.repeat(2, 1)).view(2 * x.shape[0], 2, 3)[: x.shape[0]]).mean(1)
+
+
 def ran_in(model, function):
     """Return the names of the modules that run while `function` is called."""
     names, handles = [], []
@@ -82,7 +106,7 @@ def ran_in(model, function):
     ],
 )  # fmt: skip
 def test_a_tail_gives_the_models_output_and_runs_nothing_before_the_layer(name, layer):
-    model, images = seeded(architecture(name)).eval(), torch.randn(3, 3, 32, 32)
+    model, images = seeded(architecture(name)).eval(), drawn(3, 3, 32, 32, dtype=torch.float32)
     output = run_until(model, layer, images)
     found = tail(model, layer)
     assert found.graph is not None, found.why
@@ -100,8 +124,8 @@ def _enclosing(layer):
 
 
 def test_another_output_gives_what_hooks_give():
-    model, images = seeded(architecture("resnet20")).eval(), torch.randn(3, 3, 32, 32)
-    output = torch.randn_like(run_until(model, "layer2.1", images))
+    model, images = seeded(architecture("resnet20")).eval(), drawn(3, 3, 32, 32, dtype=torch.float32)
+    output = drawn(*run_until(model, "layer2.1", images).shape, dtype=torch.float32, seed=1)
     hooked = tail(model, "layer2.1", forward=lambda model, batch: model(batch))
     assert hooked.graph is None
     assert torch.allclose(tail(model, "layer2.1")(output, images), hooked(output, images), atol=1e-6)
@@ -110,33 +134,48 @@ def test_another_output_gives_what_hooks_give():
 
 def test_gradients_flow_through_a_tail():
     model = seeded(architecture("tiny10")).eval()
-    output = torch.randn(2, 32, 12, 12, requires_grad=True)
+    output = drawn(2, 32, 12, 12, dtype=torch.float32).requires_grad_()
     tail(model, "relu4")(output, None).sum().backward()
     assert output.grad.abs().sum() > 0
 
 
 def test_the_second_call_of_a_shared_module_is_its_own():
-    model, x = Repeats(), torch.randn(5, 4)
+    model, x = built(Repeats), drawn(5, 4)
     found = tail(model, "relu#2")
-    assert torch.equal(found(torch.ones(5, 3), None), torch.ones(5, 3))
+    assert torch.equal(found(torch.ones(5, 3).double(), None), torch.ones(5, 3).double())
     assert torch.equal(tail(model, "relu")(run_until(model, "relu", x), None), model(x))
 
 
 def test_the_first_part_of_a_tuple_is_enough():
-    model, x = Recurs(), torch.randn(2, 3, 4)
+    model, x = built(Recurs), drawn(2, 3, 4)
     output = main_tensor(run_until(model, "one", x), "one")
     found = tail(model, "one")
     assert found.graph is not None
     assert torch.allclose(found(output, None), model(x))
 
 
+@pytest.mark.parametrize("how", ["size", "shape", "sizes", "unpacked"])
+def test_the_number_of_examples_is_read_off_the_layer_instead_of_the_input(how):
+    model, x = built(Counts, how), drawn(5, 4)
+    found = tail(model, "one")
+    assert found.graph is not None, found.why
+    assert torch.equal(found(run_until(model, "one", x), None), model(x))
+    other = drawn(7, 6, seed=1)
+    assert torch.equal(found(other, None), model.two(other.view(7, 2, 3)).mean(1))
+
+
+def test_a_layer_with_another_number_of_examples_than_the_input_is_noticed():
+    model, x = built(Regroups, "shape"), drawn(5, 4)
+    assert not agrees(tail(model, "one"), run_until(model, "one", x), x)
+
+
 @pytest.mark.parametrize(
     "model, layer, why",
     [
-        (Skips(), "inner", "a path around the layer needs the model's own input"),
-        (Branches(), "one", "torch.fx can't trace it: TraceError"),
-        (Recurs(state=True), "one", "more than the first part of the layer's output is used"),
-        (Skips(), "", "nothing follows the model itself"),
+        (built(Skips), "inner", "a path around the layer needs the model's own input"),
+        (built(Branches), "one", "torch.fx can't trace it: TraceError, symbolically traced variables cannot be "),
+        (built(Recurs, state=True), "one", "more than the first part of the layer's output is used"),
+        (built(Skips), "", "nothing follows the model itself"),
     ],
 )
 def test_what_cannot_be_cut_says_why(model, layer, why):
@@ -146,22 +185,22 @@ def test_what_cannot_be_cut_says_why(model, layer, why):
 
 
 def test_a_model_with_hooks_around_the_layer_is_not_cut():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     handle = model.register_forward_hook(lambda module, inputs, output: output + 1)
     assert "has hooks" in tail(model, "0").how
-    assert torch.equal(tail(model, "0")(-torch.ones(1, 2), torch.ones(1, 2)), torch.ones(1, 2))
+    assert torch.equal(tail(model, "0")(-torch.ones(1, 2).double(), torch.ones(1, 2)), torch.ones(1, 2).double())
     handle.remove()
 
 
 @pytest.mark.parametrize("layer, around", [("inner", True), ("first", False), ("last", False)])
 def test_a_path_around_a_layer_is_noticed(layer, around):
-    model, x = Skips(), torch.randn(6, 4)
+    model, x = built(Skips), drawn(6, 4)
     assert reaches_around(model, layer, run_until(model, layer, x), x) is around
 
 
 def test_whole_numbers_are_stirred_too():
     model = seeded(architecture("char_lstm")).eval()
-    x = torch.randint(0, 65, (4, 7))
+    x = torch.randint(0, 65, (4, 7), generator=torch.Generator().manual_seed(0))
     output = main_tensor(run_until(model, "lstm1", x), "lstm1")
     assert not reaches_around(model, "lstm1", output, x)
 
@@ -172,7 +211,7 @@ def test_a_layer_that_does_not_exist_is_refused():
 
 
 def test_a_tail_that_computes_something_else_is_noticed():
-    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(4, 2)
+    model, x = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())), drawn(4, 2)
     found = tail(model, "0")
     assert agrees(found, run_until(model, "0", x), x)
     assert not agrees(found, run_until(model, "0", x) + 1, x)
@@ -187,6 +226,6 @@ def test_a_mask_that_goes_past_a_layer_is_no_path_around_it():
         def forward(self, states, attention_mask):
             return self.two(self.one(states) * attention_mask.unsqueeze(-1))
 
-    model = Masked()
-    batch = {"states": torch.randn(3, 5, 4), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]] * 3)}
+    model = built(Masked)
+    batch = {"states": drawn(3, 5, 4), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]] * 3)}
     assert not reaches_around(model, "one", run_until(model, "one", batch), batch)

@@ -3,7 +3,7 @@ import pytest
 import reproductions.claims
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.results.claim import SCALES
-from reproductions.claims import Finding, Measured, chosen, claim, claims, papers, verdict
+from reproductions.claims import Finding, Measured, chosen, claim, claims, line, papers, verdict
 
 
 def test_the_decorator_files_the_claim_and_leaves_the_function_alone(registry):
@@ -52,6 +52,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(made, name, scale, fault, w
     made("toys/small", scales=("cpu",))
     with pytest.raises(fault, match=words):
         chosen(name, scale)
+
+
+def test_a_line_has_the_means_of_its_points_and_their_errors():
+    assert line("loss", [[1, 3], [2]]) == {"loss": [2, 2], "loss ±": [1, 0]}
 
 
 def test_two_functions_may_not_share_an_id(made, registry):

@@ -16,7 +16,7 @@ from netkin.cli.running import called
 from netkin.errors import InflatedWarning, MissingExtra
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Series
+    from netkin.results import Comparison, Comparisons, Series
 
 EXAMPLE = """\b
 Example:
@@ -60,11 +60,11 @@ def compare(
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = called(compare_models, a, b, data, batch_size, options)
-    click.echo(as_json(comparison_document(comparison)) if json else str(comparison))
     if save:
         comparison.save(save)
         click.echo(f"saved to {save}", err=True)
     draw(comparison, report, figure)
+    click.echo(as_json(comparison_document(comparison)) if json else str(comparison))
 
 
 def refuse_figure(figure: Path | None) -> None:
@@ -77,8 +77,8 @@ def refuse_figure(figure: Path | None) -> None:
         raise MissingExtra("a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`.")
 
 
-def draw(result: Comparison | Series, page: Path | None, figure: Path | None) -> None:
-    """Write the pictures that were asked for; after the result itself, as they can be made from it."""
+def draw(result: Comparison | Comparisons | Series, page: Path | None, figure: Path | None) -> None:
+    """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
     if page:
         from netkin.reporting import report
 

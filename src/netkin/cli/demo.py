@@ -41,7 +41,7 @@ Example:
 def demo(out: Path, seed: int) -> None:
     """Train two small networks on the bundled digits, compare them, say what to notice and write a report.
 
-    They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on two cores.
+    They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on a CPU.
     """
     out.mkdir(parents=True, exist_ok=True)
     networks = _networks(seed)

@@ -48,10 +48,10 @@ def dynamics(run: str, save: Path | None, report: Path | None, figure: Path | No
     except KeyboardInterrupt:
         _tell_how_far(save)
         raise
-    click.echo(as_json(series_document(series)) if json else str(series))
     if save:
         click.echo(f"saved to {save}", err=True)
     draw(series, report, figure)
+    click.echo(as_json(series_document(series)) if json else str(series))
 
 
 def _followed(

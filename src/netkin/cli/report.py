@@ -31,7 +31,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
     """Make one page for the browser of what is saved in each FILE: comparisons, or the series of one run.
 
-    Such a file is written by `netkin compare --save` and `netkin dynamics --save`, or by `save` in Python.
+    Such a file is written by `netkin compare --save`, `netkin stitch --save` and `netkin dynamics --save`, or by `save`
+    in Python.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load

@@ -29,7 +29,7 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.Choice(["cpu", "gpu"]),
     default="cpu",
     show_default=True,
-    help="Minutes on two cores, or the paper's setting as far as the data go.",
+    help="Minutes on a CPU, or the paper's setting as far as the data go.",
 )
 @click.option("--data", type=DATA, metavar="DIR", help="Folder of the data sets; NETKIN_DATA if not given.")
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import FILE
+from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, comparison_document
 from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder
 from netkin.cli.refusals import refusing
@@ -18,6 +18,7 @@ from netkin.cli.running import refuse_crash
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
+    from netkin.applications.stitching import Stitch
     from netkin.results import Comparison, Comparisons
 
 EXAMPLE = """\b
@@ -35,6 +36,8 @@ _COUNT = click.IntRange(min=1)
 @click.option("--at", multiple=True, metavar="LAYER", help="The layer of the first model; several may be given.")
 @click.option("--into", multiple=True, metavar="LAYER", help="For each --at the layer of the second; the same if left.")
 @click.option("--layers", multiple=True, metavar="PATTERN", help="With --all: name, glob or type; see `netkin layers`.")
+@click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: those of the first model alone.")
+@click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: those of the second model alone.")
 @click.option("--data", required=True, metavar="DATA", help="The examples the map is found on; see `netkin data`.")
 @click.option("--test", metavar="DATA", help="The examples, with labels, it is judged on; --data if not given.")
 @click.option(
@@ -49,17 +52,21 @@ _COUNT = click.IntRange(min=1)
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
               help="Similarities to stand beside; see `netkin measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
-              default=["relative_accuracy", "agreement", "cross_entropy"], show_default=True,
-              help="Also accuracy, r2, stitched_cka, stitched_cca, stitched_svcca.")  # fmt: skip
+              help="relative_accuracy, agreement and cross_entropy if not given; also accuracy, r2, stitched_cka, "
+              "stitched_cca, stitched_svcca.")  # fmt: skip
 @click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How maps get another size.")
 @click.option("--examples", type=_COUNT, metavar="N", help="Stop after so many examples of --data.")
+@click.option("--test-examples", type=_COUNT, metavar="N", help="Stop after so many examples of --test.")
 @click.option("--batch-size", type=_COUNT, default=128, show_default=True, metavar="N", help="Examples at a time.")
 @DEVICE
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="For what is random."
 )
+@click.option("--name", "names", multiple=True, metavar="NAME", help="What each model is called, in their order.")
 @click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
+@click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
+@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load_stitch`.")
 @JSON
 @refusing
 def stitch(
@@ -68,8 +75,11 @@ def stitch(
     matrix: bool,
     at: tuple[str, ...],
     into: tuple[str, ...],
+    names: tuple[str, ...],
     save: Path | None,
     report: Path | None,
+    figure: Path | None,
+    map_file: Path | None,
     json: bool,
     **options: Any,
 ) -> None:
@@ -78,26 +88,41 @@ def stitch(
     A value for each layer and method tells what the stitched network can do, beside how similar the layers are. With
     more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
     """
-    for option, path in (("--save", save), ("--report", report)):
+    for option, path in (("--save", save), ("--report", report), ("--figure", figure), ("--map", map_file)):
         refuse_missing_folder(path, option)
+    refuse_figure(figure)
     if len(models) < 2:
         raise click.UsageError("two models are needed, and one was given; to stitch a model with itself name it twice.")
-    pairs = _pairs(whole, matrix, at, into, options["layers"])
+    if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
+        raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
+    made: list[Stitch] = []
+    layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
+    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitched(models, pairs, save, **options)
-    _show(found, json)
+        found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
-    if report:
-        from netkin.reporting import report as write_report
-
-        click.echo(f"report: open {write_report(found, report)}", err=True)
+    if map_file:
+        _write_map(made, map_file)
+    draw(found, report, figure)
+    _show(found, json)
     if not all(one.complete for one in _each(found)):
         raise KeyboardInterrupt
 
 
-def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...], layers: tuple[str, ...]) -> Any:
+def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
+    """Return which layers are looked at, as the library calls it."""
+    if both and (first or second):
+        raise click.UsageError("--layers is for both models; leave it out beside --layers-a and --layers-b.")
+    if count > 2 and (first or second):
+        raise click.UsageError(f"--layers-a and --layers-b are for two models; got {count}.")
+    if first or second:
+        return {"a": list(first) or None, "b": list(second) or None}
+    return list(both) or None
+
+
+def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...], layers: Any) -> Any:
     """Return which layers are joined, as the library calls it."""
     if whole == bool(at):
         raise click.UsageError("say either --all, or --at LAYER for one.")
@@ -109,28 +134,39 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
 
 
 def _stitched(
-    specs: tuple[str, ...], pairs: Any, save: Path | None, data: str, test: str | None, batch_size: int, **options: Any
+    specs: tuple[str, ...], names: list[str], data: str, test: str | None, batch_size: int, **options: Any
 ) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
     from netkin.sources import load_data, load_model
 
     refuse_absent_device(options["device"])
-    names, loaded = _names(specs), [load_model(spec) for spec in specs]
+    loaded = [load_model(spec) for spec in specs]
     fitting, judging = (load_data(one, batch_size=batch_size) if one else None for one in (data, test))
-    for spec, model in zip(specs, loaded, strict=True):
-        refuse_crash(spec, model, fitting)
-    several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores", "layers")}
-    asked = {**options, **several, "layers": several["layers"] or None, "pairs": pairs, "save": save, "partial": True}
+    for batches in (fitting, judging):
+        for spec, model in zip(specs, loaded, strict=True) if batches is not None else ():
+            refuse_crash(spec, model, batches)
+    several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
+    asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
     if len(specs) == 2:
         return stitch_all(loaded[0], loaded[1], fitting, judging, names=(names[0], names[1]), **asked)
     return stitch_many(dict(zip(names, loaded, strict=True)), fitting, judging, **asked)
 
 
-def _names(specs: Sequence[str]) -> list[str]:
-    """Return the models' names: what was typed, numbered where that is the same twice."""
+def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
+    if given and len(given) != len(specs):
+        raise click.UsageError(f"each model has one --name, or none has; got {len(given)} for {len(specs)} models.")
+    if len(set(given)) < len(given):
+        raise click.UsageError(f"models have different names; got {', '.join(given)}.")
     times = Counter(specs)
-    return [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+    return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+
+
+def _write_map(made: Sequence[Stitch], path: Path) -> None:
+    for one in made:
+        one.save(path)
+    click.echo(f"map in {path}" if made else f"no map in {path}: there is no stitch", err=True)
 
 
 def _each(found: Comparison | Comparisons) -> list[Comparison]:

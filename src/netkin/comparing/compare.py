@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from netkin import __version__
 from netkin.comparing.collecting import Collection
@@ -24,7 +22,7 @@ from netkin.comparing.tabulating import Tables
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.representations import batches_of
-from netkin.representations.feeding import length_if_known
+from netkin.representations.feeding import examples_in
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
@@ -64,6 +62,7 @@ def compare(
     returns what is finished.
 
     Example:
+        >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
         >>> comparison = compare({"x": X}, {"twice": 2 * X, "square": X**2})
         >>> round(comparison["x", "twice"], 6)
@@ -103,6 +102,7 @@ def explain(
     stands as the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
 
     Example:
+        >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
         >>> plan = explain({"x": X, "half": X[:, :4]}, {"y": X**2}, measures=["cka", "svcca"])
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
@@ -140,6 +140,7 @@ def compare_many(
     `models` is a mapping from names to models (or recorded mappings), or a list, whose names are then 0, 1, 2, ...
 
     Example:
+        >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(50, 8))
         >>> many = compare_many({"a": {"x": X}, "b": {"x": X + 1}, "c": {"x": X**2}})
         >>> round(many["a", "b"]["x", "x"], 6)
@@ -232,7 +233,7 @@ def _feed(subjects: Sequence[Subject], data: Any, examples: int | None) -> tuple
     if not recorded:
         if data is None:
             raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
-        return batches_of(data, examples), _expected(data, examples)
+        return batches_of(data, examples), examples_in(data, examples)
     if len(recorded) < len(subjects):
         raise ValueFault(
             "a model and recorded rows can't be compared: nobody knows that they saw the same examples. Record both."
@@ -247,22 +248,6 @@ def _feed(subjects: Sequence[Subject], data: Any, examples: int | None) -> tuple
         raise ValueFault(f"`examples` must be at least 1; got {examples}.")
     total = min(recorded[0].examples, examples or recorded[0].examples)
     return [slice(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK)], total
-
-
-def _expected(data: Any, examples: int | None) -> int | None:
-    """Return how many examples `data` will give, as far as it says so."""
-    known: int | None = None
-    if isinstance(data, (torch.Tensor, np.ndarray, Mapping)):
-        known = length_if_known(data)
-    elif isinstance(getattr(data, "examples", None), int):
-        known = data.examples
-    elif isinstance(data, (list, tuple)):
-        lengths = [length_if_known(batch) for batch in data]
-        known = None if None in lengths else sum(length or 0 for length in lengths)
-    else:
-        counted: Any = data if isinstance(data, Dataset) else getattr(data, "sampler", getattr(data, "dataset", None))
-        known = len(counted) if hasattr(counted, "__len__") else None
-    return min(known, examples) if known is not None and examples else known or examples
 
 
 def _comparison(

@@ -16,7 +16,7 @@ from netkin.comparing.meeting import ResizablePositions
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations import Reader, guest, rows_of, shape_for
 from netkin.representations.feeding import Forward, Transform, length_if_known
-from netkin.representations.layers import Spec
+from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 
 Keep = Callable[[str, Tensor], Any]
@@ -172,9 +172,20 @@ def _homes(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
 
 
+def _refuse_absent(device: torch.device | str | None) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception as fault:  # torch says it in several ways
+        raise UnknownName(
+            f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."
+        ) from fault
+
+
 @contextmanager
 def lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
+    unwrapped(model)  # refuses what is no model
+    _refuse_absent(device)
     homes = _homes(model)
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise ValueFault("a model on the 'meta' device computes no numbers; load its weights and choose a real device.")

@@ -13,9 +13,9 @@ from netkin.comparing.collecting import Collection
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.results import Values
+from netkin.results.listings import NOT_ASKED
 from netkin.statistics import Grams, Moments, Rows, Spectra
 
-NOT_ASKED = "this pair was not asked for"
 INTERRUPTED = "interrupted before this pair was reached"
 
 

@@ -20,7 +20,7 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
     meaning = meaning_of(table)
     blind = tag("p", tag("strong", "What it can't see. "), meaning.blind)
     says = tag("figcaption", tag("p", meaning.says), blind)
-    return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", table.id), facts, axes))
+    return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", grid.id), facts, axes))
 
 
 def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
@@ -45,7 +45,7 @@ def shared_reasons(grids: Sequence[Grid]) -> Mapping[str, str]:
     """
     found: dict[str, list[Grid]] = {}
     for grid in grids:
-        for reason in dict.fromkeys(grid.holes.values()):
+        for reason in grid.reasons():
             found.setdefault(reason, []).append(grid)
     return {
         reason: f"{reason} ({_pairs(reason, own)} {_by(own, len(grids))})"
@@ -55,7 +55,7 @@ def shared_reasons(grids: Sequence[Grid]) -> Mapping[str, str]:
 
 
 def _pairs(reason: str, grids: Sequence[Grid]) -> str:
-    counts = sorted({sum(own == reason for own in grid.holes.values()) for grid in grids})
+    counts = sorted({grid.reasons()[reason] for grid in grids})
     most = counts[-1]
     several = f"{counts[0]:,} to {most:,}" if len(counts) > 1 else f"{most:,}"
     return f"{several} {'pair' if most == 1 else 'pairs'}"

@@ -13,8 +13,11 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-# without a script there is nothing to choose with, so that all is shown
-UNSCRIPTED = ".controls{display:none!important}[data-chosen][hidden]{display:block!important}"
+# without a script there is nothing to choose with, so that all is shown and drawn
+UNSCRIPTED = (
+    ".controls{display:none!important}[data-chosen][hidden]{display:block!important}"
+    ".cards .card.wide{content-visibility:visible!important}"
+)
 
 
 def document(
@@ -51,20 +54,23 @@ def _head(title: str, styles: Iterable[str], rules: str) -> Markup:
     )
 
 
-def header(title: str, sentence: str) -> Markup:
-    """Return the top of a page: its title, and the one sentence that says what was found."""
+def header(title: str, sentence: str, whole: str | None = None) -> Markup:
+    """Return the top of a page: its title (told in full by `whole`), and the one sentence that says what was found."""
     button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
     top = tag("div", tag("span", "netkin report", class_="brand"), button, class_="top")
-    return tag("header", top, tag("h1", title), tag("p", sentence, class_="headline"))
+    return tag("header", top, tag("h1", title, title=whole), tag("p", sentence, class_="headline"))
 
 
-def toolbar(*parts: Markup | None, best: bool = True) -> Markup:
-    """Return the bar of controls: those of this page first, then those of every page; `best` marks best matches."""
+def toolbar(*parts: Markup | None, best: bool | None = True) -> Markup:
+    """Return the bar of controls: those of this page first, then those of every page.
+
+    `best` says whether best matches are marked at first; None that there are none.
+    """
     zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
     shared = [
         tag("label", "Size of the cells", zoom),
         _check("values", "Values in the cells", False),
-        _check("path", "Best matches", best),
+        _check("path", "Best matches", bool(best), hidden=best is None),
         tag("span", "Save the numbers as ", *_saves(), class_="saving"),
     ]
     return tag("div", *parts, *shared, class_="toolbar controls", role="group", aria_label="How the page is shown")
@@ -94,8 +100,8 @@ def _saves() -> list[Markup]:
     return [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("csv", "json")]
 
 
-def _check(key: str, label: str, on: bool) -> Markup:
-    return tag("label", tag("input", type="checkbox", id=key, checked=on), label)
+def _check(key: str, label: str, on: bool, hidden: bool = False) -> Markup:
+    return tag("label", tag("input", type="checkbox", id=key, checked=on), label, hidden=hidden)
 
 
 def _asset(filename: str) -> str:

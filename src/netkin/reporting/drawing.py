@@ -31,6 +31,12 @@ def kind_of(path: str | os.PathLike[str] | None) -> str:
     return kind.lstrip(".")
 
 
+def refuse_file(measure: object) -> None:
+    """Refuse the name of a file where that of a measure belongs."""
+    if isinstance(measure, (str, os.PathLike)) and str(measure).lower().endswith(KINDS):
+        raise ValueFault(f"{str(measure)!r} is a file, and no measure; pass it as `path={str(measure)!r}`.")
+
+
 def matplotlib(module: str) -> Any:
     """Return one of matplotlib's modules, or name the extra that brings it."""
     try:
@@ -73,8 +79,7 @@ def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
     if not grid.scale.higher_is_closer:
         bar.ax.invert_yaxis()
     bar.ax.tick_params(labelsize=7, width=0.6)
-    way = "higher" if grid.scale.higher_is_closer else "lower"
-    write_words(bar.set_label, f"{grid.id} ({way} is closer)", fontsize=8)
+    write_words(bar.set_label, f"{grid.id} ({grid.scale.better})", fontsize=8)
 
 
 def _hatch(ax: Any, grid: Grid) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,23 @@ import numpy as np
 from netkin.reporting.colours import ink, palette
 from netkin.reporting.grids import Grid, frames, grid_of
 from netkin.reporting.layer_lines import zoomed
+from netkin.reporting.scales import Scale, scales_of
 from netkin.reporting.step_axis import StepAxis
-from netkin.reporting.wording import number
+from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
+from netkin.results.listings import NOT_ASKED, listing
 
 
-def embedded(comparisons: Sequence[Comparison], summaries: Sequence[Grid]) -> dict[str, Any]:
-    """Return all numbers and labels, fit for JSON, where a hole is null."""
+def embedded(
+    comparisons: Sequence[Comparison],
+    grids: Sequence[Sequence[Grid]],
+    summaries: Sequence[Grid],
+    names: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return all numbers and labels, fit for JSON, where a hole is null; `names` are shorter ones of the models."""
+    drawn = zip(comparisons, grids, strict=True)
     return _colours() | {
-        "comparisons": [_comparison(comparison) for comparison in comparisons],
+        "comparisons": [_comparison(comparison, own, names) for comparison, own in drawn],
         "summaries": [_summary(grid, comparisons) for grid in summaries],
     }
 
@@ -44,8 +53,7 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
     )
     reasons = list(dict.fromkeys(reason for grid in grids for reason in grid.holes.values()))
     numbered = {reason: k for k, reason in enumerate(reasons)}
-    scale = {"low": grids[0].scale.low, "high": grids[0].scale.high, "open_ended": grids[0].scale.open_ended}
-    shown = {"scale": scale, "axis": {"far": own.far, "close": own.close}, "powers": _powers(grids)}
+    shown = {"scale": _scale(grids[0].scale), "axis": {"far": own.far, "close": own.close}, "powers": _powers(grids)}
     steps = [_frame(grid, numbered) for grid in grids]
     return _about_table(table) | shown | {"reasons": reasons, "frames": steps}
 
@@ -69,8 +77,20 @@ def _colours() -> dict[str, Any]:
     return {"palette": palette(), "ink": [ink(colour) for colour in palette()]}
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
-    return _about(comparison) | {"tables": [_table(table) for table in comparison.tables.values()]}
+def _comparison(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str]) -> dict[str, Any]:
+    tables = list(comparison.tables.values())
+    scales, places = scales_of(tables), {table.id: k for k, table in enumerate(tables)}
+    shown = {"shown": [names[comparison.a], names[comparison.b]], "unasked": NOT_ASKED, "pairs": listing(comparison)}
+    lists = [_list(grid, places) for grid in grids if grid.listed]
+    return (
+        _about(comparison) | shown | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
+    )
+
+
+def _list(grid: Grid, places: Mapping[str, int]) -> dict[str, Any]:
+    """Return a list's name, its rows and columns, and which table each column is; the tables hold the numbers."""
+    of = [places[id_] for id_ in grid.listed]
+    return {"id": grid.id, "rows": list(grid.rows), "columns": list(grid.columns), "of": of}
 
 
 def _about(comparison: Comparison) -> dict[str, Any]:
@@ -82,9 +102,9 @@ def _about(comparison: Comparison) -> dict[str, Any]:
 _MAPS = ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance")
 
 
-def _table(table: Values) -> dict[str, Any]:
+def _table(table: Values, scale: Scale) -> dict[str, Any]:
     errors = None if table.errors is None else _numbers(table.errors)
-    return _about_table(table) | {"errors": errors} | _drawable(grid_of(table))
+    return _about_table(table) | {"errors": errors} | _drawable(replace(grid_of(table), scale=scale))
 
 
 def _about_table(table: Values) -> dict[str, Any]:
@@ -95,9 +115,13 @@ def _about_table(table: Values) -> dict[str, Any]:
 
 
 def _drawable(grid: Grid) -> dict[str, Any]:
-    holes = [[i, j, reason] for (i, j), reason in grid.holes.items()]
-    scale = {"low": grid.scale.low, "high": grid.scale.high, "open_ended": grid.scale.open_ended}
-    return {"values": _numbers(grid.values), "holes": holes, "best": _best(grid), "scale": scale}
+    # that a pair was not asked for is said of hundreds of them; the page says it once
+    holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != NOT_ASKED]
+    return {"values": _numbers(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
+
+
+def _scale(scale: Scale) -> dict[str, Any]:
+    return {"low": scale.low, "high": scale.high, "open_ended": scale.open_ended, "words": list(scale.words)}
 
 
 def _best(grid: Grid) -> list[int | None]:
@@ -107,7 +131,12 @@ def _best(grid: Grid) -> list[int | None]:
 def _summary(grid: Grid, comparisons: Sequence[Comparison]) -> dict[str, Any]:
     places = {(c.a, c.b): k for k, c in enumerate(comparisons)}
     opens = [[places.get((a, b), places.get((b, a))) for b in grid.columns] for a in grid.rows]
-    facts = {"id": grid.id, "models": list(grid.rows), "higher_is_closer": grid.scale.higher_is_closer}
+    facts = {
+        "id": grid.id,
+        "models": list(grid.rows),
+        "labels": shortened(grid.rows),
+        "higher_is_closer": grid.scale.higher_is_closer,
+    }
     return facts | {"opens": opens, "errors": None} | _drawable(grid)
 
 

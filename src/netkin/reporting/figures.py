@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from netkin.errors import ShapeError, ValueFault
-from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, kind_of, matplotlib, write_figure
-from netkin.reporting.grids import Grid, grid_of, summary_grids
+from netkin.reporting.drawing import (
+    bar_beside,
+    empty_figure,
+    heatmap_into,
+    kind_of,
+    matplotlib,
+    refuse_file,
+    write_figure,
+)
+from netkin.reporting.grids import Grid, grids_of, summary_grids
+from netkin.reporting.naming import told_apart
 from netkin.reporting.series_figures import lines_into, series_figure
 from netkin.reporting.wording import shortened
 from netkin.results import Comparison, Comparisons, Series
@@ -30,6 +39,7 @@ def plot(
     the lines alone.
     """
     kind = kind_of(path)
+    refuse_file(measure)
     matplotlib("matplotlib")
     figure = (
         _of_series(results, measure, ax, steps) if isinstance(results, Series) else _of(results, measure, ax, steps)
@@ -56,14 +66,13 @@ def _of(results: Comparison | Comparisons, measure: str | None, ax: Any, steps: 
     if steps is not None:
         raise ValueFault(f"`steps` chooses among those of a series; this is a {type(results).__name__}.")
     grids = _grids(results, measure)
-    names = (results.a, results.b) if isinstance(results, Comparison) else ("", "")
+    names = _names(results, grids[0]) if isinstance(results, Comparison) else ("", "")
     return _panels(grids, names) if ax is None else _inside(ax, grids, names)
 
 
 def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]:
     if isinstance(results, Comparison):
-        tables = results.tables.values() if measure is None else [results.table(measure)]
-        grids = [grid_of(table) for table in tables]
+        grids = grids_of(results, measure)
     else:
         everything = summary_grids(list(results.values()))
         grids = [grid for grid in everything if measure in (None, grid.id)]
@@ -72,6 +81,13 @@ def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]
             f"nothing to draw: {f'no summary of {measure!r}' if measure else 'this result holds no measure'}."
         )
     return grids
+
+
+def _names(comparison: Comparison, grid: Grid) -> tuple[str, str]:
+    """Return what stands beside the rows and below the columns."""
+    apart = told_apart([comparison.a, comparison.b])
+    a, b = apart[comparison.a], apart[comparison.b]
+    return (f"{a} {'→' if grid.scale.worth else 'and'} {b}", "") if grid.listed else (a, b)
 
 
 def _inside(ax: Any, grids: Sequence[Grid], names: tuple[str, str]) -> Any:
@@ -83,7 +99,7 @@ def _inside(ax: Any, grids: Sequence[Grid], names: tuple[str, str]) -> Any:
 
 
 def _panels(grids: Sequence[Grid], names: tuple[str, str]) -> Any:
-    columns = min(len(grids), 3 if len(grids) in (3, 5, 6, 9) else 2)
+    columns = min(len(grids), 5 if grids[0].listed else 3 if len(grids) in (3, 5, 6, 9) else 2)
     rows = math.ceil(len(grids) / columns)
     width, height = _inches(grids[0])
     figure = empty_figure(width * columns, height * rows)

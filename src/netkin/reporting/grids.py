@@ -1,14 +1,16 @@
-"""What a heatmap shows: named rows and columns, values and holes, whether of layers or of models."""
+"""What a heatmap shows: named rows and columns, values and holes; of layers by layers, layers by methods, or models."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from netkin.reporting.scales import Scale
+from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
+from netkin.results.listings import by_name, column_label, listing, pair_label
 from netkin.results.text import cells
 
 SAME_MODEL = "a model is not compared with itself here"
@@ -18,7 +20,10 @@ NOTHING_SHARED = "compared, but without a value for any pair of layers that coun
 
 @dataclass(frozen=True)
 class Grid:
-    """One heatmap: rows of the first model against columns of the second, or models against models."""
+    """One heatmap: rows of the first model against columns of the second, or models against models.
+
+    A list has a row for each pair of layers and a column for each table of `listed`.
+    """
 
     id: str
     rows: tuple[str, ...]
@@ -30,6 +35,7 @@ class Grid:
     best: Mapping[int, int] = field(default_factory=dict)
     written: Sequence[Sequence[str]] | None = None  # where another picture decides how the numbers are written
     widest: int = 4
+    listed: tuple[str, ...] = ()
 
     @property
     def texts(self) -> Sequence[Sequence[str]]:
@@ -41,13 +47,50 @@ class Grid:
         """How many letters the widest number takes."""
         return max(self.widest, *(len(text) for line in self.texts for text in line), 0)
 
+    def pair(self, i: int, j: int) -> str:
+        """Return what a cell is about."""
+        return f"{self.rows[i]}, {self.listed[j]}" if self.listed else f"{self.rows[i]} × {self.columns[j]}"
+
+    def reasons(self) -> Counter[str]:
+        """Return for each reason how many pairs have no value for it; in a list a row is one pair."""
+        if not self.listed:
+            return Counter(self.holes.values())
+        return Counter(reason for reason, _ in {(reason, i) for (i, _), reason in self.holes.items()})
+
+
+def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
+    """Return the heatmaps of a comparison, or of `measure` alone; tables of one name share their scale.
+
+    Where each layer meets one other at most, they are lists: pairs of layers by all tables of one name.
+    """
+    tables = list(comparison.tables.values()) if measure is None else [comparison.table(measure)]
+    scales, pairs = scales_of(tables), listing(comparison)
+    if not pairs:
+        return [replace(grid_of(table), scale=scales[table.id]) for table in tables]
+    return [_list(name, own, pairs, scales[own[0].id]) for name, own in by_name(tables).items()]
+
 
 def grid_of(table: Values) -> Grid:
-    """Return the heatmap of a measure's table, with the best match of each row marked."""
+    """Return the heatmap of a measure's table, with the best match of each row that has several values marked."""
     rows, columns = _places(table.layers_a), _places(table.layers_b)
     holes = {(rows[a], columns[b]): reason for (a, b), reason in table.holes.items()}
-    best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items()}
+    choices = np.isfinite(table.values).sum(axis=1)
+    best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items() if choices[rows[a]] > 1}
     return Grid(table.id, table.layers_a, table.layers_b, table.values, Scale.of(table), table.errors, holes, best)
+
+
+def _list(name: str, tables: Sequence[Values], pairs: Sequence[tuple[int, int]], scale: Scale) -> Grid:
+    names = [(tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
+    rows, ids = tuple(pair_label(tables, a, b) for a, b in names), tuple(table.id for table in tables)
+    holes = {(k, m): t.holes[pair] for k, pair in enumerate(names) for m, t in enumerate(tables) if pair in t.holes}
+    errors = None if all(table.errors is None for table in tables) else _picked([t.errors for t in tables], pairs)
+    values, columns = _picked([table.values for table in tables], pairs), tuple(map(column_label, tables))
+    return Grid(name, rows, columns, values, scale, errors, holes, listed=ids)
+
+
+def _picked(matrices: Sequence[np.ndarray | None], pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return pairs by matrices, NaN where there is no matrix."""
+    return np.array([[np.nan if matrix is None else matrix[pair] for matrix in matrices] for pair in pairs])
 
 
 def summary_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
@@ -55,15 +98,20 @@ def summary_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
     pairs = [(c.a, c.b) for c in comparisons]
     if len(pairs) < 2 or len(set(pairs)) < len(pairs):
         return []
-    measures = dict.fromkeys(measure for c in comparisons for measure in c.measures)
-    return [_summary(Comparisons([c for c in comparisons if measure in c.tables]), measure) for measure in measures]
+    tables = {table.id: table for c in comparisons for table in c.tables.values()}
+    grids = {id_: _summary([c for c in comparisons if id_ in c.tables], table) for id_, table in tables.items()}
+    for own in by_name(tables.values()).values():
+        together = np.concatenate([grids[table.id].values.ravel() for table in own])
+        for table in own:
+            grids[table.id] = replace(grids[table.id], scale=Scale.of(table, together))
+    return list(grids.values())
 
 
-def _summary(comparisons: Comparisons, measure: str) -> Grid:
-    values, models = comparisons.summary(measure), comparisons.models
+def _summary(found: Sequence[Comparison], table: Values) -> Grid:
+    comparisons = Comparisons(found)
+    values, models = comparisons.summary(table.id), comparisons.models
     holes = {(i, j): _why(comparisons, models[i], models[j]) for i, j in np.argwhere(np.isnan(values)).tolist()}
-    table = next(iter(comparisons.values())).tables[measure]
-    return Grid(measure, models, models, values, Scale.of(table, values), holes=holes)
+    return Grid(table.id, models, models, values, Scale.of(table, values), holes=holes)
 
 
 def frames(series: Series, measure: str) -> list[Grid]:

@@ -20,19 +20,19 @@ def shade_rules() -> str:
 
 
 def heatmap(grid: Grid, caption: str) -> Markup:
-    """Return the table of a grid in a box that scrolls, the line through the best matches laid over it."""
+    """Return the table of a grid in a box that scrolls, with the line through any best matches laid over it."""
     rows, columns = shortened(grid.rows), shortened(grid.columns)
     counts = f"--rows:{len(rows)};--cols:{len(columns)};--letters:{grid.letters}"
     sizes = f"{counts};--label:{_room(rows)}px;--head:{_room(columns)}px"
     table = tag("table", tag("caption", caption), _head(grid, columns), _body(grid, rows), role="grid", class_="heat")
-    sheet = tag("div", table, best_line(grid), class_="sheet")
+    sheet = tag("div", table, None if grid.listed else best_line(grid), class_="sheet")
     return tag("div", sheet, class_="box", style=sizes)
 
 
 def legend(grid: Grid) -> Markup:
-    """Return the bar of colours with the values at its far and its close end."""
+    """Return the bar of colours with the values at its far and its close end, or the poor and the good one."""
     scale = grid.scale
-    ends = (f"{bound(scale.far)} far", f"close {bound(scale.close)}")
+    ends = (f"{bound(scale.far)} {scale.words[0]}", f"{scale.words[1]} {bound(scale.close)}")
     note = tag("span", "range of the values here", class_="note") if scale.open_ended else None
     bar = tag("span", class_="bar", role="img", aria_label=f"colours from {ends[0]} to {ends[1]}")
     return tag("div", tag("span", ends[0]), bar, tag("span", ends[1]), note, class_="legend")
@@ -103,6 +103,7 @@ def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading
     live = tag("div", readout, role="status", aria_live="polite")
     buttons = [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("svg", "png")]
     saving = tag("div", "Save this picture as ", *buttons, class_="saving controls")
-    width = " wide" if len(grid.columns) > 24 else " small" if len(grid.columns) <= 8 else ""
+    width = " wide" if len(grid.columns) > 30 else " small" if len(grid.columns) <= 8 else ""
+    width += " listed" if grid.listed else ""
     parts = joined(heading, legend(grid), heatmap(grid, caption), live, *notes, saving)
     return tag("figure", parts, class_=f"card{width}", data_grid=key, data_measure=grid.id)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netkin.results import Comparison
-from netkin.results.text import has_classes
+from netkin.results.listings import has_classes, listing
 
 
 def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
-    """Return the pairs of layers that correspond, and in what; none where the columns are classes."""
-    return ([], "") if has_classes(comparison) else corresponding(comparison.layers_a, comparison.layers_b)
+    """Return the pairs of layers that correspond, and in what; none where the columns are classes.
+
+    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been asked for.
+    """
+    if has_classes(comparison):
+        return [], ""
+    (found, how), listed = corresponding(comparison.layers_a, comparison.layers_b), listing(comparison)
+    return (listed, how if set(listed) <= set(found) else "") if listed else (found, how)
 
 
 def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tuple[int, int]], str]:

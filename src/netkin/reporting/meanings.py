@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from netkin.results import Values
+from netkin.results.listings import is_worth
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,13 @@ MEANINGS = {
         "Everything beyond those directions is not looked at, however much variance it holds.",
     ),
     "pwcca": Meaning(
-        "The canonical correlations averaged by how much of the row's layer each accounts for. 1 means that what the "
-        "row's layer mostly does can be found in the column's.",
+        "The canonical correlations averaged by how much of the first layer (the row's) each accounts for. 1 means "
+        "that what it mostly does can be found in the second (the column's).",
         f"Not symmetric: exchanging the models changes the values. {_FEW}",
     ),
     "linear_regression_r2": Meaning(
-        "The share of the variance of the column's layer that a linear map of the row's layer predicts.",
+        "The share of the variance of the second layer (the column's) that a linear map of the first (the row's) "
+        "predicts.",
         f"Not symmetric: a wide layer may predict a narrow one and not the other way round. {_FEW}",
     ),
     "eigenspace_overlap": Meaning(
@@ -145,14 +147,14 @@ MEANINGS = {
 # what stitches are worth; no measures, as they need the models themselves
 STITCHES = {
     "relative_accuracy": Meaning(
-        "What a stitched network can do: the first model up to the row's layer, a map, and the second model after the "
-        "column's layer. 1 means that it gets as many right as the second model itself.",
+        "What a stitched network can do: the first model up to its layer, a map, and the second model after its own. "
+        "1 means that it gets as many right as the second model itself.",
         "How the layers look: activations that are very different, or very alike, may carry the same answers or not. "
         "A poor value may also mean that the method found a poor map.",
     ),
     "accuracy": Meaning(
-        "The share of right answers of a stitched network: the first model up to the row's layer, a map, and the "
-        "second model after the column's layer.",
+        "The share of right answers of a stitched network: the first model up to its layer, a map, and the second "
+        "model after its own.",
         "How good the second model is by itself; relative_accuracy takes that into account.",
     ),
     "agreement": Meaning(
@@ -187,7 +189,7 @@ STITCHES = {
 
 def meaning_of(table: Values) -> Meaning:
     """Return what a table's measure means; for a measure of others, what its conventions tell."""
-    known = STITCHES.get(table.name) if "how" in table.parameters else MEANINGS.get(table.name)
+    known = STITCHES.get(table.name) if is_worth(table) else MEANINGS.get(table.name)
     if known:
         return known
     ends = "Higher values mean closer layers." if table.higher_is_closer else "Lower values mean closer layers."

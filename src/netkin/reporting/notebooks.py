@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netkin.reporting.colours import ink, palette
-from netkin.reporting.grids import Grid, grid_of, summary_grids
+from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.markup import Markup, name, tag
 from netkin.reporting.series_view import series_view
 from netkin.reporting.wording import number, shortened
@@ -21,8 +21,10 @@ def notebook_view(results: Comparison | Comparisons | Series) -> str:
     if isinstance(results, Series):
         return series_view(results)
     if isinstance(results, Comparison):
-        grids, title = [grid_of(table) for table in results.tables.values()], f"{results.a} (rows) and {results.b}"
-        words = f"{title} (columns), {results.data}, {results.examples:,} examples"
+        grids = grids_of(results)
+        sides = ("", "") if any(grid.listed for grid in grids) else (" (rows)", " (columns)")
+        title = f"{results.a}{sides[0]} and {results.b}{sides[1]}"
+        words = f"{title}, {results.data}, {results.examples:,} examples"
     else:
         grids, words = _summaries(results), f"{len(results.models)} models, {len(results)} pairs"
     shown = _few(grids)
@@ -40,7 +42,7 @@ def _summaries(results: Comparisons) -> list[Grid]:
     return (
         summary_grids(comparisons)
         if len(comparisons) > 1
-        else [grid_of(t) for c in comparisons for t in c.tables.values()]
+        else [grid for comparison in comparisons for grid in grids_of(comparison)]
     )
 
 
@@ -73,7 +75,7 @@ def _rows(grid: Grid) -> list[Markup]:
 
 
 def _cell(grid: Grid, i: int, j: int, shade: int, text: str) -> Markup:
-    pair, room = f"{grid.rows[i]} × {grid.columns[j]}: ", "padding:3px 5px;min-width:10px;text-align:center"
+    pair, room = f"{grid.pair(i, j)}: ", "padding:3px 5px;min-width:10px;text-align:center"
     if shade < 0:
         return tag("td", "–", title=f"{pair}no value, {grid.holes[i, j]}", style=f"{room};background:#8884")
     colour = palette()[shade]

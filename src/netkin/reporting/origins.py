@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from netkin.reporting.markup import Markup, name, tag
 from netkin.reporting.wording import direction, number, range_of
 from netkin.results import Comparison, Values
+from netkin.results.listings import NOT_ASKED, listing
+
+_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
 
 
-def origins(comparison: Comparison) -> Markup:
-    """Return the section that says how the numbers of a comparison came to be."""
+def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
+    """Return the section that says how the numbers of a comparison came to be; `names` are shorter ones of models."""
     return section(
         _general(comparison),
         folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
-        folded(f"The layers of {comparison.a}", layer_table(comparison, "a")),
-        folded(f"The layers of {comparison.b}", layer_table(comparison, "b")),
+        folded(f"The layers of {names[comparison.a]}", layer_table(comparison, "a")),
+        folded(f"The layers of {names[comparison.b]}", layer_table(comparison, "b")),
     )
 
 
@@ -27,11 +31,38 @@ def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
 
 
 def _general(comparison: Comparison) -> dict[str, Any]:
+    sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
     facts = {
-        "rows": f"{comparison.a}, {len(comparison.layers_a)} layers",
-        "columns": f"{comparison.b}, {len(comparison.layers_b)} layers",
+        sides[0]: f"{comparison.a}, {len(comparison.layers_a)} layers",
+        sides[1]: f"{comparison.b}, {len(comparison.layers_b)} layers",
     } | common_facts(comparison)
-    return facts | {key: value for key, value in comparison.provenance.items() if key not in facts}
+    more = {key: value for key, value in comparison.provenance.items() if key not in facts}
+    return facts | grouped(more, comparison.layers_b)
+
+
+def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Return facts in which what is said alike of several layers is said once.
+
+    Example:
+        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
+        {'cut after each layer': 'stopped after it'}
+    """
+    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
+    for key, said in facts.items():
+        found = _OF_LAYER.fullmatch(key)
+        words, layer = (found[1], found[2]) if found and found[2] in layers else (key, "")
+        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
+    return dict(_told_of(words, said, own, layers) for (words, said), own in alike.items())
+
+
+def _told_of(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
+    if not own[0]:
+        return words, said
+    if len(own) == 1:
+        return f"{words} {own[0]}", said
+    whole = set(own) == set(layers)
+    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")
 
 
 def common_facts(comparison: Comparison) -> dict[str, Any]:
@@ -84,8 +115,14 @@ def _conventions(table: Values) -> dict[str, Any]:
         "statistic": table.statistic,
         "exactness": table.exactness,
         "standard errors": _errors(table),
-        "pairs without a value": f"{len(table.holes):,} of {table.values.size:,}",
+        "pairs without a value": _missing(table),
     }
+
+
+def _missing(table: Values) -> str:
+    unasked = sum(reason == NOT_ASKED for reason in table.holes.values())
+    asked = f"{len(table.holes) - unasked:,} of {table.values.size - unasked:,}"
+    return f"{asked}; {unasked:,} more were not asked for" if unasked else asked
 
 
 def _errors(table: Values) -> str:

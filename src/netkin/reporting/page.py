@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from netkin import files
 from netkin.errors import ValueFault
-from netkin.reporting.cards import card, holes, reason_list, shared_reasons
-from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
+from netkin.reporting.articles import article
+from netkin.reporting.cards import holes
+from netkin.reporting.documents import document, footer, header, toolbar
 from netkin.reporting.embedding import embedded
-from netkin.reporting.grids import Grid, grid_of, summary_grids
+from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.origins import origins
-from netkin.reporting.profiles import profile
+from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.naming import told_apart
 from netkin.reporting.series_page import series_page
 from netkin.reporting.spreads import spread_section
 from netkin.reporting.wording import headline
-from netkin.results import Comparison, Comparisons, Series, Values
-from netkin.results.text import has_classes
+from netkin.results import Comparison, Comparisons, Series
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
-CHOOSABLE = 4  # with more measures than these the page offers a choice among them
 FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 
@@ -49,18 +47,22 @@ def page(results: Results) -> str:
         return series_page(results)
     comparisons = listed(results)
     summaries = summary_grids(comparisons)
-    title, versions = _title(comparisons), [c.version for c in comparisons]
-    chooser = _chooser(comparisons) if len(comparisons) > 1 else None
-    shown = joined(
-        header(title, _sentence(comparisons)), toolbar(chooser), _main(comparisons, summaries), footer(versions)
-    )
-    data, kind = embedded(comparisons, summaries), _values(comparisons)
+    names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
+    title, versions = _title(comparisons, names), [c.version for c in comparisons]
+    grids = [grids_of(comparison) for comparison in comparisons]
+    head = header(title, _sentence(comparisons, names), None if len(comparisons) > 1 else _pair(comparisons[0]))
+    chooser = _chooser(comparisons, names) if len(comparisons) > 1 else None
+    best = True if any(grid.best for own in grids for grid in own) else None
+    main = _main(comparisons, names, grids, summaries)
+    shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
+    data, kind = embedded(comparisons, grids, summaries, names), _values(grids)
     return document(title, shown, data, styles=("page",), scripts=SCRIPTS, kind=kind)
 
 
-def _values(comparisons: Sequence[Comparison]) -> str:
+def _values(grids: Sequence[Sequence[Grid]]) -> str:
     """Say whether values stand in the cells before any script runs: where they are few enough to be read."""
-    return "values-shown" if max(len(c.layers_b) for c in comparisons) <= FEW else "values-hidden"
+    most = max((len(grid.columns) for own in grids for grid in own), default=0)
+    return "values-shown" if most <= FEW else "values-hidden"
 
 
 def listed(results: Any) -> list[Comparison]:
@@ -81,24 +83,29 @@ def listed(results: Any) -> list[Comparison]:
     return found
 
 
-def _title(comparisons: Sequence[Comparison]) -> str:
+def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+    a, b = ((names or {}).get(model, model) for model in (comparison.a, comparison.b))
+    return f"{a} and {b}"
+
+
+def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     if len(comparisons) == 1:
-        return f"{comparisons[0].a} and {comparisons[0].b}, layer by layer"
-    models = dict.fromkeys(model for c in comparisons for model in (c.a, c.b))
-    return f"{len(models)} models in {len(comparisons)} comparisons"
+        return f"{_pair(comparisons[0], names)}, layer by layer"
+    return f"{len(names)} models in {len(comparisons)} comparisons"
 
 
-def _sentence(comparisons: Sequence[Comparison]) -> str:
-    return f"{'; '.join(_listing(comparisons))}." if len(comparisons) > 1 else headline(comparisons[0])
+def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    several = len(comparisons) > 1
+    return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
 
 
-def _listing(comparisons: Sequence[Comparison], most: int = 4) -> list[str]:
-    words = [f"{c.a} and {c.b}" for c in comparisons[:most]]
+def _listing(comparisons: Sequence[Comparison], names: Mapping[str, str], most: int = 4) -> list[str]:
+    words = [_pair(comparison, names) for comparison in comparisons[:most]]
     return words + ([f"and {len(comparisons) - most} more"] if len(comparisons) > most else [])
 
 
-def _chooser(comparisons: Sequence[Comparison]) -> Markup:
-    plain = [f"{c.a} and {c.b}" for c in comparisons]
+def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Markup:
+    plain = [_pair(comparison, names) for comparison in comparisons]
     times = Counter(plain)
     told = [
         f"{k + 1}: {label}, {c.data}" if times[label] > 1 else label
@@ -108,8 +115,16 @@ def _chooser(comparisons: Sequence[Comparison]) -> Markup:
     return tag("label", "Comparison", tag("select", *options, id="chooser"))
 
 
-def _main(comparisons: Sequence[Comparison], summaries: Sequence[Grid]) -> Markup:
-    articles = [_article(comparison, k, len(comparisons) > 1) for k, comparison in enumerate(comparisons)]
+def _main(
+    comparisons: Sequence[Comparison],
+    names: Mapping[str, str],
+    grids: Sequence[Sequence[Grid]],
+    summaries: Sequence[Grid],
+) -> Markup:
+    articles = [
+        article(comparison, own, names, place, len(comparisons) > 1)
+        for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
+    ]
     return tag("main", _summary_section(summaries), spread_section(comparisons), *articles)
 
 
@@ -122,52 +137,3 @@ def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
         for k, grid in enumerate(summaries)
     ]
     return tag("section", tag("h2", "Models by models"), words, tag("div", *figures, class_="cards"), class_="summary")
-
-
-def _article(comparison: Comparison, place: int, several: bool) -> Markup:
-    head = [tag("h2", f"{comparison.a} and {comparison.b}"), tag("p", headline(comparison))] if several else []
-    shared = shared_reasons([grid_of(table) for table in comparison.tables.values()])
-    figures = [_figure(comparison, table, f"{place} {k}", shared) for k, table in enumerate(comparison.tables.values())]
-    measures = tag(
-        "section",
-        tag("h2", f"Every layer with every {'class' if has_classes(comparison) else 'layer'}", class_="quiet"),
-        _choice(comparison),
-        reason_list(list(shared.values())),
-        tag("div", *figures, class_="cards"),
-    )
-    parts = [*head, _facts(comparison), _warnings(comparison), measures, profile(comparison), origins(comparison)]
-    return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
-
-
-def _facts(comparison: Comparison) -> Markup:
-    rows, columns = len(comparison.layers_a), len(comparison.layers_b)
-    size = f"{rows} layers × {columns} classes" if has_classes(comparison) else f"{rows} × {columns} layers"
-    measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"
-    return facts([comparison.data, f"{comparison.examples:,} examples", size, measures, comparison.created[:10]])
-
-
-def _warnings(comparison: Comparison) -> Markup | None:
-    said = list(comparison.warnings)
-    if not comparison.complete and not any("interrupted" in warning for warning in said):
-        said.append("This comparison was interrupted: the numbers come from a part of the data or of the pairs.")
-    return warnings(said)
-
-
-def _choice(comparison: Comparison) -> Markup | None:
-    if len(comparison.tables) <= CHOOSABLE:
-        return None
-    boxes = [
-        tag("label", tag("input", type="checkbox", value=measure, checked=k < CHOOSABLE), measure)
-        for k, measure in enumerate(comparison.tables)
-    ]
-    return tag("fieldset", tag("legend", "Measures shown"), *boxes, class_="choice controls")
-
-
-def _figure(comparison: Comparison, table: Values, key: str, said: Collection[str]) -> Markup:
-    grid = grid_of(table)
-    axes = tag("p", "↓ ", name(comparison.a), "  → ", name(comparison.b), class_="axes")
-    sides = (
-        "layers in rows, classes" if has_classes(comparison) else f"layers of {comparison.a} in rows, of {comparison.b}"
-    )
-    caption = f"{table.id}: {sides} in columns"
-    return card(table, grid, key, caption, holes(grid, said), axes=axes)

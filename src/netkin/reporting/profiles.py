@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from netkin.reporting.grids import grid_of
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.matching import partners
-from netkin.reporting.wording import number, shortened
+from netkin.reporting.scales import Scale, scales_of
+from netkin.reporting.wording import bound, number, shortened
 from netkin.results import Comparison, Values
+from netkin.results.listings import by_name, pair_label
 
 WIDTH, HEIGHT = 960, 236  # of the field of the lines, with its margins above, left and right
 LEFT, RIGHT, TOP = 64, 20, 16
+LINE = 14  # from one line of words to the next
 LETTER = 4.6  # how deep a letter of a slanted name reaches
 KINDS = 8  # colours and marks repeat after so many measures
 
@@ -32,21 +34,31 @@ def profile(comparison: Comparison) -> Markup | None:
     pairs, how = partners(comparison)
     if not pairs or not comparison.tables:
         return None
-    labels = [_pair_name(comparison, i, j) for i, j in pairs]
-    lines = [_line(table, pairs, labels) for table in comparison.tables.values()]
-    chart = tag("div", _chart(comparison, lines, labels), class_="chart")
-    words = tag("p", f"Layers of the {how}, from the first to the last. Each measure has its own scale, closer is up.")
-    return tag("section", tag("h2", "Profile of corresponding layers"), tag("div", words, _key(comparison), chart,
+    tables = list(comparison.tables.values())
+    labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
+    scales = scales_of(tables)
+    lines = [_line(table, scales[table.id], pairs, labels) for table in tables]
+    ends = _ends(list(scales.values()))
+    chart = tag("div", _chart(comparison, lines, labels, ends), class_="chart")
+    title = "Profile of corresponding layers" if how else "Profile of the pairs that were compared"
+    return tag("section", tag("h2", title), tag("div", tag("p", _words(tables, how, ends)), _key(tables, scales), chart,
                _numbers(comparison, pairs, labels), class_="card"), class_="profile")  # fmt: skip
 
 
-def _pair_name(comparison: Comparison, i: int, j: int) -> str:
-    a, b = comparison.layers_a[i], comparison.layers_b[j]
-    return a if a == b else f"{a} × {b}"
+def _words(tables: Sequence[Values], how: str, ends: tuple[str, str]) -> str:
+    which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
+    shared = ", the same for all its methods or parameters" if len(by_name(tables)) < len(tables) else ""
+    return f"{which}. Each measure has its own scale{shared}; {ends[1]} is up."
 
 
-def _line(table: Values, pairs: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Point]:
-    closeness = grid_of(table).scale.closeness(table.values)
+def _ends(scales: Sequence[Scale]) -> tuple[str, str]:
+    """Return what the lower and the upper end of the chart are called by all measures."""
+    words = list(dict.fromkeys(scale.words for scale in scales))
+    return " or ".join(low for low, _ in words), " or ".join(high for _, high in words)
+
+
+def _line(table: Values, scale: Scale, pairs: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Point]:
+    closeness = scale.closeness(table.values)
     step = (WIDTH - LEFT - RIGHT) / max(len(pairs) - 1, 1)
     return [
         Point(LEFT + k * step, _height(closeness[i, j]), f"{label}, {table.id}: {number(table.values[i, j])}")
@@ -59,20 +71,26 @@ def _height(closeness: float) -> float:
     return TOP + (1 - float(closeness)) * (HEIGHT - TOP)
 
 
-def _chart(comparison: Comparison, lines: Sequence[Sequence[Point]], labels: Sequence[str]) -> Markup:
+def _chart(
+    comparison: Comparison, lines: Sequence[Sequence[Point]], labels: Sequence[str], ends: tuple[str, str]
+) -> Markup:
     drawn = [
         _drawn(k, points, measure) for k, (points, measure) in enumerate(zip(lines, comparison.tables, strict=True))
     ]
     depth = round(HEIGHT + 34 + LETTER * max(map(len, shortened(labels, 16))))
     view, label = f"0 0 {WIDTH} {depth}", "Profile of corresponding layers; the arrow keys go from point to point"
-    return tag("svg", *_frame(), *_ticks(labels), *drawn, viewBox=view, role="group", aria_label=label, class_="lines")
+    parts = (*_frame(ends), *_ticks(labels), *drawn)
+    return tag("svg", *parts, viewBox=view, role="group", aria_label=label, class_="lines")
 
 
-def _frame() -> Iterator[Markup]:
-    for part, word in ((0.0, "far"), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, "close")):
+def _frame(ends: tuple[str, str]) -> Iterator[Markup]:
+    for part, words in ((0.0, ends[0]), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, ends[1])):
         y = _height(part)
         yield tag("line", x1=LEFT - 6, x2=WIDTH - RIGHT + 6, y1=y, y2=y, class_="rule")
-        yield tag("text", word, x=LEFT - 14, y=y + 4, text_anchor="end")
+        said = words.split(" or ")
+        for k, word in enumerate(said):  # into the chart: upwards from the lower end, whose names of layers are near
+            y_of = y + 4 + LINE * (k if part else k - len(said) + 1)
+            yield tag("text", word, x=LEFT - 14, y=y_of, text_anchor="end")
 
 
 def _ticks(labels: Sequence[str]) -> Iterator[Markup]:
@@ -107,16 +125,18 @@ def outline(kind: int) -> str:
     return shapes[kind % len(shapes)]
 
 
-def _key(comparison: Comparison) -> Markup:
+def _key(tables: Sequence[Values], scales: Mapping[str, Scale]) -> Markup:
     items = []
-    for kind, table in enumerate(comparison.tables.values()):
+    for kind, table in enumerate(tables):
         mark = tag("path", d=outline(kind), transform="translate(14 8)", class_="mark")
         line = tag("polyline", points="0,8 28,8")
         sample = tag(
             "svg", tag("g", line, mark, class_=f"line k{kind % KINDS}"), viewBox="0 0 28 16", aria_hidden="true"
         )
-        turned = "" if table.higher_is_closer else " (a distance: lower is up)"
-        items.append(tag("li", sample, table.id, turned))
+        scale = scales[table.id]
+        turned = "" if scale.higher_is_closer else f"; {scale.better}, so lower is up"
+        ends = tag("span", f" ({bound(scale.low)} to {bound(scale.high)}{turned})", class_="note")
+        items.append(tag("li", sample, tag("span", table.id, ends)))
     return tag("ul", *items, class_="key")
 
 

@@ -1,36 +1,49 @@
-"""How a measure's values become places on the colour scale, where 1 is always the close end."""
+"""How a measure's values become places on the colour scale, where 1 is always the close or the good end."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from netkin.reporting.colours import SHADES
 from netkin.results import Values
+from netkin.results.listings import by_name, is_worth
 
 EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The ends of a measure's scale and its direction."""
+    """The ends of a measure's scale and its direction; `worth` says that its values judge stitches."""
 
     low: float
     high: float
     higher_is_closer: bool
     open_ended: bool = False
+    worth: bool = False
 
     @classmethod
     def of(cls, table: Values, values: np.ndarray | None = None) -> Scale:
         """Return the scale of a measure: its bounds or, where one is open, the range of the values."""
         values = table.values if values is None else values
         if all(map(math.isfinite, table.bounds)):
-            return cls(*table.bounds, table.higher_is_closer)
+            return cls(*table.bounds, table.higher_is_closer, worth=is_worth(table))
         known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        return cls(*ends, table.higher_is_closer, open_ended=ends != EXPECTED.get(table.name))
+        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.name), is_worth(table))
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What the far and the close end are called: layers are far or close, stitches are poor or good."""
+        return ("poor", "good") if self.worth else ("far", "close")
+
+    @property
+    def better(self) -> str:
+        """Which way values are closer, or better."""
+        return f"{'higher' if self.higher_is_closer else 'lower'} is {'better' if self.worth else 'closer'}"
 
     @property
     def far(self) -> float:
@@ -58,3 +71,9 @@ class Scale:
         """Return the number of each value's shade, and -1 for a hole."""
         place = self.closeness(values)
         return np.where(np.isnan(place), -1, np.rint(np.nan_to_num(place) * (SHADES - 1))).astype(int)
+
+
+def scales_of(tables: Sequence[Values]) -> dict[str, Scale]:
+    """Return the scales of tables by their ids; those of one name share one, so that they can be compared."""
+    together = {name: np.concatenate([t.values.ravel() for t in own]) for name, own in by_name(tables).items()}
+    return {table.id: Scale.of(table, together[table.name]) for table in tables}

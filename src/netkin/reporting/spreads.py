@@ -7,19 +7,20 @@ from collections.abc import Iterator, Sequence
 from netkin.errors import NoValue
 from netkin.reporting.markup import Markup, name, tag
 from netkin.results import Comparison, Spread
+from netkin.results.listings import is_worth
 
-MEANS = "Mean ± standard deviation over the {count} comparisons, for layers that all of them have."
+MEANS = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 
 
 def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
     """Return means and deviations over comparisons with stitches, or None where there are none or one alone."""
-    if len(comparisons) < 2 or not any("how" in t.parameters for c in comparisons for t in c.tables.values()):
+    if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
         return None
     try:
         spread = Spread.of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = tag("p", MEANS.format(count=len(comparisons)))
+    words = tag("p", MEANS.format(counted=spread.told_count()))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
     cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
     return tag(

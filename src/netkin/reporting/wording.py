@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from netkin.reporting.grids import Grid
 from netkin.reporting.matching import partners
+from netkin.reporting.naming import LONGEST, told_apart
 from netkin.results import Comparison, Values
-from netkin.results.text import brief, has_classes
-
-LONGEST = 22
+from netkin.results.listings import has_classes, is_worth, listing, pair_label
+from netkin.results.text import brief
 
 
 def number(value: float) -> str:
@@ -43,7 +41,7 @@ def bound(value: float) -> str:
 
 def direction(table: Values) -> str:
     """Say whether more is closer, or better."""
-    if "how" in table.parameters:
+    if is_worth(table):
         return f"worth of a stitch: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
@@ -63,20 +61,27 @@ def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
         >>> shortened(["conv", "encoder.block.attention.self.query"], limit=12)
         ['conv', 'encode…query']
     """
-    candidates = list(names) if all(len(name) <= limit for name in names) else brief(names)
-    cut = [_cut(name, limit) for name in candidates]
+    cut = [_cut(name, limit) for name in _candidates(names, limit)]
     times = Counter(cut)
     return [_cut(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
 
 
+def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
+    """Return the names or, where some are too long, without the parts that all share, here and there or at the ends."""
+    if all(len(name) <= limit for name in names):
+        return names
+    short, apart = brief(names), told_apart(names, limit)
+    return short if max(map(len, short)) <= limit else [apart[name] for name in names]
+
+
 def reasons(grid: Grid) -> dict[str, str]:
     """Return why values are missing, the commonest reason first, each as told with its number of pairs."""
-    counted = Counter(grid.holes.values()).most_common()
+    counted = grid.reasons().most_common()
     return {reason: f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted}
 
 
-def headline(comparison: Comparison) -> str:
-    """Return the one sentence that says what the first measure found."""
+def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+    """Return the one sentence that says what the first measure found; `names` are shorter ones of the models."""
     if not comparison.tables:
         return "This comparison holds no measure."
     table = next(iter(comparison.tables.values()))
@@ -85,25 +90,30 @@ def headline(comparison: Comparison) -> str:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
     if has_classes(comparison):
         return f"By {table.id}, {_closest(table, best, 'layer and class')}."
-    return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best)}."
+    return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
 
 
 def _closest(table: Values, best: dict[str, tuple[str, float]], what: str) -> str:
     choose = max if table.higher_is_closer else min
     row, (column, value) = choose(best.items(), key=lambda item: item[1][1])
+    if is_worth(table):
+        return f"the best stitch is that at {pair_label([table], row, column)}, at {value:.2f}"
     return f"the closest pair of {what} is {row} × {column} at {value:.2f}"
 
 
-def _agreement(comparison: Comparison, table: Values, best: dict[str, tuple[str, float]]) -> str:
+def _agreement(
+    comparison: Comparison, table: Values, best: dict[str, tuple[str, float]], names: Mapping[str, str]
+) -> str:
     pairs, how = partners(comparison)
     matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
     met = sum(best[a][0] == b for a, b in matched.items() if a in best)
     known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
-    mean = f", and such pairs are at {sum(known) / len(known):.2f} on average" if known else ""
-    if known and np.isfinite(table.values).sum(axis=1).max() == 1:  # where nothing else was asked for, nothing is best
-        return f"layers of the {how} are at {sum(known) / len(known):.2f} on average"
-    layers = f"{met} of {len(matched)} layers of {comparison.a}"
-    return f"{layers} find their best match in the layer of the {how} of {comparison.b}{mean}"
+    mean = f"{sum(known) / len(known):.2f} on average" if known else ""
+    if known and listing(comparison):  # where nothing else was asked for, nothing is best
+        return f"{f'layers of the {how}' if how else 'the pairs that were compared'} are at {mean}"
+    a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
+    found = f"{met} of {len(matched)} layers of {a} find their best match in the layer of the {how} of {b}"
+    return f"{found}, and such pairs are at {mean}" if mean else found
 
 
 def _cut(name: str, limit: int) -> str:

@@ -127,6 +127,22 @@ def length_if_known(batch: Any) -> int | None:
     return next((leaf.shape[0] for _, leaf in leaves(batch) if _is_array(leaf) and leaf.ndim), None)
 
 
+def examples_in(data: Any, examples: int | None = None) -> int | None:
+    """Return how many examples `data` will give, up to `examples`, as far as it says so."""
+    known: int | None = None
+    if isinstance(data, (Tensor, np.ndarray, Mapping)):
+        known = length_if_known(data)
+    elif isinstance(getattr(data, "examples", None), int):
+        known = data.examples
+    elif isinstance(data, (list, tuple)):
+        lengths = [length_if_known(batch) for batch in data]
+        known = None if None in lengths else sum(length or 0 for length in lengths)
+    else:
+        counted: Any = data if isinstance(data, Dataset) else getattr(data, "sampler", getattr(data, "dataset", None))
+        known = len(counted) if hasattr(counted, "__len__") else None
+    return min(known, examples) if known is not None and examples else known or examples
+
+
 def take(batch: Any, count: int) -> Any:
     """Return the first `count` examples of a batch: the tensors, arrays and plain lists in it that are as long as it.
 

@@ -38,6 +38,20 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
         _set_training(modules, flags)
 
 
+@contextmanager
+def frozen(*models: nn.Module) -> Iterator[None]:
+    """Inside the `with`, no weight of the models asks for a gradient; afterwards each has its own flag again."""
+    weights = [weight for model in models for weight in model.parameters()]
+    flags = [weight.requires_grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight, flag in zip(weights, flags, strict=True):
+            weight.requires_grad_(flag)
+
+
 def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
     for module, flag in zip(modules, flags, strict=True):
         module.training = flag

@@ -81,7 +81,10 @@ def children(module: nn.Module) -> dict[str, nn.Module]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
     if not isinstance(model, nn.Module):
-        raise ValueFault(f"a model must be a `torch.nn.Module`; got {type(model).__name__}.")
+        raise ValueFault(
+            f"a model must be a `torch.nn.Module`; got {type(model).__name__}."
+            + " `nk.load_model` makes a model of a text." * isinstance(model, str)
+        )
     while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
         model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
     return model

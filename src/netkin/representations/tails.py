@@ -8,6 +8,7 @@ computes what comes before the layer for nothing.
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +36,9 @@ class Tail:
     why: str = ""
     forward: Forward | None = None
 
-    def __call__(self, output: Tensor, batch: Any) -> Any:
+    def __call__(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
         if self.graph is None:
-            return run_from(self.model, self.layer, output, batch, self.forward)
+            return run_from(self.model, self.layer, output, batch, forward or self.forward)
         return self.graph(output)
 
     @property
@@ -80,7 +81,11 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
 def agrees(found: Tail, output: Tensor, batch: Any) -> bool:
     """Tell whether a tail, given the layer's own output, gives what the whole model gives."""
     whole = feed(found.model, batch, found.forward)
-    return _same(found(output.clone(), batch), whole, tolerance=1e-4)
+    try:
+        answers = found(output.clone(), batch)
+    except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input
+        return False
+    return _same(answers, whole, tolerance=1e-4)
 
 
 class _Uncut(Exception):
@@ -116,7 +121,8 @@ def _traced(model: nn.Module, stem: str) -> fx.Graph:
     try:
         return _Enclosing(stem).trace(model)
     except Exception as fault:
-        raise _Uncut(f"torch.fx can't trace it: {type(fault).__name__}") from fault
+        said = re.split(r"\n|\.\s", str(fault).strip(), maxsplit=1)[0].removesuffix(".")
+        raise _Uncut(f"torch.fx can't trace it: {type(fault).__name__}{f', {said}' if said else ''}") from fault
 
 
 def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
@@ -135,6 +141,10 @@ def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:
         first = user.op == "call_function" and user.target is operator.getitem and user.args[1] == 0
         if first and any(other.target is operator.getitem for other in layer.users):
             user.replace_all_uses_with(output)
+    for node in list(graph.nodes):
+        if _counting(node) in inputs:  # the layer gives as many
+            with graph.inserting_after(output):
+                node.replace_all_uses_with(graph.call_method("size", (output, 0)))
     graph.eliminate_dead_code(_is_end)
     if not all(_is_part(user) for user in layer.users):
         layer.replace_all_uses_with(output)
@@ -146,6 +156,16 @@ def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:
             raise _Uncut("a path around the layer needs the model's own input")
         graph.erase_node(node)
     graph.lint()
+
+
+def _counting(node: fx.Node) -> fx.Node | None:
+    """Return whose examples a node counts: x of ``x.size(0)``, ``x.shape[0]`` and ``x.size()[0]``."""
+    if node.target == "size" and node.args[1:] == (0,):
+        return node.all_input_nodes[0]
+    sizes = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    if isinstance(sizes, fx.Node) and (sizes.target, *sizes.args[1:]) in (("size",), (getattr, "shape")):
+        return sizes.all_input_nodes[0]
+    return None
 
 
 def _is_end(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.extras import optional
 from netkin.results.identifiers import asks_for, fits
+from netkin.results.listings import NOT_ASKED
 from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
 from netkin.results.records import distinct, freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
@@ -173,11 +174,13 @@ class Comparison:
         return ", ".join(self.tables) or "none"
 
     def numbers(self) -> Iterator[tuple[str, str, str, float, float, str]]:
-        """Yield measure, both layers, value, standard error and reason for each number and each hole."""
+        """Yield measure, both layers, value, standard error and reason for each number and each hole asked for."""
         for name, table in self.tables.items():
             errors = np.full_like(table.values, np.nan) if table.errors is None else table.errors
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
-                yield name, a, b, float(table.values[i, j]), float(errors[i, j]), table.holes.get((a, b), "")
+                reason = table.holes.get((a, b), "")
+                if reason != NOT_ASKED:
+                    yield name, a, b, float(table.values[i, j]), float(errors[i, j]), reason
 
     def _refuse_stranger(self, name: str, table: Values) -> None:
         if table.id != name:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netkin.errors import NoValue
+from netkin.results.listings import column_label, is_worth, pair_label
 from netkin.results.text import HOLE, grid, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.values import Values
 
-Pair = tuple[str, str]
+NAMED = 6  # pairs of layers with fewer values that are named
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class Cells:
     @property
     def column(self) -> str:
         """What tells this table from others of its name: how layers were stitched, or the whole id."""
-        return str(self.facts.parameters.get("how", self.facts.id))
+        return column_label(self.facts)
 
     @property
     def block(self) -> str:
         """The tables that stand side by side with this one go by the same word."""
-        return self.facts.name if "how" in self.facts.parameters else "similarity"
+        return self.facts.name if is_worth(self.facts) else "similarity"
 
     def written(self, i: int, j: int) -> str:
         """Return a mean with its deviation, as far as there are such."""
@@ -90,8 +91,7 @@ class Spread:
 
     def label(self, i: int, j: int) -> str:
         """Return the name of a pair of layers."""
-        a, b = self.layers_a[i], self.layers_b[j]
-        return a if a == b else f"{a} → {b}"
+        return pair_label([cells.facts for cells in self.tables.values()], self.layers_a[i], self.layers_b[j])
 
     def blocks(self) -> dict[str, list[Cells]]:
         """Return the tables that stand side by side: the similarities, then each score by all methods."""
@@ -112,7 +112,25 @@ class Spread:
                 entries = [[cells.written(i, j) for j in range(len(self.layers_b))] for i in range(len(self.layers_a))]
                 yield from ["", cells.facts.id, *grid(self.layers_a, self.layers_b, entries, width)]
         if self.comparisons > 1:
-            yield "\n" + wrapped(f"mean ± standard deviation over {self.comparisons} pairs of models", width)
+            yield "\n" + wrapped(f"mean ± standard deviation over {self.told_count()}", width)
+
+    def told_count(self) -> str:
+        """Return over how many pairs of models the means are and, where some have no value, where they are fewer."""
+        counts = {pair: self._counts(*pair) for pair in self.pairs}
+        least, most = (choose((n for own in counts.values() for n in own), default=0) for choose in (min, max))
+        pairs = f"{_range([least, most])} {'pair' if most == 1 else 'pairs'} of models"
+        told = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
+        rest = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
+        return f"{pairs}, fewer where values are missing: {', '.join(told[:NAMED] + rest)}" if told else pairs
+
+    def _counts(self, i: int, j: int) -> list[int]:
+        """Return how many values each table has at a place, as far as it has any."""
+        return [int(cells.counts[i, j]) for cells in self.tables.values() if cells.counts[i, j]]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _shared(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netkin.results.listings import (
+    NOT_ASKED,
+    by_name,
+    column_label,
+    has_classes,
+    is_worth,
+    listed_pairs,
+    listing,
+    pair_label,
+)
+
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
@@ -27,9 +38,16 @@ def comparison_as_text(comparison: Comparison) -> str:
     """Return all tables of a comparison under a heading that says what was compared on what."""
     width = terminal_width()
     parts = ["\n".join(_heading(comparison, width))]
-    parts += [values_as_text(table, width) for table in comparison.tables.values()]
+    parts += list(_tables(comparison, width))
     parts += [wrapped(f"warning: {warning}", width) for warning in comparison.warnings]
     return "\n\n".join(parts)
+
+
+def _tables(comparison: Comparison, width: int) -> Iterator[str]:
+    """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
+    tables, pairs = list(comparison.tables.values()), listing(comparison)
+    for some in by_name(tables).values() if pairs else [[table] for table in tables]:
+        yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 
 def heading_as_text(comparison: Comparison) -> str:
@@ -37,13 +55,30 @@ def heading_as_text(comparison: Comparison) -> str:
     return "\n".join(_heading(comparison, terminal_width()))
 
 
-def values_as_text(table: Values, width: int | None = None) -> str:
+def values_as_text(table: Values) -> str:
     """Return one measure's table under a line that says what its numbers are."""
-    width = width or terminal_width()
-    lines = [wrapped(f"{table.id}: {direction(table)}, {_range(table)}, {table.exactness}{_error(table)}", width)]
-    lines += grid(table.layers_a, table.layers_b, cells(table.values), width)
-    lines += [wrapped(line, width) for line in reasons(table.holes)]
-    return "\n".join(lines)
+    width, pairs = terminal_width(), listed_pairs([table])
+    return _list_as_text([table], pairs, width) if pairs else _matrix_as_text(table, width)
+
+
+def _matrix_as_text(table: Values, width: int) -> str:
+    lines = [wrapped(_about(table), width), *grid(table.layers_a, table.layers_b, cells(table.values), width)]
+    return "\n".join([*lines, *(wrapped(line, width) for line in reasons(table.holes))])
+
+
+def _list_as_text(tables: Sequence[Values], pairs: Sequence[tuple[int, int]], width: int) -> str:
+    """Return tables of one name side by side, a row for each pair of layers."""
+    rows, columns = zip(*pairs, strict=True)
+    labels = [pair_label(tables, tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
+    entries = cells(np.array([table.values[rows, columns] for table in tables]).T)
+    holes = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.holes.items() if why != NOT_ASKED}
+    lines = [wrapped(_about(table), width) for table in tables]
+    lines += grid(labels, list(map(column_label, tables)), entries, width)
+    return "\n".join([*lines, *(wrapped(line, width) for line in reasons(holes))])
+
+
+def _about(table: Values) -> str:
+    return f"{table.id}: {direction(table)}, {_range(table)}, {table.exactness}{_error(table)}"
 
 
 def summary_as_text(comparisons: Comparisons) -> str:
@@ -120,11 +155,6 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
     return [label.ljust(margin) + "".join(e.rjust(s) for e, s in zip(line, sizes, strict=True)) for label, line in body]
 
 
-def has_classes(comparison: Comparison) -> bool:
-    """Say whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
-    return comparison.provenance.get("model b") == "logits"
-
-
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
     yield wrapped(f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}", width)
@@ -148,7 +178,7 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
 
 def direction(table: Values) -> str:
     """Say which way a measure's numbers run."""
-    if "how" in table.parameters:
+    if is_worth(table):
         return f"worth of a stitch ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from netkin.applications.stitching import fit_all, rank, sparsity, stitch
-from stitching_worlds import SHAPES, built, labelled, turned
+from stitching_worlds import SHAPES, built, drawn, labelled, turned
 
 WIDTH = 6
 
@@ -65,7 +65,7 @@ def test_the_right_method_recovers_a_world_and_the_wrong_class_of_maps_does_not(
 def test_a_rotated_copy_has_the_same_function_and_a_stitch_into_it_that_of_both():
     a = built(SHAPES["maps"][0])
     b = turned(a, *map(torch.tensor, world("rotated")))
-    x = torch.randn(5, 3, 12, 12, dtype=torch.float64)
+    x = drawn(5, 3, 12, 12)
     assert torch.allclose(a(x), b(x))
     assert torch.allclose(stitch(a, "mid", b, "mid", labelled(a, 3, 12, 12)).network(x), a(x))
 

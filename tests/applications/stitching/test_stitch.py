@@ -1,21 +1,20 @@
-"""`stitch`: any two networks in one call, politely, and what it refuses."""
+"""`stitch`: any two networks in one call, with the numbers by slower roads."""
 
-import copy
-import random
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.applications.stitching import fit_all, stitch
-from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, NoValue, ValueFault
 from netkin.measures import cca_mean, cka, svcca
-from netkin.representations import positions, run_until
+from netkin.representations import positions, run_from, run_until
+from netkin.representations.recording import main_tensor
 from netkin.sources.architectures import architecture, seeded
-from stitching_worlds import Maps, Residual, Rows, Shares, Spoken, Tokens, built, labelled
+from stitching_worlds import Lines, Maps, Residual, Rows, Shares, Spoken, Tokens, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
 
@@ -72,7 +71,7 @@ class TestOneCall:
 
     def test_without_labels_there_is_no_accuracy(self):
         a, b = built(Rows), built(Rows, seed=1)
-        inputs = torch.randn(60, 5, dtype=torch.float64)
+        inputs = drawn(60, 5)
         found = stitch(a, "mid", b, "mid", inputs, test=inputs)
         assert found.evaluation.accuracy is None
         assert found.evaluation.relative_accuracy is None
@@ -80,6 +79,30 @@ class TestOneCall:
         for one in (found, stitch(a, "mid", b, "mid", inputs)):
             with pytest.raises(NoValue, match="no relative accuracy without labelled test data; pass `test=`"):
                 one.relative_accuracy  # noqa: B018
+
+    def test_labels_that_the_second_model_does_not_know(self):
+        a, b = built(Rows), built(Rows, seed=1)
+        wrong = [(x, (labels + 1) % 4) for x, labels in labelled(b, 5)]
+        sentence = "the second model itself gets 0.0% of 120 examples right, no more than chance among 4 classes; are"
+        with pytest.warns(InflatedWarning, match=sentence):
+            found = stitch(a, "mid", b, "mid", wrong, test=wrong)
+        with pytest.raises(NoValue, match="as the second model itself gets none of 120 test examples right; are these"):
+            found.relative_accuracy  # noqa: B018
+        with pytest.warns(InflatedWarning, match=sentence):
+            made = fit_all(a, b, [("mid", "mid")], wrong, test=wrong)
+        assert made[("mid", "mid"), "least_squares"].evaluation == found.evaluation
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert found.evaluate(labelled(b, 5)).doubt is None
+
+    def test_labels_in_some_batches_only(self):
+        a, b = built(Rows), built(Rows, seed=1)
+        data = labelled(b, 5)
+        found = stitch(a, "mid", b, "mid", data)
+        with pytest.raises(ValueFault, match="batch 1 of the data has no labels, and the batches before it have some"):
+            found.evaluate([data[0], data[1][0]])
+        with pytest.raises(ValueFault, match="batch 2 of the data has labels, and the batches before it have none"):
+            found.evaluate([data[0][0], data[1][0], data[2]])
 
     def test_examples_limit_the_data(self):
         a, b = built(Rows), built(Rows, seed=1)
@@ -91,6 +114,30 @@ class TestOneCall:
         assert few.evaluate(data, examples=30).examples == 30
         assert stitch(a, "mid", b, "mid", data, "identity").examples == 0
 
+    @pytest.mark.parametrize(
+        "how", ["identity", "task_loss(init=identity, steps=1)", "task_loss(init=random, steps=1)"]
+    )
+    def test_a_start_that_is_blind_to_the_data_does_not_run_the_models_on_them(self, how):
+        a, b = built(Rows), built(Rows, seed=1)
+        seen = []
+        b.front.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+        found = stitch(a, "mid", b, "mid", labelled(b, 5), how)
+        trains = "task" in how
+        assert seen.count(40) == 3 * (1 + trains)  # `labelled` runs it too
+        assert found.examples == 120 * trains
+
+    def test_fewer_rows_than_unknowns_are_warned_of(self):
+        a, b = built(Rows), built(Rows, seed=1)
+        sentence = "5 rows of layer 'mid' of 'a' are fewer than the 7 unknowns for each unit, so 'least_squares' meets"
+        with pytest.warns(InflatedWarning, match=sentence):
+            stitch(a, "mid", b, "mid", drawn(5, 5))
+        with pytest.warns(InflatedWarning, match="5 rows .* are fewer than the 6 unknowns .* 60 rows or so"):
+            stitch(a, "mid", b, "mid", drawn(5, 5), "reduced_rank(k=2, affine=False)")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stitch(a, "mid", b, "mid", drawn(5, 5), "ridge")
+            stitch(a, "mid", b, "mid", drawn(7, 5))
+
     def test_it_says_what_it_is(self):
         a, b = built(Maps, stride=2), built(Maps, seed=1)
         found = stitch(a, "mid", b, "mid", labelled(b, *IMAGES), names=("old", "new"))
@@ -101,6 +148,7 @@ class TestOneCall:
             "first model stopped after 'mid', nothing after it is computed; 4×4 resized to 8×8 (bilinear); second "
             "model cut after 'mid': nothing before it is computed"
         )
+        assert repr(found) == str(found)
 
     def test_a_model_is_lent_to_the_device(self):
         a, b = built(Rows), built(Rows, seed=1)
@@ -118,6 +166,9 @@ class TestOneCall:
         assert found.transformation.rank == 2
         assert found.history[-1]["loss"] < found.history[0]["loss"]
         assert found.training["steps"] == 60
+        again = stitch(a, "mid", b, "mid", data, nk.TaskLoss(rank=2, epochs=20, rate=0.02), data)
+        assert (again.method, again.evaluation) == (found.method, found.evaluation)
+        assert torch.equal(again.map.weight, found.map.weight)
 
 
 class TestAnyNetworks:
@@ -138,22 +189,25 @@ class TestAnyNetworks:
         found = stitch(first, x, second, y, data, test=data)
         assert found.evaluation.r2 > stitch(first, x, second, y, data, "random", data).evaluation.r2
         assert found.network(data[0][0]).shape == (40, 4)
+        agrees_with_numpy(found, torch.cat([batch[0] for batch in data]))
 
     @pytest.mark.parametrize("x, y", [("relu3", "blocks.0"), ("relu1", "embed")])
     def test_a_convnet_into_a_transformer_and_back(self, x, y):
-        a, b = seeded(architecture("tiny10")).eval(), seeded(architecture("vit,depth=2")).eval()
-        data = [(torch.randn(8, 3, 32, 32), torch.arange(8)) for _ in range(2)]
+        a, b = seeded(architecture("tiny10")).eval().double(), seeded(architecture("vit,depth=2")).eval().double()
+        data = labelled(b, 3, 32, 32, batches=2, n=16)
+        inputs = torch.cat([batch[0] for batch in data])
         into = stitch(a, x, b, y, data, test=data)
         assert "maps as tokens" in into.how
-        assert into.network(data[0][0]).shape == (8, 10)
-        back = stitch(b, y, a, x, data, test=data)
+        agrees_with_numpy(into, inputs)
+        back = stitch(b, y, a, x, labelled(a, 3, 32, 32, batches=2, n=16))
         assert "tokens as maps" in back.how
-        assert back.network(data[0][0]).shape == (8, 10)
+        agrees_with_numpy(back, inputs)
 
     def test_a_recurrent_network_of_tokens(self):
         a, b = (seeded(architecture("char_lstm,width=12,vocabulary=20"), seed).eval() for seed in (0, 1))
         text = torch.randint(0, 20, (30, 7), generator=torch.Generator().manual_seed(0))
-        data = [(text, text.roll(-1, 1))]
+        with torch.no_grad():
+            data = [(text, b(text).argmax(2))]
         found = stitch(a, "lstm1", b, "lstm1", data, test=data)
         assert found.evaluation.examples == 30
         assert found.evaluation.accuracy is not None
@@ -169,6 +223,27 @@ class TestAnyNetworks:
         assert found.relative_accuracy == 1
         other = stitch(model, "front", model, "mid", data, test=data)
         assert other.relative_accuracy <= 1
+
+    @pytest.mark.parametrize("x, y", [("conv", "conv"), ("conv", "pool"), ("norm", "relu"), ("relu", "out")])
+    def test_convolutions_of_one_dimension_are_mapped_place_by_place(self, x, y):
+        a, b = built(Lines, 5), built(Lines, 6, seed=1)
+        data = labelled(b, 3, 10)
+        found = stitch(a, x, b, y, data, test=data)
+        inputs = torch.cat([batch[0] for batch in data])
+        with torch.no_grad():
+            A, B = (run_until(model, layer, inputs).numpy() for model, layer in ((a, x), (b, y)))
+            transformed = found.transformation(torch.tensor(A)).numpy()
+        form = A.mean(2) if y == "out" else np.einsum("mi,nci->ncm", resizing(A.shape[2], B.shape[2]), A)
+        X, Y = (np.moveaxis(side, 1, -1).reshape(-1, side.shape[1]) for side in (form, B))
+        solved = np.column_stack([X, np.ones(len(X))]) @ np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), Y)[0]
+        ours = np.moveaxis(transformed, 1, -1).reshape(Y.shape)
+        assert ours == pytest.approx(solved, abs=1e-8)
+        assert found.map.weight.shape == (A.shape[1], B.shape[1])
+        evaluation = found.evaluation
+        assert evaluation.r2 == pytest.approx(1 - ((ours - Y) ** 2).sum() / ((Y - Y.mean(0)) ** 2).sum())
+        assert evaluation.cka == pytest.approx(float(cka(ours, Y)))
+        trained = stitch(a, x, b, y, data, "task_loss(steps=2)", data)
+        assert trained.history[0]["r2"] == pytest.approx(evaluation.r2)
 
     def test_other_precisions(self):
         a, b = built(Maps), built(Maps, seed=1, dtype=torch.float32)
@@ -223,157 +298,55 @@ class TestAnyNetworks:
             assert found.evaluation == alone.evaluation
 
 
+def resizing(old, new):
+    """Return the matrix that averages a line of `old` places down to `new`, or grows it linearly, by the textbook."""
+    matrix = np.zeros((new, old))
+    for place in range(new):
+        if new <= old:
+            covered = slice(place * old // new, -(-(place + 1) * old // new))
+            matrix[place, covered] = 1 / len(range(*covered.indices(old)))
+        else:
+            where = min(max((place + 0.5) * old / new - 0.5, 0), old - 1)
+            low = min(int(where), old - 2)
+            matrix[place, low : low + 2] = 1 - (where - low), where - low
+    return matrix
+
+
+def in_form_of(A, B):
+    """Return activations in the form of others, by NumPy: maps n × c × h × w, tokens n × t × d with one class token."""
+    if B.ndim == 2:
+        return A if A.ndim == 2 else A.mean(1) if A.ndim == 3 else A.mean((2, 3))
+    if A.ndim == B.ndim == 3:
+        return A
+    if A.ndim == 3:
+        side = int(np.sqrt(A.shape[1]))
+        A = A[:, -(side**2) :].transpose(0, 2, 1).reshape(len(A), -1, side, side)
+    size = B.shape[2:] if B.ndim == 4 else [int(np.sqrt(B.shape[1]))] * 2
+    maps = np.einsum("hi,wj,ncij->nchw", resizing(A.shape[2], size[0]), resizing(A.shape[3], size[1]), A)
+    if B.ndim == 4:
+        return maps
+    places = maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)
+    return np.concatenate([places.mean(1, keepdims=True)] * (B.shape[1] - places.shape[1]) + [places], 1)
+
+
+def agrees_with_numpy(found, inputs):
+    """Hold a least-squares stitch against NumPy's solution, from the forms of the activations on."""
+    network = found.network
+    with torch.no_grad():
+        A, B = (
+            main_tensor(run_until(model, layer, inputs), layer)
+            for model, layer in ((network.a, network.layer_a), (network.b, network.layer_b))
+        )
+        transformed = network.transformation(A).numpy()
+        answers = network(inputs)
+        assert torch.allclose(answers, run_from(network.b, network.layer_b, torch.tensor(transformed), inputs))
+    form = in_form_of(A.numpy(), B.numpy())
+    axis = 1 if form.ndim == 4 else -1
+    X, Y = (np.moveaxis(side, axis, -1).reshape(-1, side.shape[axis]) for side in (form, B.numpy()))
+    solved = np.column_stack([X, np.ones(len(X))]) @ np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), Y)[0]
+    ours = np.moveaxis(transformed, axis, -1).reshape(solved.shape)
+    assert ours == pytest.approx(solved, abs=1e-6 * np.abs(Y).max())
+
+
 def rows_of_tuple(model, layer, x):
     return run_until(model, layer, x)[0].flatten(0, 1).detach().double().numpy()
-
-
-class TestPoliteness:
-    def state(self, model):
-        flags = [
-            (module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()
-        ]
-        return flags, [weight.requires_grad for weight in model.parameters()], copy.deepcopy(model.state_dict())
-
-    def net(self, seed):
-        parts = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.Dropout(), nn.Conv2d(6, 5, 3)]
-        return built(lambda: nn.Sequential(*parts, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(320, 4)), seed=seed)
-
-    def test_models_and_random_states_stay_as_they_were(self):
-        a, b = self.net(0).train(), self.net(1).train()
-        b[0].requires_grad_(False)
-        data = labelled(self.net(2), *IMAGES)
-        before = self.state(a), self.state(b)
-        states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-        found = stitch(a, "1", b, "1", data, test=data)
-        found.network(data[0][0])
-        for (flags, grads, weights), model in zip(before, (a, b), strict=True):
-            now = self.state(model)
-            assert (flags, grads) == now[:2]
-            assert all(torch.equal(weights[name], tensor) for name, tensor in now[2].items())
-        assert torch.equal(states[0], torch.random.get_rng_state())
-        assert states[1] == random.getstate()
-        assert np.array_equal(states[2], np.random.get_state()[1])
-
-    def test_the_mode_of_the_models_does_not_matter(self):
-        a, b = self.net(0), self.net(1)
-        data = labelled(b, *IMAGES)
-        quiet = stitch(a, "1", b, "1", data, test=data)
-        a.train(), b.train()
-        loud = stitch(a, "1", b, "1", data, test=data)
-        assert torch.equal(quiet.map.weight, loud.map.weight)
-        assert quiet.evaluation == loud.evaluation
-
-    def test_steps_in_place_after_a_layer_do_not_reach_the_fit(self):
-        a, b = self.net(0), self.net(1)
-        data = labelled(b, *IMAGES)
-        x = torch.cat([batch[0] for batch in data])
-        A, B = a[1](a[0](x)), b[1](b[0](x))
-        assert (A < 0).any()
-        A, B = (positions(output).detach().numpy() for output in (A, B))
-        solved = np.linalg.lstsq(np.column_stack([A, np.ones(len(A))]), B)[0]
-        made = fit_all(a, b, [("1", "1"), ("4", "4")], data)
-        assert made[("1", "1"), "least_squares"].map.weight.numpy() == pytest.approx(solved[:-1], abs=1e-8)
-
-    def test_nothing_is_left_behind_by_a_crash(self):
-        a, b = self.net(0).train(), self.net(1).train()
-        before = self.state(a)[0], self.state(b)[0]
-        with pytest.raises(RuntimeError):
-            stitch(a, "1", b, "1", [(torch.ones(4, 3, 12, 12), 0), (torch.ones(4, 9, 12, 12), 0)])
-        assert (self.state(a)[0], self.state(b)[0]) == before
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        "x, y, options, error, sentence",
-        [
-            ("fron", "mid", {}, UnknownName, "no layer named 'fron'; did you mean 'front'[?]"),
-            ("mid", "mids", {}, UnknownName, "no layer named 'mids'; did you mean 'mid'[?]"),
-            ("*", "mid", {}, UnknownName, "stands for 4 layers, and one is needed"),
-            ("mid", "mid", {"how": "least_square"}, UnknownName, "did you mean 'least_squares'[?]"),
-            (
-                "mid",
-                "mid",
-                {"epochs": 3},
-                UnknownName,
-                "'least_squares' has no option 'epochs'; such options belong to",
-            ),
-            (
-                "mid",
-                "mid",
-                {"how": "task_loss", "epoch": 3},
-                UnknownName,
-                "has no option 'epoch'; did you mean 'epochs'",
-            ),
-            ("mid", "mid", {"resize": "cubic"}, UnknownName, "`resize` is None, 'average'"),
-            ("mid", "mid", {"names": ("one",)}, ValueFault, "`names` are two, one for each model; got"),
-            ("mid", "mid", {"examples": 0}, ValueFault, "`examples` must be at least 1; got 0"),
-            ("out", "mid", {}, ShapeError, "rows have no places, so rows of width 4 can't be stitched into maps"),
-            ("mid", "mid", {"how": "reduced_rank(k=9)"}, ValueFault, "between 1 and the smaller width, 6; got 9"),
-        ],
-    )
-    def test_one_sentence(self, x, y, options, error, sentence):
-        a, b = built(Maps), built(Maps, seed=1)
-        with pytest.raises(error, match=sentence):
-            stitch(a, x, b, y, labelled(b, *IMAGES), **options)
-        assert not any(module._forward_hooks for model in (a, b) for module in model.modules())
-
-    def test_no_pairs(self):
-        with pytest.raises(ValueFault, match="no pairs of layers to stitch were given"):
-            fit_all(built(Rows), built(Rows), [], torch.ones(4, 5))
-
-    def test_a_layer_inside_a_residual_block(self):
-        with pytest.raises(ValueFault, match="layer 'blocks.0.conv' of 'b' has a path around it.*'blocks.0'"):
-            stitch(built(Maps), "mid", built(Residual), "blocks.0.conv", torch.randn(20, *IMAGES), resize="bilinear")
-
-    def test_outputs_that_depend_on_the_batch(self):
-        def net(seed):
-            return built(
-                lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)), seed=seed
-            )
-
-        with pytest.raises(ValueFault, match="layer '1' of 'a' gives other values for an example when other examples"):
-            stitch(net(0), "1", net(1), "1", torch.randn(20, 5))
-
-    def test_nan_in_the_activations(self):
-        a, b = built(Rows), built(Rows, seed=1)
-        data = labelled(b, 5)
-        data[1][0][3] = float("nan")
-        with pytest.raises(ValueFault, match="layer 'mid' of 'a' in batch 1 holds 6 NaN or Inf among 240 values"):
-            stitch(a, "mid", b, "mid", data)
-
-    def test_nan_in_the_answers(self):
-        a, b = built(Rows), built(Rows, seed=1)
-        found = stitch(a, "mid", b, "mid", labelled(b, 5))
-        with torch.no_grad():
-            b.out.weight[0, 0] = float("nan")
-        with pytest.raises(ForwardError, match="the second model gives NaN or Inf on these data"):
-            found.evaluate(labelled(a, 5))
-
-    def test_a_layer_that_does_not_run(self):
-        model = built(Rows)
-        model.idle = nn.Linear(5, 5)
-        with pytest.raises(ForwardError, match="layer 'idle' did not run in the forward of this batch"):
-            stitch(model, "idle", built(Rows), "mid", torch.randn(9, 5))
-        with pytest.raises(ForwardError, match="layer 'idle' of 'a' did not run"):
-            fit_all(model, built(Rows), [("idle", "mid"), ("mid", "mid")], torch.randn(9, 5))
-
-    def test_outputs_that_are_no_scores(self):
-        a, b = built(Maps), built(lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 1)), seed=1)
-        with pytest.raises(ShapeError, match=r"output has shape \(20, 2, 10, 10\); a stitch is judged by the scores"):
-            stitch(a, "front", b, "0", torch.randn(20, *IMAGES), test=torch.randn(20, *IMAGES))
-
-    def test_labels_of_another_shape(self):
-        a, b = (seeded(architecture("char_lstm,width=6,vocabulary=20"), seed).eval() for seed in (0, 1))
-        text = torch.randint(0, 20, (30, 7))
-        with pytest.raises(ShapeError, match=r"there are labels of shape \(30,\) for \(30, 7\) places"):
-            stitch(a, "lstm1", b, "lstm1", [text], test=[(text, text[:, 0])])
-
-    def test_a_constant_layer(self):
-        a, b = built(Rows), built(Rows, seed=1)
-        nn.init.zeros_(a.mid.weight)
-        with pytest.raises(NoValue, match="layer 'mid' of 'a' is constant over the 120 examples"):
-            stitch(a, "mid", b, "mid", labelled(b, 5))
-        nn.init.zeros_(b.mid.weight)
-        found = stitch(built(Rows), "mid", b, "mid", labelled(b, 5), test=labelled(b, 5))
-        assert (found.evaluation.r2, found.evaluation.cka) == (None, None)
-        assert found.evaluation.agreement == 1

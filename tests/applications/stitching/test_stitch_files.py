@@ -9,7 +9,7 @@ from torch import nn
 import netkin as nk
 from netkin import files
 from netkin.errors import FileFault
-from stitching_worlds import Maps, Rows, Shares, built, labelled
+from stitching_worlds import Maps, Rows, Shares, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
 
@@ -27,7 +27,7 @@ def saved(tmp_path):
 def test_all_comes_back(saved):
     found, path = saved
     again = nk.load_stitch(path, built(Maps, stride=2), built(Maps, 7, seed=1))
-    x = torch.randn(3, *IMAGES, dtype=torch.float64)
+    x = drawn(3, *IMAGES)
     assert torch.equal(again.network(x), found.network(x))
     assert torch.equal(again.map.weight, found.map.weight)
     for name in (
@@ -81,14 +81,71 @@ def test_models_without_the_layer_are_refused(tmp_path):
     assert nk.load_stitch(tmp_path / "shared.netkin", model, model).layers == ("relu#2", "relu#2")
     other = built(Shares)
     other.relu, other.gelu = None, nn.ReLU()
-    with pytest.raises(FileFault, match="at layer 'relu#2' of the first model, and this one has none"):
+    with pytest.raises(FileFault, match="at layer 'relu#2' of the first model, which has none"):
         nk.load_stitch(tmp_path / "shared.netkin", other, model)
 
 
-def test_other_weights_give_a_warning(saved):
+@torch.no_grad()
+def changed(model, how):
+    """Return the model with as large weights, in other places or of another sign."""
+    if how == "permuted":
+        order = torch.tensor([1, 0, *range(2, 8)])
+        model.front.weight.copy_(model.front.weight[order])
+        model.front.bias.copy_(model.front.bias[order])
+        model.mid.weight.copy_(model.mid.weight[:, order])
+    else:
+        model.out.weight[0, 0] *= -1
+    return model
+
+
+@pytest.mark.parametrize("how", ["permuted", "negated"])
+def test_other_weights_give_a_warning_and_the_evaluation_is_dropped(saved, how):
+    found, path = saved
+    a, b = built(Maps, stride=2), changed(built(Maps, 7, seed=1), how)
+    sentence = (
+        "the second model has other weights than when the stitch in .*ab.netkin' was made, and it fits those alone; "
+        "its evaluation is dropped, call `evaluate`"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        loaded = nk.load_stitch(path, a, b)
+    assert loaded.evaluation is None
+    assert torch.equal(loaded.map.weight, found.map.weight)
+    with pytest.warns(UserWarning, match="the first and the second model have other weights than when the stitch in"):
+        nk.load_stitch(path, changed(a, how), b)
+
+
+def test_without_an_evaluation_none_is_dropped(tmp_path):
+    a, b = built(Maps), built(Maps, seed=1)
+    nk.stitch(a, "mid", b, "mid", labelled(b, *IMAGES), "identity").save(tmp_path / "ab.netkin")
+    with pytest.warns(UserWarning, match="and it fits those alone[.]$"):
+        nk.load_stitch(tmp_path / "ab.netkin", a, changed(b, "negated"))
+
+
+@pytest.mark.parametrize("then, now", [("double", "float"), ("double", "bfloat16"), ("float", "double")])
+def test_the_same_weights_in_another_precision_are_no_others(tmp_path, then, now):
+    a, b = (getattr(built(Maps, seed=seed), then)() for seed in (0, 1))
+    data = labelled(b, *IMAGES)
+    found = nk.stitch(a, "mid", b, "mid", data, test=data)
+    found.save(tmp_path / "ab.netkin")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = nk.load_stitch(tmp_path / "ab.netkin", getattr(a, now)(), getattr(b, now)())
+    assert again.evaluation == found.evaluation
+    with pytest.warns(UserWarning, match="the second model has other weights"):
+        nk.load_stitch(tmp_path / "ab.netkin", a, changed(b, "negated"))
+
+
+def test_an_interpolated_stitch_has_no_training_in_its_file(tmp_path):
+    a, b = built(Maps), built(Maps, seed=1)
+    data = labelled(b, *IMAGES)
+    one = nk.stitch(a, "mid", b, "mid", data, "task_loss(steps=1)")
+    nk.interpolate(one, nk.stitch(a, "mid", b, "mid", data), 0.5).save(tmp_path / "ab.netkin")
+    assert files.read(tmp_path / "ab.netkin", "stitch")[0]["training"] is None
+    assert nk.load_stitch(tmp_path / "ab.netkin", a, b).history == ()
+
+
+def test_weights_in_float32_are_loaded_in_float32(saved):
     _, path = saved
-    with pytest.warns(UserWarning, match="the first model has other weights than when the stitch in"):
-        nk.load_stitch(path, built(Maps, stride=2, seed=8), built(Maps, 7, seed=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loaded = nk.load_stitch(path, built(Maps, stride=2).float(), built(Maps, 7, seed=1).float())

@@ -10,7 +10,7 @@ from netkin.applications.stitching import barrier, distance, interpolate, rank, 
 from netkin.applications.stitching.matching import LinearMap
 from netkin.errors import ShapeError, ValueFault
 from netkin.reporting.matrices import plot_matrix
-from stitching_worlds import Maps, Rows, built, labelled
+from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 
 @pytest.fixture
@@ -31,6 +31,11 @@ def test_rank_counts_singular_values(pair):
     found = given(pair[0], np.diag([1, 1e-3, 1e-4, 1e-6, 0, 0]))
     assert rank(found) == 3
     assert rank(found, tolerance=1e-2) == 1
+    assert rank(found.map) == rank(found.map.weight) == rank(np.diag([1, 1e-3, 1e-4, 1e-6])) == 3
+    with pytest.raises(ShapeError, match=r"`stitch` must be a stitch, its map or a matrix; got shape \(6,\)"):
+        rank(found.map.bias)
+    with pytest.raises(ValueFault, match="`stitch` must hold numbers"):
+        rank("least_squares")
 
 
 def test_sparsity_counts_small_entries(pair):
@@ -38,6 +43,7 @@ def test_sparsity_counts_small_entries(pair):
     matrix[0] = [0, 9e-5, -9e-5, 2e-4, -2e-4, 1]
     assert sparsity(given(pair[0], matrix)) == pytest.approx(3 / 36)
     assert sparsity(pair[0], threshold=1e-3) == pytest.approx(5 / 36)
+    assert sparsity(matrix) == sparsity(torch.tensor(matrix)) == sparsity(pair[0].map) == pytest.approx(3 / 36)
     with pytest.raises(ValueFault, match="`threshold` must be above 0; got 0"):
         sparsity(pair[0], threshold=0)
 
@@ -59,6 +65,15 @@ def test_the_line_between_two_stitches(pair):
     assert middle.method == "interpolate(least_squares, random, 0.25)"
     assert torch.equal(interpolate(first, second, 1.0).network(data[0][0]), second.network(data[0][0]))
     assert middle.evaluation is None
+    lerped = torch.lerp(first.map.weight, second.map.weight, 0.25)
+    assert torch.allclose(middle.map.weight, lerped)
+    assert torch.equal(interpolate(first, second, np.float64(0.25)).map.weight, middle.map.weight)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), "0.5", None, True, [0.5]])
+def test_a_weight_that_is_no_number_is_refused(pair, weight):
+    with pytest.raises(ValueFault, match="`weight` must be a finite number, 0 for the first stitch and 1 for the sec"):
+        interpolate(pair[0], pair[1], weight)
 
 
 def test_the_barrier_is_what_single_evaluations_say(pair):
@@ -85,19 +100,53 @@ def test_there_is_no_barrier_between_a_stitch_and_itself(pair):
     assert (found.height, found.drop) == (pytest.approx(0, abs=1e-9), 0)
 
 
-def test_a_barrier_between_opposite_stitches_is_seen():
+@torch.no_grad()
+def even():
+    """Return a network whose answers to ``h`` and ``-h`` at `mid` are the same: its hidden units come in pairs ±."""
     model = built(Rows)
+    model.after.weight.copy_(torch.cat([drawn(3, 6), -drawn(3, 6), torch.zeros(1, 6)]))
+    model.after.bias.zero_()
+    model.out.weight.copy_(torch.cat([*[5 * drawn(4, 3, seed=1)] * 2, torch.zeros(4, 1)], 1))
+    return model
+
+
+def test_a_barrier_between_opposite_stitches_is_seen():
+    model = even()
     data = labelled(model, 5)
-    same = stitch(model, "mid", model, "mid", data, "identity")
-    order = torch.eye(6, dtype=torch.float64)[[1, 0, 3, 2, 5, 4]]
+    same, opposite = (given(stitch(model, "mid", model, "mid", data, "identity"), sign * np.eye(6)) for sign in (1, -1))
+    found = barrier(same, opposite, data, points=5)
+    x, labels = (torch.cat(part) for part in zip(*data, strict=True))
     with torch.no_grad():
-        model.after.weight.copy_((model.after.weight + model.after.weight @ order.T) / 2)
-    swapped = given(stitch(model, "mid", model, "mid", data, "identity"), order)
-    found = barrier(same, swapped, [batch[0] for batch in data], points=3)
-    assert found.cross_entropies[0] == pytest.approx(found.cross_entropies[-1])
+        bias = model.out.bias.numpy()
+        scores = model(x).numpy() - bias
+    own = np.exp(scores + bias) / np.exp(scores + bias).sum(1, keepdims=True)
+    losses, right = [], []
+    for weight in (0, 0.25, 0.5, 0.75, 1):  # the stitch maps h to (1 - 2 weight) h, of which only the size counts
+        said = abs(1 - 2 * weight) * scores + bias
+        losses.append(-(own * (said - np.log(np.exp(said).sum(1, keepdims=True)))).sum(1).mean())
+        right.append((said.argmax(1) == labels.numpy()).mean())
+    assert found.cross_entropies == pytest.approx(losses)
+    assert found.accuracies == pytest.approx(right)
+    assert found.height == pytest.approx(losses[2] - losses[0])
+    assert found.height > 0.5
+    assert found.drop == pytest.approx(1 - right[2])
+    assert found.drop > 0.3
+
+
+def test_without_labels_a_barrier_has_no_accuracies(pair):
+    first, second, data = pair
+    found = barrier(first, second, [batch[0] for batch in data], points=3)
     assert found.accuracies == ()
     assert "–" in str(found)
     with pytest.raises(ValueFault, match="there is no accuracy without labels"):
+        found.drop  # noqa: B018
+
+
+def test_labels_that_the_second_model_does_not_know_give_no_relative_accuracy(pair):
+    first, second, data = pair
+    found = barrier(first, second, [(x, (labels + 1) % 4) for x, labels in data], points=3)
+    assert len(found.accuracies) == 3
+    with pytest.raises(ValueFault, match="the second model itself gets none of these right, so there is no relative"):
         found.drop  # noqa: B018
 
 
@@ -108,21 +157,25 @@ def test_a_bottleneck_lies_on_lines_too(pair):
     middle = interpolate(trained, first, 0.5)
     assert torch.allclose(middle.map.weight, (trained.map.weight + first.map.weight) / 2)
     assert middle.transformation.rank is None
+    assert trained.training is not None
+    assert (middle.history, middle.training) == ((), None)
 
 
 def test_stitches_without_a_line_between_are_refused(pair):
     first, _, data = pair
     a, b = first.network.a, first.network.b
-    with pytest.raises(ValueFault, match=r"join other layers: \('mid', 'mid'\) and \('front', 'mid'\)"):
+    with pytest.raises(ValueFault, match="join different layers [(]mid → mid and front → mid[)]; give two stitches of"):
         interpolate(first, stitch(a, "front", b, "mid", data), 0.5)
-    with pytest.raises(ValueFault, match="join other models, even if of the same kind"):
+    with pytest.raises(ValueFault, match="join different models, even if of the same kind.*give two stitches of the s"):
         distance(first, stitch(built(Rows, seed=3), "mid", b, "mid", data))
     with pytest.raises(ValueFault, match="`points` must be at least 3, the ends and something between; got 2"):
         barrier(first, first, data, points=2)
-    images = torch.randn(9, 3, 12, 12)
+    images = drawn(9, 3, 12, 12)
     x, y = built(Maps), built(Maps, stride=2)
     one, other = (stitch(x, "mid", y, "mid", images, resize=resize) for resize in ("average", "nearest"))
-    with pytest.raises(ValueFault, match="they have no line between"):
+    with pytest.raises(
+        ValueFault, match=r"\(average\), the other .* \(nearest\), so no line leads .*same data and `res"
+    ):
         interpolate(one, other, 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: all pairs and methods from one pass, holes with reasons, what is kept when interrupted, and the warnings."""
+"""Sweeps: all pairs and methods from one pass, holes with reasons, several models, and what is refused."""
 
 import copy
 
@@ -8,14 +8,11 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching import TaskLoss, sweep, worth
-from netkin.applications.stitching.asking import asked_ways, digest_of
-from netkin.comparing.tabulating import INTERRUPTED, NOT_ASKED
+from netkin.applications.stitching import TaskLoss, fit_all, progress, worth
+from netkin.applications.stitching.asking import asked_ways, way_of
+from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
-from netkin.reporting.meanings import MEANINGS, STITCHES
-from netkin.reporting.scales import Scale
-from netkin.results import Comparison, Comparisons
-from task_loss_worlds import convnet, images, perceptron, quiet_world, two_perceptrons
+from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
 LEAST = "relative_accuracy(how=least_squares)"
 
@@ -27,6 +24,19 @@ class Block(nn.Module):
 
     def forward(self, x):
         return torch.relu(self.inner(x)) + x
+
+
+class Bar:
+    """A bar that shows nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *fault):
+        pass
+
+    def update(self, count):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +86,7 @@ def test_fitting_and_judging_take_one_pass_each_however_many_stitches():
         for one in seen:
             one.clear()
     assert runs[0] == runs[1]
-    assert max(runs[0]) < 3 * 60 + 40  # fitting, judging, similarities, and a few examples to try things out
+    assert max(runs[0]) < 4 * 60  # fitting, judging, similarities, and a few examples to try things out
 
 
 def test_layers_that_cannot_be_joined_are_holes_with_their_reason():
@@ -92,13 +102,14 @@ def test_layers_that_cannot_be_joined_are_holes_with_their_reason():
 
 
 def test_a_layer_with_a_path_around_it_is_a_hole_and_its_block_is_not():
-    torch.manual_seed(0)
-    nets = [nn.Sequential(nn.Linear(6, 8), Block(8), nn.Linear(8, 3)).eval() for _ in range(2)]
-    data = two_perceptrons(examples=100)[2]
+    with seeded(0):
+        nets = [nn.Sequential(nn.Linear(6, 8), Block(8), nn.Linear(8, 3)).eval() for _ in range(2)]
+    data = [x for x, _ in two_perceptrons(examples=100)[2]]
     found = nk.stitch_all(*nets, data, data, pairs=[("1", "1"), ("1.inner", "1.inner")])
-    assert np.isfinite(found[LEAST]["1", "1"])
-    assert "choose '1', which encloses both" in found[LEAST].holes["1.inner", "1.inner"]
-    assert found[LEAST].holes["1", "1.inner"] == NOT_ASKED
+    agreement = found["agreement"]
+    assert np.isfinite(agreement["1", "1"])
+    assert "choose '1', which encloses both" in agreement.holes["1.inner", "1.inner"]
+    assert agreement.holes["1", "1.inner"] == NOT_ASKED
 
 
 def test_a_dead_layer_is_a_hole(world):
@@ -107,7 +118,7 @@ def test_a_dead_layer_is_a_hole(world):
     with torch.no_grad():
         dead[0].bias.fill_(-1e3)
     found = nk.stitch_all(dead, b, data, data)
-    assert "constant" in found[LEAST].holes["1", "1"] or "does not vary" in found[LEAST].holes["1", "1"]
+    assert found[LEAST].holes["1", "1"].startswith("layer '1' of 'a' is constant over the 200 examples (width 8)")
     assert np.isfinite(found[LEAST]["0", "0"])
 
 
@@ -121,7 +132,7 @@ def test_without_labels_agreement_is_there_and_accuracy_is_a_hole(world):
 
 def test_a_stitch_that_diverges_is_a_hole_and_the_others_stay(world):
     a, b, data = world
-    ways = ["least_squares", TaskLoss(steps=40, rate=1e36)]
+    ways = ["least_squares", TaskLoss(steps=40, rate=1e30)]
     found = nk.stitch_all(a, b, data, data, ways, layers="1")
     assert found.complete
     assert np.isfinite(found[LEAST]["1", "1"])
@@ -141,69 +152,90 @@ def test_models_are_left_as_they_were(world):
     assert torch.equal(state, torch.get_rng_state())
 
 
-# --- warnings ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_high_similarity_with_a_useless_stitch_is_named():
-    a, b, data = quiet_world()
-    found = nk.stitch_all(a, b, data, data, ["least_squares", "random"], layers=["turn"])
-    low = found["relative_accuracy(how=random)"]["turn", "turn"]
-    assert found["cka"]["turn", "turn"] > 0.99
-    assert low < 0.5
-    (said,) = found.warnings
-    assert (
-        "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): turn" in said
-    )
+def test_stitches_judged_on_their_own_data_are_told_so(world):
+    a, b, data = world
+    said = nk.stitch_all(a, b, data).warnings[-1]
+    assert said.startswith("the stitches are judged on the very data they were fitted on, which flatters them; pass")
+    assert said.endswith("as `test` (--test on the command line).")
 
 
 @pytest.mark.parametrize(
-    "like, value, words",
-    [
-        (0.8, 0.49, "a high similarity goes with a useless stitch (cka of 0.8 or more, relative accuracy below 0.5): "
-                    "x (cka 0.80; 0.49 by ridge)."),
-        (0.49, 0.9, "a low similarity goes with a good stitch (cka below 0.5, relative accuracy of 0.9 or more): "
-                    "x (cka 0.49; 0.90 by ridge)."),
-        (0.79, 0.1, None), (0.9, 0.5, None), (0.5, 1.0, None), (0.1, 0.89, None),
-    ],
-)  # fmt: skip
-def test_the_thresholds_are_those_of_the_sentence(like, value, words):
-    said = list(worth.contrasts([similarity(like)], stitches("relative_accuracy", value)))
-    assert [sentence.startswith(words) for sentence in said] == ([True] if words else [])
-
-
-def test_many_layers_are_counted_not_listed():
-    names = tuple(f"l{i}" for i in range(9))
-    likes, values = np.full((9, 9), np.nan), np.full((9, 9), np.nan)
-    np.fill_diagonal(likes, 0.95)
-    np.fill_diagonal(values, 0.1)
-    holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
-    measure = table("cka", likes, names, holes=holes)
-    judged = {"r": table("r", values, names, holes=holes, name="relative_accuracy", parameters={"how": "ridge"})}
-    (said,) = worth.contrasts([measure], judged)
-    assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
-
-
-def test_without_labels_the_warning_goes_by_agreement():
-    (said,) = worth.contrasts([similarity(0.9)], stitches("agreement", 0.2))
-    assert "agreement below 0.5" in said
-
-
-def test_nothing_is_said_beside_a_distance():
-    far = table("gulp", [[0.9]], higher_is_closer=False, bounds=(0, np.inf))
-    assert not list(worth.contrasts([far], stitches("relative_accuracy", 0.1)))
-
-
-def test_stitches_judged_on_their_own_data_are_told_so(world):
+    "limits, judged", [({}, 200), ({"examples": 60}, 60), ({"examples": 60, "test_examples": 70}, 70)]
+)
+def test_without_test_data_the_examples_of_the_fitting_judge(world, limits, judged):
     a, b, data = world
-    assert any("judged on the very data they were fitted on" in said for said in nk.stitch_all(a, b, data).warnings)
+    found = nk.stitch_all(a, b, data, None, ["least_squares", "task_loss(steps=1)"], **limits)
+    assert found.examples == judged
+    for how in ("least_squares", "task_loss(steps=1)"):
+        assert found[f"agreement(how={how})"].exactness == f"on {judged} test examples"
+    alone = nk.stitch(a, "1", b, "1", data, examples=limits.get("examples")).evaluate(data, examples=judged)
+    assert found["agreement(how=least_squares)"]["1", "1"] == alone.agreement
+    beside = nk.compare(a, b, data, examples=judged, pairs="corresponding")
+    assert found["cka"]["1", "1"] == pytest.approx(beside["1", "1"])
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+def test_what_is_easily_misread_is_told_once(world):
+    a, b, data = world
+    said = nk.stitch_all(a, b, data, data, examples=7).warnings
+    (few,) = [one for one in said if "fewer than the 9 unknowns for each unit" in one]
+    assert few.endswith("This holds for 2 stitches.")
+    wrong = [(x, (labels + 1) % 3) for x, labels in data]
+    (doubt,) = [one for one in nk.stitch_all(a, b, data, wrong).warnings if "no more than chance" in one]
+    assert doubt.startswith("the second model itself gets 0.0% of 200 examples right")
 
 
-def test_every_score_has_a_meaning_and_no_measure_has_its_name():
-    assert set(STITCHES) == set(worth.SCORES)
-    assert not set(STITCHES) & set(MEANINGS)
+def test_test_examples_limit_the_test_data_alone(world):
+    a, b, data = world
+    found = nk.stitch_all(a, b, data, data, test_examples=30)
+    assert (found.examples, found.provenance["fitting examples"]) == (30, "200")
+    assert found["agreement"].exactness == "on 30 test examples"
+
+
+def test_bars_know_their_end_where_the_data_tell(world, monkeypatch):
+    a, b, data = world
+    totals = {}
+    monkeypatch.setattr(progress, "tqdm", lambda **options: totals.update({options["desc"]: options["total"]}) or Bar())
+    nk.stitch_all(a, b, data, data, test_examples=30)
+    assert totals["evaluating"] == 30
+
+
+def test_each_stitch_is_handed_over_as_one_made_alone(world):
+    a, b, data = world
+    made = []
+    nk.stitch_all(a, b, data, data, ["random", "task_loss(steps=2)"], layers="1", seed=3, each=made.append)
+    for one, how in zip(made, ["random", "task_loss(steps=2)"], strict=True):
+        alone = nk.stitch(a, "1", b, "1", data, how, data, seed=3)
+        assert (one.method, one.examples, one.layers) == (alone.method, alone.examples, alone.layers)
+        assert torch.equal(one.map.weight, alone.map.weight)
+        assert one.evaluation == alone.evaluation
+        assert len(one.history) == len(alone.history)
+
+
+def test_a_saved_sweep_hands_over_all_stitches_again(world, tmp_path):
+    a, b, data = world
+    for _ in range(2):
+        made = []
+        nk.stitch_all(a, b, data, data, each=made.append, save=tmp_path / "ab.netkin")
+        assert [one.layers for one in made] == [("0", "0"), ("1", "1"), ("2", "2")]
+
+
+def test_stitches_into_a_model_of_double_precision_are_as_precise():
+    a, _, data = two_perceptrons(torch.float64, examples=200)
+    found = nk.stitch_all(a, a, data, data, layers="0", scores="r2")
+    assert 1 - found["r2"]["0", "0"] < 1e-20
+
+
+@pytest.mark.parametrize(
+    "layers, pairs, shape",
+    [
+        (["0", "4"], "corresponding", "positions"),
+        (["0", "4", "7"], "all", "positions, larger maps averaged down"),
+    ],
+)
+def test_maps_are_said_to_be_averaged_down_only_where_they_are(layers, pairs, shape):
+    a, b, data = convnet(0), convnet(1), images()
+    found = nk.stitch_all(a, b, data, data, layers=layers, pairs=pairs)
+    assert set(found.shapes_a.values()) == {shape}
 
 
 def test_tables_are_found_by_a_part_of_their_id(world):
@@ -214,10 +246,11 @@ def test_tables_are_found_by_a_part_of_their_id(world):
     assert found["agreement"].parameters == {"how": "reduced_rank(k=2)"}
 
 
-def test_relative_accuracy_is_shown_from_zero_to_one_unless_it_is_more():
-    assert Scale.of(table("r", [[0.9]], name="relative_accuracy", bounds=(0, np.inf))) == Scale(0, 1, True)
-    above = Scale.of(table("r", [[1.2]], name="relative_accuracy", bounds=(0, np.inf)))
-    assert (above.low, above.high, above.open_ended) == (0, 1.2, True)
+def test_the_long_table_has_only_pairs_that_were_asked_for(world):
+    pytest.importorskip("pandas")
+    a, b, data = world
+    frame = nk.stitch_all(a, b, data, data, scores="agreement").to_pandas()
+    assert frame["layer_a"].tolist() == frame["layer_b"].tolist() == ["0", "1", "2"] * 2
 
 
 def test_how_the_models_were_cut_is_told(world):
@@ -262,97 +295,6 @@ def test_models_without_a_common_layer_have_no_spread(world):
         many.spread()
 
 
-# --- stopping and going on --------------------------------------------------------------------------------------------
-
-
-def interrupted_after(count, monkeypatch):
-    """Let training be interrupted after so many stitches."""
-    real, left = sweep.trained, [count]
-
-    def some(*arguments, **options):
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(sweep, "trained", some)
-
-
-def test_what_is_finished_is_kept(world, monkeypatch):
-    a, b, data = world
-    interrupted_after(1, monkeypatch)
-    found = nk.stitch_all(a, b, data, data, ["least_squares", "task_loss(steps=2)"], partial=True)
-    assert not found.complete
-    assert np.isfinite(found[LEAST]["2", "2"])
-    table = found["relative_accuracy(how=task_loss(steps=2))"]
-    assert np.isfinite(table["0", "0"])
-    assert table.holes["1", "1"] == INTERRUPTED
-    assert "interrupted: some stitches were not reached, and have no value." in found.warnings
-
-
-def test_without_partial_an_interruption_goes_through(world, monkeypatch):
-    a, b, data = world
-    interrupted_after(0, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        nk.stitch_all(a, b, data, data, "task_loss(steps=2)")
-
-
-def test_a_saved_sweep_goes_on_where_it_was(world, monkeypatch, tmp_path):
-    a, b, data = world
-    asked = {"hows": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
-    whole = nk.stitch_all(a, b, data, data, asked["hows"])
-    with monkeypatch.context() as context:
-        interrupted_after(2, context)
-        with pytest.raises(KeyboardInterrupt):
-            nk.stitch_all(a, b, data, data, **asked)
-    assert not Comparison.load(asked["save"]).complete
-    with monkeypatch.context() as context:
-        interrupted_after(1, context)  # the third and last
-        found = nk.stitch_all(a, b, data, data, **asked)
-    assert found.complete
-    assert Comparison.load(asked["save"]) == found
-    for name, own in whole.tables.items():
-        np.testing.assert_allclose(found[name].values, own.values, atol=1e-6)
-
-
-def test_other_models_or_data_begin_anew(world, monkeypatch, tmp_path):
-    a, b, data = world
-    save = tmp_path / "ab.netkin"
-    nk.stitch_all(a, b, data, data, save=save)
-    calls = []
-    monkeypatch.setattr(sweep, "fitted", lambda *given, **options: calls.append(given))
-    nk.stitch_all(a, b, data, data, save=save)  # all is there: nothing is fitted
-    assert not calls
-    monkeypatch.undo()
-    other = nk.stitch_all(perceptron(9), b, data, data, save=save)
-    assert other == Comparison.load(save)
-    assert other[LEAST]["1", "1"] == pytest.approx(
-        nk.stitch(perceptron(9), "1", b, "1", data, test=data).relative_accuracy
-    )
-
-
-def test_a_tour_goes_on_where_it_was(world, monkeypatch, tmp_path):
-    a, b, data = world
-    asked = {"hows": ["task_loss(steps=1)"], "layers": "1", "save": tmp_path / "many.netkin"}
-    with monkeypatch.context() as context:
-        interrupted_after(1, context)
-        many = nk.stitch_many({"a": a, "b": b}, data, data, partial=True, **asked)
-    assert [one.complete for one in many.values()] == [True, False]
-    with monkeypatch.context() as context:
-        interrupted_after(1, context)
-        many = nk.stitch_many({"a": a, "b": b}, data, data, **asked)
-    assert [one.complete for one in many.values()] == [True, True]
-    assert list(Comparisons.load(asked["save"])) == [("a", "b"), ("b", "a")]
-
-
-def test_the_digest_tells_inputs_and_labels_apart():
-    data = images()
-    (inputs, labels), *others = data
-    assert digest_of(data) == digest_of(images())
-    assert digest_of(data) != digest_of([(inputs, labels + 1), *others])
-    assert digest_of(data) != digest_of(data, 30)
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +306,9 @@ def test_the_digest_tells_inputs_and_labels_apart():
         ({"hows": "task_loss(epoch=1)"}, UnknownName, "did you mean 'epochs'"),
         ({"hows": TaskLoss(resume="x")}, ValueFault, "`resume` is for a single stitch; a sweep continues by `save`"),
         ({"scores": "agreements"}, UnknownName, "no score named 'agreements'; did you mean 'agreement'"),
+        ({"scores": []}, ValueFault, "`scores` is empty; name at least one, e.g. 'relative_accuracy'."),
+        ({"examples": 0}, ValueFault, "`examples` must be at least 1; got 0."),
+        ({"test_examples": 0}, ValueFault, "`test_examples` must be at least 1; got 0."),
         ({"pairs": [("1", "11")]}, UnknownName, "no layer named '11'"),
         ({"pairs": "some"}, UnknownName, "`pairs` is 'all', 'corresponding' or a list"),
         ({"layers": {"c": "1"}}, ValueFault, "`layers` names 'c'; the models are 'a' and 'b'"),
@@ -392,16 +337,24 @@ def test_methods_are_written_alike_and_taken_once():
     assert [way.start for way in ways] == ["reduced_rank(k=8)", "random(seed=2)", "least_squares"]
 
 
-def table(id, values, names=("x",), **changes):
-    facts = {"name": id, "parameters": {}, "higher_is_closer": True, "bounds": (0, 1), "symmetric": True}
-    words = {"conventions": "", "statistic": "Moments"}
-    return nk.results.Values(id=id, layers_a=names, layers_b=names, values=values, **(facts | words | changes))
+def test_a_single_stitch_takes_its_training_as_a_record_too(world):
+    a, b, data = world
+    one, other = (nk.stitch(a, "1", b, "1", data, how) for how in (nk.TaskLoss(steps=2), "task_loss(steps=2)"))
+    assert torch.equal(one.map.weight, other.map.weight)
+    assert one.method == other.method == "task_loss(steps=2)"
 
 
-def similarity(value):
-    return table("cka", [[value]])
+def test_options_of_a_training_stand_in_one_place():
+    assert way_of("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
+    assert way_of(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
+    with pytest.raises(ValueFault, match="`rank` is given beside a `TaskLoss`; put it there."):
+        way_of(TaskLoss(epochs=3), 2, {"rank": 1})
+    with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
+        way_of("ridge", 2, {"epochs": 3})
 
 
-def stitches(name, value):
-    id = worth.table_id(name, "ridge")
-    return {id: table(id, [[value]], name=name, parameters={"how": "ridge"}, bounds=(0, np.inf))}
+@pytest.mark.parametrize("test", [None, "data"])
+def test_no_method_at_all_is_refused(world, test):
+    a, b, data = world
+    with pytest.raises(ValueFault, match="`hows` is empty; name at least one method, e.g. 'least_squares'."):
+        fit_all(a, b, [("1", "1")], data, [], data if test else None)

@@ -5,8 +5,7 @@ import torch
 from sklearn.linear_model import Lasso
 from torch.nn import functional
 
-import netkin as nk
-from netkin.applications.stitching.losses import LOSSES, batch_cka, counted, refuse_unfit_labels, scores
+from netkin.applications.stitching.losses import LOSSES, counted, refuse_unfit_labels, scores
 from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
 from netkin.errors import ShapeError, UnknownName, ValueFault
@@ -37,6 +36,11 @@ def test_a_training_is_told_from_a_direct_method():
         ("least_squares", {}, "'least_squares' is no task loss; write 'task_loss'"),
         ("task_loss(ratee=0.1)", {}, "no option 'ratee'; did you mean 'rate'. its options are labels, init, rank"),
         ("task_loss", {"l2": 0.1}, "no option 'l2'"),
+        ("task_loss(lr=0.1)", {}, "no option 'lr'; did you mean 'rate'. its options are"),
+        ("task_loss", {"learning_rate": 0.1}, "no option 'learning_rate'; did you mean 'rate'"),
+        ("task_loss", {"weight_decay": 0.1}, "no option 'weight_decay'; did you mean 'decay'"),
+        ("task_loss", {"batch_size": 8}, "no option 'batch_size'; did you mean 'batch'"),
+        ("task_loss", {"num_epochs": 8}, "no option 'num_epochs'; did you mean 'epochs'"),
         ("task_loss(rank=8)", {"rank": 8}, "`rank` is given twice, in 'task_loss.rank=8.' and by keyword"),
     ],
 )
@@ -51,9 +55,12 @@ def test_other_ways_of_writing_it_are_refused(how, options, fault):
         ({"rank": 0}, "`rank` must be a whole number from 1 up; got 0"),
         ({"epochs": 2.5}, "`epochs` must be a whole number from 1 up; got 2.5"),
         ({"every": True}, "`every` must be a whole number"),
-        ({"l1": -1}, "`l1` must not be below 0; got -1"),
-        ({"rate": 0}, "`rate` must be above 0; got 0"),
-        ({"cka_penalty": float("nan")}, "`cka_penalty` must be a number; got nan"),
+        ({"l1": -1}, r"`l1` must be a number from 0 to 1e\+30; got -1"),
+        ({"decay": 1e300}, r"`decay` must be a number from 0 to 1e\+30; got 1e\+300"),
+        ({"rate": 0}, r"`rate` must be above 0 and at most 1e\+30; got 0"),
+        ({"rate": 1e38}, r"`rate` must be above 0 and at most 1e\+30; got 1e\+38"),
+        ({"cka_penalty": float("nan")}, r"`cka_penalty` must be a number of at most 1e\+30, up or down; got nan"),
+        ({"cka_of": "maps"}, "`cka_of` is 'places' or 'examples'; got 'maps'"),
         ({"autocast": "bf16"}, "`autocast` must be True or False; got 'bf16'"),
         ({"seed": -1}, "`seed` must be a whole number from 0 up; got -1"),
         ({"labels": "hard"}, "`labels` is 'soft', 'true' or a function .* got 'hard'"),
@@ -107,9 +114,12 @@ def test_answers_that_are_no_scores_need_a_loss_of_their_own():
     "labels, fault",
     [
         (None, "labels='true' needs labels, and the data have none"),
-        (torch.ones(4, 3), "class numbers in 1 dimension.* got labels of shape .4, 3. and torch.float32"),
-        (torch.tensor([0, 3]), "labels must lie between 0 and 2; got 3"),
-        (torch.tensor([0, -1]), "labels must lie between 0 and 2; got -1"),
+        (torch.ones(4, 3), "numbers, one for each example; got labels of shape .4, 3. and torch.float32. Give whole"),
+        (
+            torch.tensor([0, 3, 4]),
+            "needs labels from 0 to 2, as .* 3 classes; 2 of 3 lie outside, such as 3. Leave out",
+        ),
+        (torch.tensor([0, -1]), "needs labels from 0 to 2, as .* 3 classes; 1 of 2 lie outside, such as -1. Leave out"),
     ],
 )
 def test_labels_that_are_no_class_numbers_are_refused(labels, fault):
@@ -117,18 +127,9 @@ def test_labels_that_are_no_class_numbers_are_refused(labels, fault):
         refuse_unfit_labels(labels, torch.ones(1, 3))
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e12])
-def test_the_cka_of_a_batch_is_the_measure(scale):
-    generator = torch.Generator().manual_seed(0)
-    X, Y = torch.randn(40, 5, generator=generator), torch.randn(40, 7, generator=generator)
-    Y[:, :5] += X
-    own = (scale * X.double()).requires_grad_()
-    ours = batch_cka(own, Y.double() + 100)
-    assert float(ours.detach()) == pytest.approx(float(nk.cka(X.double(), Y.double())), rel=1e-9)
-    (gradient,) = torch.autograd.grad(ours, own)
-    other = (scale * X.double()).requires_grad_()
-    (wanted,) = torch.autograd.grad(nk.cka(other, Y.double() + 100), other)
-    torch.testing.assert_close(scale * gradient, scale * wanted, rtol=1e-6, atol=1e-9)
+def test_labels_of_sequences_are_one_for_each_place():
+    with pytest.raises(ShapeError, match="class numbers, one for each place of a sequence; got labels of shape .4,."):
+        refuse_unfit_labels(torch.tensor([0, 1, 2, 0]), torch.ones(1, 5, 3))
 
 
 # --- sparse steps -----------------------------------------------------------------------------------------------------

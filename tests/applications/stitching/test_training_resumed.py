@@ -8,7 +8,7 @@ from netkin.applications.stitching import resuming
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.errors import FileFault
-from task_loss_worlds import joined, two_perceptrons
+from task_loss_worlds import joined, perceptron, two_perceptrons
 
 OPTIONS = [
     {},
@@ -70,18 +70,69 @@ def test_a_file_with_other_options_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.netkin"
     trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
-    with pytest.raises(FileFault, match="holds a training with rate=0.001, not 0.1; give the same options"):
+    fault = (
+        "^'[^']*training.netkin' holds a training with rate=0.001, not 0.1; give the same options, or another file.$"
+    )
+    with pytest.raises(FileFault, match=fault):
         trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
     with pytest.raises(FileFault, match="labels='soft', not '.*<lambda>'"):
         trained(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
 
-def test_a_file_of_other_models_is_refused(tmp_path):
+@pytest.fixture
+def world():
+    a, b, data = two_perceptrons()
+    return {"a": a, "b": b, "data": data, "validation": data[:2], "layer": "1"}
+
+
+def resumed(path, a, b, data, validation, layer):
+    settings = TaskLoss(init="identity", epochs=1, resume=path)
+    return trained(joined(a, layer, b, layer, data, settings), data, settings, validation=validation)
+
+
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        ({"a": perceptron(5)}, r"other weights of the first model \(\w+, not \w+\); give the same models"),
+        ({"b": perceptron(5)}, r"other weights of the second model \(\w+, not \w+\); give the same models"),
+        ({"layer": "0"}, "other layers .'1' into '1', not '0' into '0'.; give the same models, layers and data"),
+    ],
+    ids=str,
+)
+def test_a_file_of_other_models_or_layers_is_refused_though_the_start_is_the_same(tmp_path, world, change, fault):
+    path = tmp_path / "training.netkin"
+    resumed(path, **world)
+    with pytest.raises(FileFault, match=f"^'[^']*training.netkin' holds a training with {fault}"):
+        resumed(path, **(world | change))
+
+
+def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, world):
+    path, (first, *others) = tmp_path / "training.netkin", world["data"]
+    resumed(path, **world)
+    other_inputs, other_labels = (first[0] + 0.1, first[1]), (first[0], first[1].flip(0))
+    for batch in (other_inputs, other_labels):
+        with pytest.raises(FileFault, match=r"other data \(400 examples, mark \w+, not 400 examples, mark \w+\); give"):
+            resumed(path, **(world | {"data": [batch, *others]}))
+    with pytest.raises(FileFault, match=r"other data to be judged on \(100 examples, mark \w+, not 50 examples"):
+        resumed(path, **(world | {"validation": others[:1]}))
+    joint = tuple(torch.cat(parts) for parts in zip(*world["data"][:2], strict=True))
+    with pytest.raises(FileFault, match=r"other batches \(8 an epoch, not 7 an epoch\)"):
+        resumed(path, **(world | {"data": [joint, *world["data"][2:]]}))
+
+
+def test_a_file_goes_on_with_the_same_data_in_another_order(tmp_path, world):
+    path = tmp_path / "training.netkin"
+    resumed(path, **world)
+    assert resumed(path, **(world | {"data": world["data"][::-1]})).steps == 8
+
+
+def test_a_file_from_another_start_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.netkin"
     trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
-    with pytest.raises(FileFault, match="began from another transformation; give the same models, layers and data"):
-        trained(joined(b, "1", a, "1", data), data, TaskLoss(epochs=1, resume=path))
+    network = joined(a, "1", b, "1", data, TaskLoss(init="procrustes"))
+    with pytest.raises(FileFault, match="began from another transformation; give the same one, or another file"):
+        trained(network, data, TaskLoss(epochs=1, resume=path))
 
 
 def test_a_damaged_file_is_refused(tmp_path):
@@ -98,7 +149,8 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 def test_half_precision_is_kept_in_the_file(tmp_path):
     path, weights = tmp_path / "half.netkin", {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
-    resuming.write(path, resuming.Standing(weights, weights, weights), {})
-    found = resuming.read(path, {}, weights)
+    identity = resuming.Identity({}, {})
+    resuming.write(path, resuming.Standing(weights, weights, weights), identity)
+    found = resuming.read(path, identity, weights)
     assert found is not None
     assert torch.equal(found.now["w"].to(torch.bfloat16), weights["w"])

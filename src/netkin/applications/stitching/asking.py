@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from netkin.applications.stitching.matching import find
-from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
-from netkin.errors import ValueFault
-from netkin.representations import batches_of
-from netkin.representations.nesting import leaves
+from netkin.applications.stitching.marks import Marks, marked_model
+from netkin.applications.stitching.matching import find, identity, random, seeded
+from netkin.applications.stitching.progress import watched
+from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.task_loss import NAME, TaskLoss, is_task_loss
+from netkin.errors import UnknownName, ValueFault
 from netkin.results.identifiers import taken_apart
-from netkin.sources.checkpoints import digest
 
 How = str | TaskLoss
 
@@ -30,24 +29,31 @@ class Way:
     start: str
     training: TaskLoss | None = None
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether its map, before any training, is the same for any data."""
+        return find(self.start)[0] in (identity, random)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """What is asked of a sweep."""
 
     ways: tuple[Way, ...]
-    data: Any
-    test: Any
-    measures: Any
     scores: tuple[str, ...]
+    data: Any
+    test: Any = None
+    measures: Any = ("cka",)
     layers: Any = None
     pairs: Any = "corresponding"
     shape: Any = None
     resize: str | None = None
     examples: int | None = None
-    validation: Any = field(default=None)
+    test_examples: int | None = None
+    validation: Any = None
     device: torch.device | str | None = None
     seed: int = 0
+    each: Callable[[Stitch], None] | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "test", "validation"):
@@ -58,54 +64,76 @@ class Asked:
                 )
         if self.data is None:
             raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        for name in ("examples", "test_examples"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
 
     @property
-    def judged_on(self) -> Any:
-        """The data on which stitches are judged."""
-        return self.data if self.test is None else self.test
+    def judging(self) -> tuple[Any, int | None]:
+        """The data on which stitches are judged, and how many examples of them, at most; else those of the fitting."""
+        if self.test is None:
+            return self.data, self.examples if self.test_examples is None else self.test_examples
+        return self.test, self.test_examples
 
     def question(self, a: nn.Module, b: nn.Module) -> dict[str, str]:
         """Return what the worth of a stitch depends on beside its layers and its method."""
-        limits = {"data": self.examples}
-        given = {name: getattr(self, name) for name in ("data", "test", "validation")}
-        digests = {f"{name} digest": digest_of(one, limits.get(name)) for name, one in given.items() if one is not None}
-        own = {"weights a": digest(a.state_dict()), "weights b": digest(b.state_dict())}
-        return own | digests | {"asked resize": str(self.resize), "asked seed": str(self.seed)}
+        own = {"weights a": marked_model(a), "weights b": marked_model(b)}
+        return own | self._digests | {"asked resize": str(self.resize), "asked seed": str(self.seed)}
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        fitted = digest_of(self.data, self.examples)
+        same = self.judging[0] is self.data and self.judging[1] == self.examples
+        judged = fitted if same else digest_of(*self.judging)
+        validated = "none" if self.validation is None else digest_of(self.validation)
+        return {"data digest": fitted, "test digest": judged, "validation digest": validated}
+
+
+def listed(hows: How | Sequence[How]) -> list[How]:
+    """Return methods as a list; none at all is refused."""
+    found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
+    if not found:
+        raise ValueFault("`hows` is empty; name at least one method, e.g. 'least_squares'.")
+    return found
 
 
 def asked_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
-    """Return the methods that are asked for, each once; one that does not exist is refused."""
-    listed = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
-    if not listed:
-        raise ValueFault("`hows` is empty; name at least one method, e.g. 'least_squares'.")
-    return tuple({way.id: way for way in (_way(how, seed) for how in listed)}.values())
+    """Return the methods of a sweep, each once; one that does not exist is refused."""
+    ways = {way.id: way for way in (way_of(how, seed) for how in listed(hows))}
+    if any(way.training is not None and way.training.resume is not None for way in ways.values()):
+        raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
+    return tuple(ways.values())
+
+
+def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
+    """Return a method as it was asked for, with `options` of a training.
+
+    `seed` is that of what is random, unless the method names one of its own.
+    """
+    if isinstance(how, TaskLoss) or is_task_loss(how):
+        settings = _settings(how, seed, options or {})
+        return Way(str(settings), settings.start, settings)
+    find(how, others=[NAME])
+    for option in options or {}:
+        raise UnknownName(f"{how!r} has no option {option!r}; such options belong to 'task_loss'.")
+    name, given = taken_apart(how) or (how, {})
+    spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
+    return Way(spelled, seeded(spelled, seed))
+
+
+def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
+    if isinstance(how, TaskLoss):
+        for option in options:
+            raise ValueFault(f"`{option}` is given beside a `TaskLoss`; put it there.")
+        return how
+    given: Mapping[str, Any] = (taken_apart(how) or ("", {}))[1]
+    return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})
 
 
 def digest_of(data: Any, examples: int | None = None) -> str:
-    """Return a short text that changes with any example of the data, inputs and labels alike."""
-    total = blake2b(digest_size=12)
-    for batch in batches_of(data, examples):
-        arrays = {str(path): torch.as_tensor(leaf) for path, leaf in leaves(batch) if _is_array(leaf)}
-        total.update(digest(arrays).encode())
-    return total.hexdigest()
-
-
-def _way(how: How, seed: int) -> Way:
-    if isinstance(how, TaskLoss) or is_task_loss(how):
-        settings = how if isinstance(how, TaskLoss) else _settings(how, seed)
-        if settings.resume is not None:
-            raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
-        return Way(str(settings), settings.start, settings)
-    find(how)
-    name, given = taken_apart(how) or (how, {})
-    spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
-    return Way(spelled, f"random(seed={seed})" if spelled == "random" else spelled)
-
-
-def _settings(how: str, seed: int) -> TaskLoss:
-    given: Mapping[str, Any] = (taken_apart(how) or ("", {}))[1]
-    return TaskLoss.read(how, {} if "seed" in given else {"seed": seed})
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, np.ndarray))
+    """Return a short text that changes with any example of the data, inputs and labels alike, but not their order."""
+    marks = Marks()
+    for _ in marks.noting(watched(data, examples, "looking at the data")):
+        pass
+    return str(marks)

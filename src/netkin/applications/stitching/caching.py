@@ -7,9 +7,8 @@ model's answers are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -19,15 +18,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.losses import refuse_unfit_labels
+from netkin.applications.stitching.marks import marked
 from netkin.applications.stitching.portions import Portion, joined, picked, portion
 from netkin.applications.stitching.records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.comparing.plan import size_of
 from netkin.errors import MemoryLimit
-from netkin.representations import batches_of
-from netkin.representations.feeding import batch_length, inputs_of, take
-from netkin.representations.nesting import leaves
+from netkin.representations.feeding import batch_length, inputs_of
+
+Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Kept:
     portions: tuple[Portion, ...]
     seed: int
     batch: int | None
+    examples: int
     words: str
 
     @property
@@ -67,10 +67,10 @@ class Reread:
     """Data that are read in every epoch; `answers` are the second model's to each batch, with the batch's mark."""
 
     network: Stitched
-    data: Any
-    examples: int | None
+    read: Read
     settings: TaskLoss
     answers: tuple[tuple[str, Tensor | None], ...]
+    examples: int
     words: str
 
     @property
@@ -80,50 +80,38 @@ class Reread:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
         """Yield the portions of an epoch in the data's own order, from step `start` on."""
-        numbered = enumerate(batches_of(self.data, self.examples))
+        numbered = enumerate(self.read())
         for place, batch in islice(numbered, start, len(self.answers)):
             mark, answers = self.answers[place]
-            known = answers is not None and mark == marked(batch)
+            known = answers is not None and mark == marked(inputs_of(batch))
             asked = self.settings.looks_at_own and not known
             one = portion(self.network, batch, answers=asked, own=bool(self.settings.cka_penalty))
             yield replace(one, answers=answers) if known else one
 
 
 def gathered(
-    network: Stitched, data: Any, examples: int | None, settings: TaskLoss, sampling: Sampling | None
+    network: Stitched, batches: Iterable[Any], read: Read, settings: TaskLoss, sampling: Sampling | None
 ) -> Kept | Reread:
-    """Return what training reads in every epoch; `sampling`, where there is one, picks its examples on the way."""
+    """Return what training reads in every epoch, from a first pass over the `batches`; `read` gives them again.
+
+    `sampling`, where there is one, picks its examples on the way, out of what is computed anyhow if that is enough.
+    """
     kept: list[Portion] = []
     answers: list[tuple[str, Tensor | None]] = []
-    size, seen, few = 0, 0, None
-    for batch in tqdm(batches_of(data, examples), desc="gathering", unit=" batches", delay=2, leave=False):
+    size, seen, penalised = 0, 0, bool(settings.cka_penalty)
+    for batch in tqdm(batches, desc="gathering", unit=" batches", delay=2, leave=False):
         fits = size <= settings.memory
-        one = portion(network, batch, head=fits, answers=settings.looks_at_own, own=fits and bool(settings.cka_penalty))
-        if settings.labels == "true":
-            few = portion(network, take(batch, 1), head=False, own=False) if few is None else few
-            refuse_unfit_labels(one.labels, few.answers)
+        own = fits and (penalised or (sampling is not None and settings.looks_at_own))
+        one = portion(network, batch, head=fits, answers=settings.looks_at_own, own=own)
         if sampling is not None:
-            sampling.offer(network, batch)
+            sampling.offer(network, batch, one if one.is_whole else None)
+        one = one if penalised else replace(one, own=None)
         size, seen = size + one.bytes, seen + batch_length(batch)
-        answers.append((marked(batch), one.answers))
+        answers.append((marked(inputs_of(batch)), one.answers))
         kept.append(one)
         if size > settings.memory:
             kept.clear()
-    if kept:
-        return _kept(kept, size, seen, settings)
-    return _reread(network, data, examples, settings, tuple(answers))
-
-
-def marked(batch: Any) -> str:
-    """Return what tells the inputs of one batch from those of another: a digest of all their bits."""
-    digest = blake2b(digest_size=16)
-    for _, leaf in leaves(inputs_of(batch)):
-        if isinstance(leaf, (Tensor, np.ndarray)):
-            bits = torch.as_tensor(leaf).detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(bits.numpy().tobytes())
-        else:
-            digest.update(repr(leaf).encode())
-    return digest.hexdigest()
+    return _kept(kept, size, seen, settings) if kept else _reread(network, read, settings, tuple(answers), seen)
 
 
 def _kept(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> Kept:
@@ -132,15 +120,11 @@ def _kept(portions: list[Portion], size: int, examples: int, settings: TaskLoss)
         f"activations of the first model on {examples:,} examples kept in memory ({size_of(size)} of at most "
         f"{size_of(settings.memory)}): after one pass it is needed no more, nor are the data"
     )
-    return Kept(tuple(dealt), settings.seed, settings.batch, words)
+    return Kept(tuple(dealt), settings.seed, settings.batch, examples, words)
 
 
 def _reread(
-    network: Stitched,
-    data: Any,
-    examples: int | None,
-    settings: TaskLoss,
-    answers: tuple[tuple[str, Tensor | None], ...],
+    network: Stitched, read: Read, settings: TaskLoss, answers: tuple[tuple[str, Tensor | None], ...], examples: int
 ) -> Reread:
     if settings.batch is not None:
         raise MemoryLimit(
@@ -151,7 +135,7 @@ def _reread(
         f"activations of the first model not kept, as they need more than {size_of(settings.memory)}: the data are "
         "read and the first model runs in every epoch, in the data's own order"
     )
-    return Reread(network, data, examples, settings, answers, words)
+    return Reread(network, read, settings, answers, examples, words)
 
 
 def _mixed(seed: int, epoch: int) -> int:

@@ -2,21 +2,35 @@
 
 Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens by laying out its places, with its
 mean in front for each class token; tokens become a map again without their class tokens.
+
+Three dimensions are n × c × length, a map of one dimension, where the module tells: a convolution, pooling or
+normalisation of channels (`Conv1d`, `MaxPool1d`, `BatchNorm1d`, `GroupNorm`, ...), an ``nn.Sequential`` that ends in
+one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens meet such a
+map as a line, without class tokens.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor, cat
+from torch import Tensor, cat, nn
 from torch.nn import functional
 
 from netkin.errors import ShapeError, UnknownName
 from netkin.representations import resize_to, rows_of
+from netkin.representations.layers import children
+
+Pair = tuple[str, str]  # a layer of the first model and one of the second
 
 RESIZES = ("average", "bilinear", "nearest")
 CLASS_TOKENS = 5  # at most: one for the class and four registers
+OF_CHANNELS = (
+    nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
+    nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d, nn.MaxUnpool1d,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,9 +43,9 @@ class End:
     tokens: int = 0
 
     @classmethod
-    def of(cls, output: Tensor, name: str) -> End:
-        """Return the end that a layer's `output` is."""
-        if output.ndim in (4, 5):
+    def of(cls, output: Tensor, name: str, *, line: bool = False) -> End:
+        """Return the end that a layer's `output` is; three dimensions are tokens, or a map of one where `line`."""
+        if output.ndim in (4, 5) or (output.ndim == 3 and line):
             return cls("maps", output.shape[1], tuple(output.shape[2:]))
         if output.ndim == 3:
             return cls("tokens", output.shape[2], tokens=output.shape[1])
@@ -42,28 +56,41 @@ class End:
         )
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """The square of places that tokens are laid out in; tokens beyond it are class tokens."""
+    def is_line(self) -> bool:
+        """Whether this is a map of one dimension."""
+        return len(self.space) == 1
+
+    @property
+    def form(self) -> str:
+        """The kind, maps of one dimension told apart."""
+        return "lines" if self.is_line else self.kind
+
+    def spread(self, output: Tensor) -> Tensor:
+        """Return activations in a form that tells what they are: a map of one dimension has two, n × c × 1 × length."""
+        return output.unsqueeze(2) if self.is_line else output
+
+    def rows(self, output: Tensor, mask: Any = None) -> Tensor:
+        """Return activations of this end as rows: one for each place, valid token or example."""
+        spread = self.spread(output)
+        return rows(spread, fitting_mask(mask, spread))
+
+    def places(self, other: End) -> tuple[int, ...]:
+        """Return the size of the map that this end is, or is laid out as to meet `other`: a line or a square."""
+        if self.kind == "maps":
+            return self.space
+        if other.is_line:
+            return (self.tokens,)
         side = math.isqrt(self.tokens)
-        return side, side
-
-    @property
-    def class_tokens(self) -> int:
-        """How many tokens stand before those that are laid out."""
-        return self.tokens - math.prod(self.grid)
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The size of the map that this end is or can be laid out as."""
-        if self.kind == "tokens" and self.class_tokens > CLASS_TOKENS:
+        if self.tokens - side**2 > CLASS_TOKENS:
             raise ShapeError(
                 f"{self} are no square of places with up to {CLASS_TOKENS} class tokens before it, so they can't be "
                 "laid out as a map; stitch them with tokens."
             )
-        return self.space if self.kind == "maps" else self.grid
+        return side, side
 
     def __str__(self) -> str:
-        sizes = {"maps": f" of {'×'.join(map(str, self.space))}", "tokens": f", {self.tokens} a sequence"}
+        size = f" of length {self.space[0]}" if self.is_line else f" of {'×'.join(map(str, self.space))}"
+        sizes = {"maps": size, "tokens": f", {self.tokens} a sequence"}
         return f"{self.kind} of width {self.width}{sizes.get(self.kind, '')}"
 
 
@@ -72,13 +99,17 @@ class Meeting:
 
     def __init__(self, a: End, b: End, resize: str | None = None):
         if resize not in (None, *RESIZES):
-            raise UnknownName(f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.")
+            *most, final = map(repr, RESIZES)
+            raise UnknownName(f"`resize` is None, {', '.join(most)} or {final}; got {resize!r}.")
         if a.kind == "rows" and b.kind != "rows":
             raise ShapeError(
                 f"rows have no places, so {a} can't be stitched into {b}; choose an earlier layer of the first."
             )
         if a.kind == b.kind == "tokens" and a.tokens != b.tokens:
-            raise ShapeError(f"sequences of {a.tokens} and {b.tokens} tokens can't be stitched token by token.")
+            raise ShapeError(
+                f"sequences of {a.tokens} and {b.tokens} tokens can't be stitched token by token; choose layers with "
+                "as many tokens, or a layer of rows of the second."
+            )
         self.a, self.b = a, b
         self.resize = self._chosen(resize)
 
@@ -87,9 +118,12 @@ class Meeting:
         """The sizes of the two maps, or None where none is involved."""
         if self.b.kind == "rows" or self.a.kind == self.b.kind == "tokens":
             return None
-        ours, theirs = self.a.places, self.b.places
+        ours, theirs = self.a.places(self.b), self.b.places(self.a)
         if len(ours) != len(theirs):
-            raise ShapeError(f"{self.a} and {self.b} have different numbers of dimensions and can't be stitched.")
+            raise ShapeError(
+                f"{self.a} and {self.b} have different numbers of dimensions and can't be stitched; choose layers with "
+                "as many, or a layer of rows of the second."
+            )
         return ours, theirs
 
     def _chosen(self, resize: str | None) -> str | None:
@@ -103,19 +137,19 @@ class Meeting:
     def __call__(self, output: Tensor) -> Tensor:
         """Return the activations of `a` in the form of `b`."""
         if self.b.kind == "rows":
-            return output if self.a.kind == "rows" else rows_of(output)[0].to(output.dtype)
-        if self.a.kind == self.b.kind == "tokens":
-            return output
-        maps = output if self.a.kind == "maps" else _as_maps(output, self.a)
+            return output if self.a.kind == "rows" else rows_of(self.a.spread(output))[0].to(output.dtype)
         sizes = self._sizes
-        if self.resize and sizes:
+        if sizes is None:
+            return output
+        maps = output if self.a.kind == "maps" else _as_maps(output, sizes[0])
+        if self.resize:
             maps = _resized(maps, sizes[1], self.resize)
-        return maps if self.b.kind == "maps" else _as_tokens(maps, self.b.class_tokens)
+        return maps if self.b.kind == "maps" else _as_tokens(maps, self.b.tokens)
 
     @property
     def words(self) -> str:
         """What is done, in words; empty where nothing is."""
-        steps = [] if self.a.kind == self.b.kind else [f"{self.a.kind} as {self.b.kind}"]
+        steps = [] if self.a.form == self.b.form else [f"{self.a.form} as {self.b.form}"]
         sizes = self._sizes
         if self.resize and sizes:
             ours, theirs = ("×".join(map(str, size)) for size in sizes)
@@ -130,20 +164,62 @@ def rows(output: Tensor, mask: Tensor | None = None) -> Tensor:
     return rows_of(output, "tokens", mask)[0] if output.ndim == 3 else rows_of(output, "positions")[0]
 
 
-def _as_maps(tokens: Tensor, end: End) -> Tensor:
-    return tokens[:, end.class_tokens :].transpose(1, 2).unflatten(2, end.grid)
+def fitting_mask(mask: Any, output: Tensor) -> Any:
+    """Return the batch's mask of valid tokens if it is one for this output, otherwise None."""
+    fits = mask is not None and output.ndim == 3 and tuple(mask.shape) == tuple(output.shape[:2])
+    return mask if fits else None
 
 
-def _as_tokens(maps: Tensor, class_tokens: int) -> Tensor:
+def gives_lines(known: Mapping[str, nn.Module], name: str) -> bool:
+    """Tell whether three dimensions of a module's output are n × c × length; `known` are all modules of the model."""
+    module = known[name]
+    if isinstance(module, OF_CHANNELS):
+        return True
+    if _is_sequence(module) and len(children(module)):
+        return gives_lines(known, _within(name, list(children(module))[-1]))
+    before = _before(known, name) if _keeps_shape(module) else None
+    return before is not None and gives_lines(known, before)
+
+
+def _before(known: Mapping[str, nn.Module], name: str) -> str | None:
+    """Return the module whose output a module takes, where `nn.Sequential`s around it tell."""
+    above, _, key = name.rpartition(".")
+    if not name or not _is_sequence(known[above]):
+        return None
+    keys = list(children(known[above]))
+    return _within(above, keys[keys.index(key) - 1]) if key != keys[0] else _before(known, above)
+
+
+def _within(above: str, key: str) -> str:
+    return f"{above}.{key}" if above else key
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return type(module).forward is nn.Sequential.forward
+
+
+def _keeps_shape(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Identity, nn.modules.dropout._DropoutNd)):
+        return True
+    return type(module).__module__ == nn.ReLU.__module__ and not isinstance(module, nn.MultiheadAttention)
+
+
+def _as_maps(tokens: Tensor, places: tuple[int, ...]) -> Tensor:
+    return tokens[:, tokens.shape[1] - math.prod(places) :].transpose(1, 2).unflatten(2, places)
+
+
+def _as_tokens(maps: Tensor, count: int) -> Tensor:
     places = maps.flatten(2).transpose(1, 2)
-    means = places.mean(1, keepdim=True).expand(-1, class_tokens, -1)
+    means = places.mean(1, keepdim=True).expand(-1, count - places.shape[1], -1)
     return cat([means, places], 1)
 
 
 def _resized(maps: Tensor, size: tuple[int, ...], how: str) -> Tensor:
+    if how == "average" and len(size) == 1:
+        return resize_to(maps.unsqueeze(2), (1, *size)).squeeze(2).to(maps.dtype)
     if how == "average":
         return resize_to(maps, size).to(maps.dtype)
     if how == "nearest":
         return functional.interpolate(maps, size, mode=how)
-    mode = "bilinear" if len(size) == 2 else "trilinear"
+    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
     return functional.interpolate(maps, size, mode=mode, align_corners=False)

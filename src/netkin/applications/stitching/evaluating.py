@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from netkin.applications.stitching.ends import rows
-from netkin.applications.stitching.fitting import fitting_mask
+from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.applications.stitching.joining import Stitched
-from netkin.arrays import summing_dtype
-from netkin.errors import ForwardError, NoValue, ShapeError
+from netkin.applications.stitching.progress import watched
+from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.measures import cca_mean, cka, svcca
-from netkin.representations import batches_of, guest, recording
+from netkin.representations import guest, recording
 from netkin.representations.feeding import feed, labels_of, mask_of
+from netkin.representations.layers import spoken
 from netkin.representations.recording import main_tensor
 from netkin.statistics import LayerMoments, Moments, Outputs
 
@@ -40,6 +41,7 @@ class Evaluation:
     cka: float | None
     cca: float | None
     svcca: float | None
+    classes: int | None = None
 
     @property
     def relative_accuracy(self) -> float | None:
@@ -48,9 +50,20 @@ class Evaluation:
             return None
         return self.accuracy / self.accuracy_b
 
+    @property
+    def doubt(self) -> str | None:
+        """A sentence where the second model itself knows the labels no better than a guess, else None."""
+        if self.accuracy_b is None or self.classes is None or self.accuracy_b > 1 / self.classes:
+            return None
+        return (
+            f"the second model itself gets {self.accuracy_b:.1%} of {self.examples:,} examples right, no more than "
+            f"chance among {self.classes:,} classes; are these its labels?"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers by name."""
-        return asdict(self) | {"relative_accuracy": self.relative_accuracy}
+        numbers = asdict(self) | {"relative_accuracy": self.relative_accuracy}
+        return {name: value for name, value in numbers.items() if name != "classes"}
 
     def __str__(self) -> str:
         values = {name: value for name, value in self.as_dict().items() if name != "examples"}
@@ -63,65 +76,116 @@ class Answers:
 
     def __init__(self) -> None:
         self.counts: Outputs | None = None
-        self.examples, self.labelled = 0, True
+        self.examples, self.batches, self.labelled = 0, 0, False
 
     def update(self, answers: Any, own_answers: Any, batch: Any) -> None:
         """Fold in one batch; where each place of a sequence has scores, each valid place counts."""
-        logits, own = _logits(answers), _logits(own_answers)
-        labels = labels_of(batch)
-        self.examples, self.labelled = self.examples + len(logits), self.labelled and labels is not None
-        if labels is not None:
-            labels = torch.as_tensor(labels, device=own.device)
+        own = _logits(own_answers, f"the second model in batch {self.batches}")
+        logits = _logits(answers, f"the stitched network in batch {self.batches}")
+        labels = self._labels(batch, own.device)
+        self.examples, self.batches = self.examples + len(logits), self.batches + 1
         logits, own, labels = _valid(logits.to(own.device), own, labels, mask_of(batch))
         self.counts = self.counts or Outputs(own.shape[1])
         self.counts.update(logits, own, labels)
+
+    def _labels(self, batch: Any, device: torch.device) -> Tensor | None:
+        labels = labels_of(batch)
+        if self.batches and self.labelled != (labels is not None):
+            here, before = ("no labels", "some") if self.labelled else ("labels", "none")
+            raise ValueFault(
+                f"batch {self.batches} of the data has {here}, and the batches before it have {before}; give every "
+                "batch as `(inputs, labels)`, or all without labels."
+            )
+        self.labelled = labels is not None
+        return None if labels is None else torch.as_tensor(labels, device=device)
+
+    @property
+    def accuracies(self) -> tuple[float, float] | tuple[None, None]:
+        """The accuracy of the stitched network and that of the second model, where there are labels."""
+        if self.counts is None or not self.labelled:
+            return None, None
+        return self.counts.accuracy_a, self.counts.accuracy_b
+
+
+class Likeness:
+    """How alike transformed activations and the second model's own are, place by place, folded in batch by batch.
+
+    `end` is the second model's layer, and `what` the transformed activations in words.
+    """
+
+    def __init__(self, end: End, what: str = "what the stitch makes of the first model's layer"):
+        self.end, self.what, self.batches = end, what, 0
+        self.moments = LayerMoments([(["stitched"], ["b"])])
+        self._distance = 0.0
+
+    def update(self, transformed: Tensor, own: Tensor, mask: Any = None) -> None:
+        """Fold in one batch; a `mask` says which tokens of sequences are no padding."""
+        ours, theirs = self.end.rows(transformed, mask), self.end.rows(own, mask)
+        distance = float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
+        if not math.isfinite(distance):
+            refuse_non_finite(ours, f"{self.what} in batch {self.batches}")
+            refuse_non_finite(theirs, f"what the second model itself gives there in batch {self.batches}")
+        self._distance += distance
+        self.moments.update({"stitched": ours, "b": theirs})
+        self.batches += 1
+
+    def values(self) -> dict[str, float | None]:
+        """Return `r2`, `cka`, `cca` and `svcca`; None where a layer does not vary.
+
+        R² is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative.
+        """
+        pair = self.moments["stitched", "b"]
+        measures: dict[str, Callable[[Moments], Any]] = {
+            "r2": lambda pair: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2),
+            "cka": cka,
+            "cca": cca_mean,
+            "svcca": svcca,
+        }
+        return {name: _if_any(measure, pair) for name, measure in measures.items()}
 
 
 class Tally:
     """The statistics of an evaluation, folded in batch by batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Stitched, name: str = "a") -> None:
         self.answers = Answers()
-        self.moments = LayerMoments([(["stitched"], ["b"])])
-        self._distance = 0.0
+        what = f"what the stitch makes of {spoken(network.layer_a)} of {name!r}"
+        self.likeness = Likeness(network.transformation.meeting.b, what)
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
         """Fold in one batch: activations as transformed and as the second model's own, and the answers of both."""
-        mask = fitting_mask(mask_of(batch), own)
-        ours, theirs = rows(transformed, mask), rows(own, mask)
-        self.moments.update({"stitched": ours, "b": theirs})
-        self._distance += float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
+        self.likeness.update(transformed, own, mask_of(batch))
         self.answers.update(answers, own_answers, batch)
 
     def evaluation(self) -> Evaluation:
         """Return the numbers."""
-        pair, said = self.moments["stitched", "b"], self.answers.counts
+        said = self.answers.counts
         assert said is not None
-        labelled = self.answers.labelled
+        accuracy, accuracy_b = self.answers.accuracies
         return Evaluation(
             examples=self.answers.examples,
-            accuracy=said.accuracy_a if labelled else None,
-            accuracy_b=said.accuracy_b if labelled else None,
+            accuracy=accuracy,
+            accuracy_b=accuracy_b,
             cross_entropy=said.cross_entropy_ab,
             agreement=said.agreement,
-            r2=_if_any(lambda pair: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2), pair),
-            cka=_if_any(cka, pair),
-            cca=_if_any(cca_mean, pair),
-            svcca=_if_any(svcca, pair),
+            classes=said.classes,
+            **self.likeness.values(),
         )
 
 
-def evaluated(network: Stitched, data: Any, examples: int | None = None) -> Evaluation:
-    """Return what a stitched network can do on the data, beside the second model itself."""
-    return evaluated_all([network], data, examples)[0]
+def evaluated(network: Stitched, data: Any, examples: int | None = None, *, name: str = "a") -> Evaluation:
+    """Return what a stitched network can do on the data, beside the second model itself; `name` is the first's."""
+    return evaluated_all([network], data, examples, name=name)[0]
 
 
-def evaluated_all(networks: Sequence[Stitched], data: Any, examples: int | None = None) -> list[Evaluation]:
+def evaluated_all(
+    networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
+) -> list[Evaluation]:
     """Return what stitched networks of the same two models can do, in one pass: the models run once on each batch."""
-    tallies, b = [Tally() for _ in networks], networks[0].b
+    tallies, b = [Tally(network, name) for network in networks], networks[0].b
     for network in networks:
-        network.tail  # noqa: B018  cut before hooks are in place
-    batches = tqdm(batches_of(data, examples), desc="evaluating", unit=" batches", delay=2, leave=False)
+        network.cut()  # before hooks are in place
+    batches = watched(data, examples, "evaluating")
     layers = list(dict.fromkeys(network.layer_b for network in networks))
     with guest(networks[0].a, b):
         for batch in batches:
@@ -145,15 +209,19 @@ def _heads(networks: Sequence[Stitched], batch: Any) -> dict[str, Tensor]:
         return {layer: kept[layer] for layer in layers}
 
 
-def _logits(answers: Any) -> Tensor:
+def _logits(answers: Any, whose: str) -> Tensor:
     logits = main_tensor(answers, "")
     if logits.ndim not in (2, 3) or logits.shape[-1] < 2:
         raise ShapeError(
             f"the second model's output has shape {tuple(logits.shape)}; a stitch is judged by the scores of a "
             "classifier, one row an example."
         )
-    if not bool(torch.isfinite(logits).all()):
-        raise ForwardError("the stitched network or the second model gives NaN or Inf on these data.")
+    count = int((~torch.isfinite(logits)).sum())
+    if count:
+        raise ForwardError(
+            f"{whose} gives {count:,} NaN or Inf among {logits.numel():,} scores; mend the model or leave out the "
+            "examples that cause them."
+        )
     return logits
 
 
@@ -166,12 +234,15 @@ def _valid(logits: Tensor, own: Tensor, labels: Tensor | None, mask: Any) -> tup
     counts = counts.to(own.device)
     if labels is not None:
         if labels.shape != own.shape[:2]:
-            raise ShapeError(f"there are labels of shape {tuple(labels.shape)} for {tuple(own.shape[:2])} places.")
-        counts = counts & (labels >= 0)  # -100 marks what does not count
+            raise ShapeError(
+                f"the labels have shape {tuple(labels.shape)}, and the second model answers for {own.shape[0]:,} × "
+                f"{own.shape[1]:,} places; give one label for each place, -100 where it does not count."
+            )
+        counts = counts & (labels >= 0)
     return logits[counts], own[counts], None if labels is None else labels[counts]
 
 
-def _if_any(measure: Any, pair: Moments) -> float | None:
+def _if_any(measure: Callable[[Moments], Any], pair: Moments) -> float | None:
     """Return a value, or None where a layer does not vary and there is none."""
     try:
         return float(measure(pair))

@@ -6,45 +6,58 @@ sums, so memory does not grow with the number of examples.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from netkin.applications.stitching.ends import End, Meeting
+from netkin.applications.stitching.ends import End, Meeting, Pair, fitting_mask, gives_lines
 from netkin.applications.stitching.gathering import Gathering
-from netkin.errors import ForwardError, ValueFault
-from netkin.representations import batches_of, guest
+from netkin.applications.stitching.matching import LinearMap, find, least_squares, matched, reduced_rank
+from netkin.applications.stitching.progress import watched
+from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.representations import guest
 from netkin.representations.calls import watching
 from netkin.representations.cutting import known_layer, run_until
 from netkin.representations.feeding import batch_length, feed, mask_of, take
-from netkin.representations.layers import spoken
+from netkin.representations.layers import modules, split_call, spoken, unwrapped
+from netkin.representations.nesting import at, path_to_tensor
 from netkin.representations.recording import main_tensor
 from netkin.statistics import Moments
 
-Pair = tuple[str, str]
 React = Callable[[str, Tensor], None]
 
 
 class Fit:
-    """What one pass told of the pairs of layers: how they meet, and what direct matching reads.
+    """What one pass told of the pairs of layers: how they meet, and what direct matching reads."""
 
-    `few` are some examples of the first batch, by which models are tried out.
-    """
-
-    def __init__(
-        self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], examples: int, few: Any
-    ):
-        self.meetings, self.examples, self.few = meetings, examples, few
+    def __init__(self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], examples: int):
+        self.meetings, self.examples = meetings, examples
         self._gathering, self._names = gathering, names
 
     def moments(self, pair: Pair) -> Moments:
         """Return the moments of a pair, the first layer in the form of the second; of that one only the mean."""
         return self._gathering.moments(_keys(pair, self.meetings[pair], self._names))
+
+    def map(self, pair: Pair, how: str) -> LinearMap:
+        """Return the map that a direct method finds; where any data would be met exactly a warning says so."""
+        moments = self.moments(pair)
+        method, parameters = find(how)
+        unknowns = moments.x.width + parameters.get("affine", True)
+        if moments.n < unknowns and method in (least_squares, reduced_rank):
+            warnings.warn(
+                f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each unit, so "
+                f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
+                "'ridge'.",
+                InflatedWarning,
+                stacklevel=2,
+            )
+        return matched(moments, how)
 
 
 def fitted(
@@ -56,18 +69,24 @@ def fitted(
     examples: int | None = None,
     resize: str | None = None,
     names: tuple[str, str] = ("a", "b"),
+    look: Callable[[Any], None] | None = None,
 ) -> Fit:
-    """Return the moments of pairs of layers of `a` and `b` over the data."""
+    """Return the moments of pairs of layers of `a` and `b` over the data.
+
+    `look` is called with a few examples before all others are passed through.
+    """
     with guest(a, b):
-        batches = batches_of(data, examples)
+        batches = watched(data, examples, "fitting")
         first = next(batches)
         meetings = met(a, b, pairs, first, resize=resize, names=names)
+        if look is not None:
+            look(take(first, 4))
         gathering, seen = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items()), 0
         with _both(a, b, meetings, gathering, names) as fold:
-            for batch in tqdm(chain([first], batches), desc="fitting", unit=" batches", delay=2, leave=False):
+            for batch in chain([first], batches):
                 fold(batch)
                 seen += batch_length(batch)
-    return Fit(meetings, gathering, names, seen, take(first, 4))
+    return Fit(meetings, gathering, names, seen)
 
 
 def met(
@@ -88,31 +107,86 @@ def met(
 
 
 def _ends(model: nn.Module, layers: Sequence[str], batch: Any, name: str) -> dict[str, End]:
-    """Return the ends of layers; a layer whose output for an example depends on the others in the batch is refused."""
-    many, few = (_outputs(model, layers, take(batch, count), name) for count in (4, 2))
+    """Return the ends of layers; one that can't be joined to anything is refused."""
+    ends: dict[str, End] = {}
+    with named(model, name):
+        found = ends_of(model, partial(_outputs, model, layers, name), batch, name)
+    for layer, end in found.items():
+        if isinstance(end, NetkinError):
+            raise end
+        ends[layer] = end
+    return ends
+
+
+def ends_of(
+    model: nn.Module, run: Callable[[Any], Mapping[str, Tensor]], batch: Any, name: str
+) -> dict[str, End | NetkinError]:
+    """Return what each layer is that `run` gives the outputs of, or why it can't be joined to anything.
+
+    The latter is so where the output for an example depends on the others in the batch.
+    """
+    known = modules(model)
+    ends: dict[str, End | NetkinError] = {}
+    with guest(model):
+        many, few = ({**run(take(batch, count))} for count in (4, 2))
     for layer, output in few.items():
-        _refuse_dependent(output, many[layer], f"{spoken(layer)} of {name!r}")
-    return {layer: End.of(output, f"{spoken(layer)} of {name!r}") for layer, output in few.items()}
+        who = f"{spoken(layer)} of {name!r}"
+        try:
+            said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
+            _refuse_dependent(output, many.get(layer, output), said)
+            ends[layer] = End.of(output, who, line=gives_lines(known, split_call(layer)[0]))
+        except (ShapeError, ValueFault) as reason:
+            ends[layer] = reason
+    return ends
 
 
-def _outputs(model: nn.Module, layers: Sequence[str], batch: Any, name: str) -> dict[str, Tensor]:
+@contextmanager
+def named(model: nn.Module, name: str) -> Iterator[None]:
+    """Say of which model it was that a layer was not found."""
+    try:
+        yield
+    except UnknownName as fault:
+        raise UnknownName(f"in {name!r}, a {type(unwrapped(model)).__name__}: {fault}") from fault
+
+
+def refuse_unsteady(b: nn.Module, batch: Any, name: str = "b") -> None:
+    """Refuse a second model whose answers are not finite, or change by chance or with the other examples."""
+    with guest(b):
+        whole = feed(b, take(batch, 4))
+        path = path_to_tensor(whole)
+        if path is None:  # it answers in no floating numbers
+            return
+        many, again, few = (at(output, path) for output in (whole, feed(b, take(batch, 4)), feed(b, take(batch, 2))))
+    bad = int((~torch.isfinite(many)).sum())
+    if bad:
+        raise ValueFault(
+            f"the output of {name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
+            f"{batch_length(take(batch, 4))} examples; mend its weights, or leave out these examples."
+        )
+    _refuse_apart(many, again, f"{name!r} answers the same examples differently when it is asked again")
+    _refuse_dependent(few, many, f"{name!r} gives other answers for an example when other examples are in its batch")
+
+
+def _outputs(model: nn.Module, layers: Sequence[str], name: str, batch: Any) -> dict[str, Tensor]:
     outputs: dict[str, Tensor] = {}
-    with (
-        guest(model),
-        _watched(model, layers, lambda layer, output: outputs.update({layer: output.clone()}), name) as run,
-    ):
+    with _watched(model, layers, lambda layer, output: outputs.update({layer: output.clone()}), name) as run:
         run(batch)
     return outputs
 
 
-def _refuse_dependent(few: Tensor, many: Tensor, who: str) -> None:
-    if len(few) != 2 or len(many) <= 2 or not bool(torch.isfinite(many).all()):
-        return  # what is not finite is refused later, with its number
-    off = float((many[:2] - few).abs().max() / few.abs().max().clamp(min=1e-30))
-    if off > (1e-3 if torch.finfo(few.dtype).eps < 1e-6 else 0.1):
+def _refuse_dependent(few: Tensor, many: Tensor, what: str) -> None:
+    if few.ndim and many.ndim and len(few) == 2 < len(many):
+        _refuse_apart(few, many[:2], what)
+
+
+def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
+    if one.shape != other.shape or not bool(torch.isfinite(other).all()):
+        return  # what is not finite is refused elsewhere, with its number
+    off = float((other - one).abs().max() / one.abs().max().clamp(min=1e-30))
+    if off > (1e-3 if torch.finfo(one.dtype).eps < 1e-6 else 0.1):
         raise ValueFault(
-            f"{who} gives other values for an example when other examples are in its batch, or by chance (they differ "
-            f"by {off:.1%} of the largest); a stitch needs a model whose evaluation mode uses stored statistics."
+            f"{what} (by {off:.1%} of the largest); a stitch needs models whose evaluation mode draws nothing at "
+            "random and uses stored statistics."
         )
 
 
@@ -124,18 +198,21 @@ def _both(
     forms: dict[str, dict[str, Meeting]] = {}
     for pair, meeting in meetings.items():
         forms.setdefault(pair[0], {})[_keys(pair, meeting, names)[0]] = meeting
+    aims = {pair[1]: meeting.b for pair, meeting in meetings.items()}
     masks: list[Any] = [None]
 
     def first(layer: str, output: Tensor) -> None:
         for key, meeting in forms[layer].items():
-            gathering.first(key, meeting(output), fitting_mask(masks[0], output))
+            form = meeting.b.spread(meeting(output))
+            gathering.first(key, form, fitting_mask(masks[0], form))
 
     def second(layer: str, output: Tensor) -> None:
-        gathering.second(_named(layer, names[1]), output, fitting_mask(masks[0], output))
+        form = aims[layer].spread(output)
+        gathering.second(_named(layer, names[1]), form, fitting_mask(masks[0], form))
 
     with ExitStack() as stack:
         run_a = stack.enter_context(_watched(a, list(forms), first, names[0]))
-        run_b = stack.enter_context(_watched(b, list(dict.fromkeys(y for _, y in meetings)), second, names[1]))
+        run_b = stack.enter_context(_watched(b, list(aims), second, names[1]))
 
         def fold(batch: Any) -> None:
             masks[0] = mask_of(batch)
@@ -172,7 +249,9 @@ def _watched(model: nn.Module, layers: Sequence[str], react: React, name: str) -
         finally:
             ours[0] = False
         for call in calls.keys() - ran:
-            raise ForwardError(f"{spoken(calls[call][0])} of {name!r} did not run in the forward of this batch.")
+            raise ForwardError(
+                f"{spoken(calls[call][0])} of {name!r} did not run in the forward of this batch; choose one that does."
+            )
 
     with watching(model, list(calls), reacting):
         yield run
@@ -185,16 +264,11 @@ def _run(model: nn.Module, layers: Sequence[str], batch: Any) -> None:
         feed(model, batch)
 
 
-def fitting_mask(mask: Any, output: Tensor) -> Any:
-    """Return the batch's mask of valid tokens if it is one for this output, otherwise None."""
-    fits = mask is not None and output.ndim == 3 and tuple(mask.shape) == tuple(output.shape[:2])
-    return mask if fits else None
-
-
 def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, str]:
     """Return the names under which a pair is gathered: the first layer in each form that is wanted once."""
-    form = f" ({meeting.words})" if meeting.words else ""
-    return f"{_named(pair[0], names[0])}{form}", _named(pair[1], names[1])
+    count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
+    form = ", ".join(filter(None, [meeting.words, count]))
+    return f"{_named(pair[0], names[0])}{f' ({form})' if form else ''}", _named(pair[1], names[1])
 
 
 def _named(layer: str, model: str) -> str:

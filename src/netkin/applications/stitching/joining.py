@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.stitching.ends import Meeting, Pair
+from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
+from netkin.arrays import HALF
+from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, ValueFault
 from netkin.representations.cutting import run_until
-from netkin.representations.feeding import dtype_of
+from netkin.representations.feeding import Forward, device_of, dtype_of
 from netkin.representations.guests import evaluating, guest
 from netkin.representations.recording import main_tensor
 from netkin.representations.tails import Tail, agrees, reaches_around, tail
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class Stitched(nn.Module):
@@ -41,33 +44,45 @@ class Stitched(nn.Module):
         self.layer_a, self.layer_b, self.cuts = layer_a, layer_b, cuts
         self._tail: list[Tail] = []  # in a list, so that it is no child of this module
 
-    def forward(self, inputs: Any = None, **keywords: Any) -> Any:
-        """Return the output of the second model for what the first makes of the inputs."""
-        batch = keywords or inputs
-        return self.finish(self.transformation(self.begin(batch)), batch)
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Return the output of the second model for what the first makes of the inputs.
 
-    def begin(self, batch: Any) -> Tensor:
+        Both models get them as they are given here. A single one may also be a batch, which is fed as `nk.stitch` does:
+        of a tuple the first element, a mapping as keywords without its labels.
+        """
+        if len(inputs) == 1 and not keywords:
+            return self.finish(self.transformation(self.begin(inputs[0])), inputs[0])
+        batch = (inputs, keywords)
+        return self.finish(self.transformation(self.begin(batch, _called)), batch, _called)
+
+    def begin(self, batch: Any, forward: Forward | None = None) -> Tensor:
         """Return what the first model gives at its layer; nothing after it is computed."""
         with evaluating(self.a):
-            return main_tensor(run_until(self.a, self.layer_a, batch), self.layer_a).to(self.transformation.shift)
+            given = run_until(self.a, self.layer_a, batch, forward)
+        return main_tensor(given, self.layer_a).to(self.transformation.shift)
 
-    def finish(self, output: Tensor, batch: Any) -> Any:
+    def finish(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
         """Return what the second model makes of `output` at its layer."""
         given = dtype_of(self.b)
         if given in HALF:  # the transformation is more precise, so that training can take small steps
             output = output.to(given)
         with evaluating(self.b), _differentiable(self.b):
-            return self.tail(output, batch)
+            return self.tail(output, batch, forward)
 
     @property
     def tail(self) -> Tail:
         """What the second model does after its layer."""
-        if not self._tail:
-            with evaluating(self.b):  # what depends on the mode is fixed when the model is traced
-                found = tail(self.b, self.layer_b)
-            uncut = found.graph is not None and not self.cuts
-            self._tail.append(Tail(self.layer_b, self.b, None, "its cut gave other numbers") if uncut else found)
+        self.cut()
         return self._tail[0]
+
+    def cut(self) -> None:
+        """Cut the second model now, unless that was done: once it has hooks it can't be."""
+        if self._tail:
+            return
+        with evaluating(self.b):  # what depends on the mode is fixed when the model is traced
+            found = tail(self.b, self.layer_b)
+        uncut = found.graph is not None and not self.cuts
+        self._tail.append(Tail(self.layer_b, self.b, None, "its cut gave other numbers") if uncut else found)
 
     @property
     def how(self) -> str:
@@ -91,10 +106,39 @@ class Stitched(nn.Module):
         return self
 
 
-def precise(b: nn.Module) -> torch.dtype | None:
-    """Return the precision of a stitch into `b`: that of its weights, but no less than float32."""
+def stitched_network(
+    a: nn.Module,
+    b: nn.Module,
+    pair: Pair,
+    linear: LinearMap,
+    meeting: Meeting,
+    *,
+    rank: int | None = None,
+    cuts: bool = True,
+) -> Stitched:
+    """Return layers of two models joined by a map, which is where `b` is, in the precision of `b`, or float32 at least.
+
+    With `rank` the map is a bottleneck; `cuts` tells whether `b` can be cut there (see `cuts_truly`).
+    """
     given = dtype_of(b)
-    return torch.float32 if given in HALF else given
+    transformation = Transformation(linear, meeting, rank=rank)
+    transformation.to(device_of(b), torch.float32 if given in HALF else given)
+    transformation.set(linear)  # again, where it may be float64 by now
+    return Stitched(a, pair[0], b, pair[1], transformation, cuts=cuts)
+
+
+@contextmanager
+def both_lent(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+    """Lend two models to `device` while the `with` lasts."""
+    with ExitStack() as stack:
+        for model in [a] if a is b else [a, b]:
+            stack.enter_context(lent(model, device))
+        yield
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    inputs, keywords = batch
+    return model(*inputs, **keywords)
 
 
 def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
@@ -131,19 +175,3 @@ def _advice(b: nn.Module, layer: str, batch: Any) -> str:
                 return f"choose {above!r}, which encloses both"
         above = above.rpartition(".")[0]
     return "choose a layer that all paths lead through"
-
-
-def frozen(*models: nn.Module) -> list[tuple[Tensor, bool]]:
-    """Switch off the gradients of all weights and return what was there before, for `thawed`."""
-    before: list[tuple[Tensor, bool]] = [
-        (weight, weight.requires_grad) for model in models for weight in model.parameters()
-    ]
-    for weight, _ in before:
-        weight.requires_grad_(False)
-    return before
-
-
-def thawed(before: list[tuple[Tensor, bool]]) -> None:
-    """Give all weights the gradient flags they had."""
-    for weight, flag in before:
-        weight.requires_grad_(flag)

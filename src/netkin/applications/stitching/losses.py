@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from netkin.applications.stitching.ends import End, fitting_mask
+from netkin.arrays import at_least_single
 from netkin.errors import ShapeError, UnknownName, ValueFault
 
+ROWS = ("places", "examples")  # what a row is, of which the CKA is taken
 Loss = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
 
 
@@ -67,24 +70,43 @@ def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
     if not isinstance(labels, Tensor):
         raise ValueFault("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
     if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
+        wanted = "one for each example" if answers.ndim == 2 else "one for each place of a sequence"
         raise ShapeError(
-            f"labels='true' needs class numbers in {answers.ndim - 1} dimension(s); got labels of shape "
-            f"{tuple(labels.shape)} and {labels.dtype}."
+            f"labels='true' needs class numbers, {wanted}; got labels of shape {tuple(labels.shape)} and "
+            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`."
         )
     below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
     outside = labels[below | (labels >= classes)]
     if len(outside):
-        raise ValueFault(f"labels must lie between 0 and {classes - 1}; got {int(outside[0])}.")
+        raise ValueFault(
+            f"labels='true' needs labels from 0 to {classes - 1}, as the second model has {classes} classes; "
+            f"{len(outside):,} of {labels.numel():,} lie outside, such as {int(outside[0])}. Leave out those examples, "
+            "or go by the second model's answers: labels='soft'."
+        )
+
+
+def cka_rows(output: Tensor, mask: Tensor | None, end: End, of: str) -> Tensor:
+    """Return what the CKA penalty compares: a row a place, or a row an example, where padding counts as zero."""
+    if of == "places":
+        return end.rows(output, mask)
+    valid = None if end.kind == "maps" else fitting_mask(mask, output)
+    return (output if valid is None else output.masked_fill(~valid.unsqueeze(-1), 0)).flatten(1)
 
 
 def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
-    """Return the CKA of a batch of rows, as `cka` gives it, without once waiting for the device."""
-    X, Y = (rows.to(_at_least_single(rows)) for rows in (X, Y))
-    X, Y = X - X.mean(0), Y - Y.mean(0)
-    X, Y = (rows / torch.linalg.vector_norm(rows.detach()).clamp(min=1e-30) for rows in (X, Y))  # no square overflows
-    own = torch.linalg.matrix_norm(X.mT @ X) * torch.linalg.matrix_norm(Y.mT @ Y)
-    return (X.mT @ Y).square().sum() / own
+    """Return the CKA of a batch of rows, as `cka` gives it, without once waiting for the device.
 
-
-def _at_least_single(rows: Tensor) -> torch.dtype:
-    return torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
+    Of few wide rows, such as whole maps, it is taken from their n × n Gram matrices. Rows that do not vary have none;
+    theirs counts as 0, and its gradient is 0 too.
+    """
+    with torch.autocast(X.device.type, enabled=False):  # it would round the products
+        X, Y = (rows.to(at_least_single(rows.dtype)) for rows in (X, Y))
+        X, Y = (rows - rows.mean(0) for rows in (X, Y))
+        X, Y = (rows / torch.linalg.vector_norm(rows.detach()).clamp(min=1e-30) for rows in (X, Y))  # none overflows
+        if len(X) < max(X.shape[1], Y.shape[1]):
+            K, L = X @ X.mT, Y @ Y.mT
+            cross = (K * L).sum()
+        else:
+            K, L = X.mT @ X, Y.mT @ Y
+            cross = (X.mT @ Y).square().sum()
+        return cross / (K.square().sum() * L.square().sum()).clamp(min=1e-30).sqrt()

@@ -157,6 +157,16 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
     return METHODS[name], {key: _like(known[key], key, value) for key, value in given.items()}
 
 
+def seeded(how: str, seed: int) -> str:
+    """Return a method with its seed spelled out, where it is random and names none.
+
+    Example:
+        >>> seeded("random", 3), seeded("ridge", 3)
+        ('random(seed=3)', 'ridge')
+    """
+    return f"random(seed={seed})" if how == "random" else how
+
+
 def _defaults(method: Method) -> dict[str, Any]:
     return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.losses import refuse_unfit_labels
 from netkin.errors import ShapeError
 from netkin.representations import recording
-from netkin.representations.feeding import feed, labels_of, mask_of, prepared
+from netkin.representations.feeding import feed, labels_of, mask_of, prepared, take
 from netkin.representations.nesting import leaves, parts, rebuilt
 from netkin.representations.recording import main_tensor
 
@@ -31,6 +32,11 @@ class Portion:
     labels: Any = None
     mask: Tensor | None = None  # which tokens of sequences are no padding
     batch: Any = None  # kept only where the second model needs it: it runs whole where it can't be cut
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds all that a stitch is judged by."""
+        return self.head is not None and self.answers is not None and self.own is not None
 
     @property
     def bytes(self) -> int:
@@ -51,6 +57,15 @@ def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool =
         mask=_mask(network, batch),
         batch=batch if network.tail.graph is None else None,
     )
+
+
+def labelled(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches; labels that are missing, or no classes of the second model, are refused."""
+    few = None
+    for batch in batches:
+        few = portion(network, take(batch, 1), head=False, own=False).answers if few is None else few
+        refuse_unfit_labels(_labels(network, batch), few)
+        yield batch
 
 
 def picked(structure: Any, length: int, index: Any) -> Any:
@@ -80,7 +95,7 @@ def joined(portions: Sequence[Any]) -> Any:
 
 
 def _of_second(network: Stitched, batch: Any, own: bool) -> tuple[Tensor, Tensor | None]:
-    network.tail  # noqa: B018  cut before hooks are in place
+    network.cut()  # before hooks are in place
     if not own:
         return main_tensor(feed(network.b, batch), "").clone(), None
     with recording(network.b, [network.layer_b]) as kept:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from netkin.applications.stitching.ends import rows
-from netkin.applications.stitching.fitting import fitting_mask
+from netkin.applications.stitching.ends import End
+from netkin.applications.stitching.evaluating import Likeness
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.losses import Loss, counted
+from netkin.applications.stitching.losses import Loss, cka_rows, counted
 from netkin.applications.stitching.portions import Portion, picked, portion
-from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ShapeError
-from netkin.measures import cca_mean, cka, svcca
-from netkin.representations import batches_of
+from netkin.measures import cka
 from netkin.representations.feeding import batch_length
 from netkin.representations.nesting import mapped
 from netkin.representations.recording import main_tensor
-from netkin.statistics import LayerMoments, Moments
 
 Record = dict[str, Any]
 
@@ -36,13 +34,14 @@ class Sampling:
         self.limit, self.stride, self._seen = limit, 1, 0
         self._pieces: list[tuple[int, int, Portion]] = []  # place of the first, number, and the examples
 
-    def offer(self, network: Stitched, batch: Any) -> None:
-        """Pick from a batch, and run both models on what was picked."""
+    def offer(self, network: Stitched, batch: Any, whole: Portion | None = None) -> None:
+        """Pick from a batch, or from the `whole` of what both models make of it; else they run on what was picked."""
         length, first = batch_length(batch), -self._seen % self.stride
         if first < length:
-            few = picked(batch, length, slice(first, None, self.stride))
-            count = len(range(first, length, self.stride))
-            self._pieces.append((self._seen + first, count, portion(network, few)))
+            index = slice(first, None, self.stride)
+            few = portion(network, picked(batch, length, index)) if whole is None else None
+            few = few or _own_memory(picked(whole, length, index))
+            self._pieces.append((self._seen + first, len(range(first, length, self.stride)), few))
         self._seen += length
         while self.count > self.limit:
             self._thin()
@@ -76,58 +75,73 @@ class Sample:
     portions: list[Portion]
 
     @classmethod
-    def of(cls, network: Stitched, data: Any, limit: int) -> Sample:
-        """Return a sample of data that are not trained on."""
+    def of(cls, network: Stitched, batches: Iterable[Any], limit: int) -> Sample:
+        """Return a sample of batches that are not trained on."""
         sampling = Sampling(limit)
-        for batch in batches_of(data):
+        for batch in batches:
             sampling.offer(network, batch)
         return cls(sampling.portions)
 
     @torch.no_grad()
-    def record(self, network: Stitched, loss: Loss) -> Record:
+    def record(self, network: Stitched, loss: Loss, cka_of: str = "places") -> Record:
         """Return loss, accuracy, agreement with the second model, and the likeness of the activations at the joint.
 
         `r2` is not refitted: ``1 - ‖AM + b - B‖² / ‖B - mean‖²``, which may be negative. None stands where the sample
-        has no labels, the answers are no scores, or the activations do not vary.
+        has no labels, the answers are no scores, or the activations do not vary. All likeness is place by place; with
+        ``cka_of="examples"`` there is `cka_of_examples` too.
         """
-        tally = _Tally()
+        tally = _Tally(network.transformation.meeting.b, loss, cka_of)
         for one in self.portions:
             transformed = network.transformation(one.head)
-            answers = main_tensor(network.finish(transformed.clone(), one.batch), "")
-            tally.update(transformed, answers, one, loss)
+            tally.update(transformed, main_tensor(network.finish(transformed.clone(), one.batch), ""), one)
         return tally.record()
 
 
 class _Tally:
-    def __init__(self) -> None:
-        self._moments = LayerMoments([(["stitched"], ["b"])])
-        self._loss, self._distance, self._examples = 0.0, 0.0, 0
+    def __init__(self, end: End, loss: Loss, cka_of: str) -> None:
+        self._end, self._criterion, self._cka_of = end, loss, cka_of
+        self._likeness = Likeness(end)
+        self._whole: tuple[list[Tensor], list[Tensor]] = ([], [])  # activations of both sides, a row an example
+        self._loss, self._examples = 0.0, 0
         self._right, self._same = _Share(), _Share()
 
-    def update(self, transformed: Tensor, answers: Tensor, one: Portion, loss: Loss) -> None:
+    def update(self, transformed: Tensor, answers: Tensor, one: Portion) -> None:
         assert one.own is not None
-        mask = fitting_mask(one.mask, one.own)
-        ours, theirs = rows(transformed, mask), rows(one.own, mask)
-        self._distance += float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
-        self._moments.update({"stitched": ours, "b": theirs})
+        self._likeness.update(transformed, one.own, one.mask)
+        if self._cka_of == "examples":
+            for side, output in zip(self._whole, (transformed, one.own), strict=True):
+                side.append(cka_rows(output, one.mask, self._end, self._cka_of))
         answers, own, labels = counted(answers, one.answers, one.labels, one.mask)
-        self._loss += float(_single(loss(answers, own, labels))) * len(answers)
+        self._loss += float(_single(self._criterion(answers, own, labels))) * len(answers)
         self._examples += len(answers)
         if answers.ndim in (2, 3) and answers.shape[-1] > 1:
             self._same.add(answers.argmax(-1), own.argmax(-1))
             self._right.add(answers.argmax(-1), labels)
 
     def record(self) -> Record:
-        pair = self._moments["stitched", "b"]
-        return {
-            "loss": self._loss / self._examples,
-            "accuracy": self._right.value,
-            "agreement": self._same.value,
-            "cka": _if_any(cka, pair),
-            "r2": _if_any(lambda pair: 1 - self._distance / (float(pair.y.trace) / pair.y.scale**2), pair),
-            "cca": _if_any(cca_mean, pair),
-            "svcca": _if_any(svcca, pair),
-        }
+        said = {"loss": self._loss / self._examples, "accuracy": self._right.value, "agreement": self._same.value}
+        if self._cka_of == "places":
+            return said | self._likeness.values()
+        X, Y = (_together(side, self._end) for side in self._whole)
+        return said | self._likeness.values() | {"cka_of_examples": _cka_if_any(X, Y)}
+
+
+def _cka_if_any(X: Tensor, Y: Tensor) -> float | None:
+    try:
+        return float(cka(X, Y))
+    except NoValue:  # activations that do not vary
+        return None
+
+
+def _together(parts: list[Tensor], end: End) -> Tensor:
+    """Return rows of several portions as one matrix; shorter sequences end in zeros, as padding does."""
+    least, most = (chosen(part.shape[1] for part in parts) for chosen in (min, max))
+    if least != most and end.kind == "maps":
+        raise ShapeError(
+            f"cka_of='examples' compares whole maps, which must have one size; got {least:,} and {most:,} values an "
+            "example. Give inputs of one size, or take cka_of='places'."
+        )
+    return torch.cat([functional.pad(part, (0, most - part.shape[1])) for part in parts])
 
 
 class _Share:
@@ -158,11 +172,3 @@ def _single(value: Any) -> Tensor:
 def _own_memory(piece: Portion) -> Portion:
     """Return a portion whose tensors are no views that hold on to what was let go."""
     return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
-
-
-def _if_any(measure: Callable[[Moments], Any], pair: Moments) -> float | None:
-    """Return a value, or None where a layer does not vary and there is none."""
-    try:
-        return float(measure(pair))
-    except NoValue:
-        return None

@@ -36,10 +36,19 @@ class Standing:
     adam: dict[str, Tensor] = field(default_factory=dict)
 
 
-def write(path: Location, standing: Standing, course: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Identity:
+    """Which training it is: the options on which its course depends, and the marks of models, layers and data."""
+
+    options: dict[str, Any]
+    subjects: dict[str, str]
+
+
+def write(path: Location, standing: Standing, identity: Identity) -> None:
     """Write where a training stands; the file appears whole or not at all."""
     header = {
-        "course": course,
+        "options": identity.options,
+        "subjects": identity.subjects,
         "step": standing.step,
         "best_step": standing.best_step,
         "waited": standing.waited,
@@ -50,13 +59,14 @@ def write(path: Location, standing: Standing, course: dict[str, Any]) -> None:
     files.write(path, KIND, header, arrays)
 
 
-def read(path: Location, course: dict[str, Any], first: Weights) -> Standing | None:
-    """Return where a training stood, or None where there is no file; one with other settings or start is refused."""
+def read(path: Location, identity: Identity, first: Weights) -> Standing | None:
+    """Return where a training stood, or None where there is no file; that of another training is refused."""
     if not Path(path).exists():
         return None
     header, arrays = files.read(path, KIND)
     with files.damage_reported(path):
-        _refuse_other_course(path, header["course"], course)
+        _refuse_other_options(path, header["options"], identity.options)
+        _refuse_other_subjects(path, header["subjects"], identity.subjects)
         groups: dict[str, dict[str, Tensor]] = {"first": {}, "now": {}, "best": {}, "adam": {}}
         for key, array in arrays.items():
             group, _, name = key.partition("/")
@@ -86,8 +96,8 @@ def _array(tensor: Tensor) -> Any:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
-def _refuse_other_course(path: Location, held: dict[str, Any], course: dict[str, Any]) -> None:
-    for name, value in course.items():
+def _refuse_other_options(path: Location, held: dict[str, Any], options: dict[str, Any]) -> None:
+    for name, value in options.items():
         if held.get(name) != value:
             raise FileFault(
                 f"{str(path)!r} holds a training with {name}={held.get(name)!r}, not {value!r}; give the same options, "
@@ -95,12 +105,21 @@ def _refuse_other_course(path: Location, held: dict[str, Any], course: dict[str,
             )
 
 
+def _refuse_other_subjects(path: Location, held: dict[str, str], subjects: dict[str, str]) -> None:
+    for name, mark in subjects.items():
+        if held.get(name) != mark:
+            raise FileFault(
+                f"{str(path)!r} holds a training with other {name} ({held.get(name)}, not {mark}); give the same "
+                "models, layers and data, or another file."
+            )
+
+
 def _refuse_other_start(path: Location, held: Weights, first: Weights) -> None:
     alike = held.keys() == first.keys() and all(_near(held[name], first[name].cpu()) for name in first)
     if not alike:
         raise FileFault(
-            f"{str(path)!r} holds a training that began from another transformation; give the same models, layers and "
-            "data, or another file."
+            f"{str(path)!r} holds a training that began from another transformation; give the same one, or another "
+            "file."
         )
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from netkin.applications.stitching.asking import Way, listed, way_of
+from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluated_all
-from netkin.applications.stitching.fitting import Fit, Pair, fitted
-from netkin.applications.stitching.joining import Stitched, cuts_truly, precise
-from netkin.applications.stitching.matching import find, identity, matched, random
-from netkin.applications.stitching.stitches import Stitch
-from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
+from netkin.applications.stitching.fitting import Fit, fitted, refuse_unsteady
+from netkin.applications.stitching.joining import both_lent, cuts_truly, stitched_network
+from netkin.applications.stitching.matching import find
+from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
+from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
-from netkin.applications.stitching.transformations import Transformation
-from netkin.comparing.subjects import lent
-from netkin.errors import UnknownName, ValueFault
+from netkin.applications.stitching.transformations import refuse_unfit_rank
+from netkin.errors import ValueFault
 from netkin.representations.feeding import device_of
-from netkin.results.identifiers import taken_apart
 
 
 def stitch(
@@ -30,7 +29,7 @@ def stitch(
     b: nn.Module,
     layer_b: str,
     data: Any,
-    how: str = "least_squares",
+    how: str | TaskLoss = "least_squares",
     test: Any = None,
     *,
     examples: int | None = None,
@@ -45,25 +44,27 @@ def stitch(
 
     `how` is a direct method, read from the moments of both layers over `data`: `least_squares`, `ridge(alpha=1.0)`,
     `procrustes`, `reduced_rank(k=8)`, `lasso(alpha=0.01)`, `permutation`, `identity` or `random`; or `task_loss`, which
-    trains the map, with the options of `TaskLoss` by keyword, and is judged meanwhile on `validation`, or else on part
-    of `data`. With `test` the stitch is judged at once.
+    trains the map, with the options of `TaskLoss` by keyword or as one, and is judged meanwhile on `validation`, or
+    else on part of `data`. With `test` the stitch is judged at once.
 
     Maps of another size are resized: by `average` where they shrink, else `bilinear`, unless `resize` names another
     way. `examples` limits those of `data`; `device` is where the models run meanwhile.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-        >>> batches = [(torch.randn(50, 4), torch.randint(0, 3, (50,)))]
+        >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
+        >>> batches = [(inputs, model(inputs).argmax(1))]
         >>> round(stitch(model, "1", model, "1", batches, test=batches).relative_accuracy, 3)
         1.0
     """
-    settings = _asked(how, seed, training)
-    start, pair = how if settings is None else settings.start, (layer_a, layer_b)
-    order = _Order(examples, resize, seed, names, settings)
-    with _on(device, a, b):
-        found = _fit_all(a, b, [pair], data, [start], order)[pair, start]
-        if settings is not None:
-            found = _trained(found, data, settings, validation, examples)
+    way, pair = way_of(how, seed, training), (layer_a, layer_b)
+    order = _Order(examples, resize, seed, names)
+    if way.training is not None:
+        _refuse_iterator(data)
+    with both_lent(a, b, device):
+        found = _fit_all(a, b, [pair], data, {way.id: way}, order)[pair, way.id]
+        if way.training is not None:
+            found = trained_stitch(found, data, way.training, validation=validation, examples=examples)
         if test is not None:
             found = replace(found, evaluation=found.evaluate(test))
     found.transformation.to(device_of(b))
@@ -88,34 +89,43 @@ def fit_all(
 
     They are found by ``(layer_a, layer_b), how``. With `test` all are judged, in one more pass.
     """
-    for how in hows:
-        find(how)
-    with _on(device, a, b):
-        made = _fit_all(a, b, pairs, data, hows, _Order(examples, resize, seed, names))
+    ways = {str(how): way_of(how, seed) for how in listed(hows)}
+    for how in ways:
+        find(how)  # refuses a training
+    with both_lent(a, b, device):
+        made = _fit_all(a, b, pairs, data, ways, _Order(examples, resize, seed, names))
         if test is not None:
-            judged = evaluated_all([one.network for one in made.values()], test)
+            judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
+            warn_of_doubt(judged[0])  # of the second model, which is the same in all
     for one in made.values():
         one.transformation.to(device_of(b))
     return made
 
 
-def _asked(how: str, seed: int, training: dict[str, Any]) -> TaskLoss | None:
-    """Return how a stitch is to be trained, or None where `how` is a direct method."""
-    if is_task_loss(how):
-        given = taken_apart(how)
-        own = {} if given and "seed" in given[1] else {"seed": seed}
-        return TaskLoss.read(how, own | training)
-    find(how)
-    if training:
-        raise UnknownName(f"{how!r} has no option {next(iter(training))!r}; such options belong to 'task_loss'.")
-    return None
+def started(
+    a: nn.Module, b: nn.Module, fit: Fit, pair: Pair, way: Way, *, cuts: bool, names: tuple[str, str], seed: int
+) -> Stitch:
+    """Return the stitch of a pair of layers by a method, before any training."""
+    rank = None if way.training is None else way.training.rank
+    refuse_unfit_rank(rank, fit.meetings[pair])  # by its own name: the start would call it `k`
+    network = stitched_network(a, b, pair, fit.map(pair, way.start), fit.meetings[pair], rank=rank, cuts=cuts)
+    return Stitch(network, way.id, 0 if way.is_blind else fit.examples, names=names, seed=seed)
 
 
-def _trained(found: Stitch, data: Any, settings: TaskLoss, validation: Any, examples: int | None) -> Stitch:
+def trained_stitch(found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None) -> Stitch:
+    """Return a stitch after its transformation was trained, in place, with the record of that."""
     done = trained(found.network, data, settings, validation=validation, examples=examples)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
-    return replace(found, method=str(settings), history=done.history, training=ended)
+    return replace(found, examples=done.examples, history=done.history, training=ended)
+
+
+def _refuse_iterator(data: Any) -> None:
+    if isinstance(data, Iterator):
+        raise ValueFault(
+            "`data` is an iterator, which gives its batches once, and a training reads them several times; pass a "
+            "loader or a list."
+        )
 
 
 @dataclass(frozen=True)
@@ -126,41 +136,25 @@ class _Order:
     resize: str | None
     seed: int
     names: tuple[str, str]
-    training: TaskLoss | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.names, str) or len(self.names) != 2:
-            raise ValueFault(f"`names` are two, one for each model; got {self.names!r}.")
+            raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {self.names!r}.")
 
 
 def _fit_all(
-    a: nn.Module, b: nn.Module, pairs: Sequence[Pair], data: Any, hows: Sequence[str], order: _Order
+    a: nn.Module, b: nn.Module, pairs: Sequence[Pair], data: Any, ways: Mapping[str, Way], order: _Order
 ) -> dict[tuple[Pair, str], Stitch]:
-    blind = not order.training and all(find(how)[0] in (identity, random) for how in hows)  # to the data
-    examples = 4 if blind else order.examples
-    fit = fitted(a, b, pairs, data, examples=examples, resize=order.resize, names=order.names)
-    cuts = {layer: cuts_truly(b, layer, fit.few, order.names[1]) for layer in dict.fromkeys(y for _, y in pairs)}
-    made = {}
-    for pair in fit.meetings:
-        for how in hows:
-            transformation = _transformation(fit, pair, how, order, b)
-            network = Stitched(a, pair[0], b, pair[1], transformation, cuts=cuts[pair[1]])
-            made[pair, how] = Stitch(network, how, 0 if blind else fit.examples, names=order.names, seed=order.seed)
-    return made
+    examples = 4 if all(way.is_blind for way in ways.values()) else order.examples
+    cuts: dict[str, bool] = {}
 
+    def look(few: Any) -> None:
+        refuse_unsteady(b, few, order.names[1])
+        cuts.update({layer: cuts_truly(b, layer, few, order.names[1]) for layer in {y: None for _, y in pairs}})
 
-def _transformation(fit: Fit, pair: Pair, how: str, order: _Order, b: nn.Module) -> Transformation:
-    method, parameters = find(how)
-    moments = fit.moments(pair)
-    linear = random(moments, **({"seed": order.seed} | parameters)) if method is random else matched(moments, how)
-    made = Transformation(linear, fit.meetings[pair], rank=order.training.rank if order.training else None)
-    made.to(device_of(b), precise(b)).set(linear)  # again, where it may be float64 by now
-    return made
-
-
-def _on(device: torch.device | str | None, a: nn.Module, b: nn.Module) -> ExitStack:
-    """Lend the models to `device` until the `with` ends."""
-    with ExitStack() as stack:
-        for model in [a] if a is b else [a, b]:
-            stack.enter_context(lent(model, device))
-        return stack.pop_all()
+    fit = fitted(a, b, pairs, data, examples=examples, resize=order.resize, names=order.names, look=look)
+    return {
+        (pair, how): started(a, b, fit, pair, way, cuts=cuts[pair[1]], names=order.names, seed=order.seed)
+        for pair in fit.meetings
+        for how, way in ways.items()
+    }

@@ -1,23 +1,35 @@
-"""`Stitch`: two models joined, and how that came to be."""
+"""`Stitch`: two models joined, and how that came to be; in a file without the models themselves."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
 
-from netkin import __version__
+import torch
+from torch import Tensor, nn
+
+from netkin import __version__, files
+from netkin.applications.stitching.ends import End, Meeting
 from netkin.applications.stitching.evaluating import Evaluation, evaluated
-from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
-from netkin.errors import NoValue
+from netkin.errors import FileFault, InflatedWarning, NoValue
+from netkin.representations.feeding import FLOATING, dtype_of
+from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import now
+from netkin.sources.checkpoints import digest
+
+KIND = "stitch"
+SIDES = ("first", "second")
+FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stitch:
     """A stitch of two models: the transformation, the network it makes, and how it came to be.
 
@@ -65,18 +77,36 @@ class Stitch:
     @property
     def relative_accuracy(self) -> float:
         """The accuracy of the stitched network on the `test` data, as a share of the second model's."""
-        value = None if self.evaluation is None else self.evaluation.relative_accuracy
-        if value is None:
+        judged = self.evaluation
+        if judged is None or judged.accuracy is None:
             raise NoValue("there is no relative accuracy without labelled test data; pass `test=` or call `evaluate`.")
-        return value
+        if judged.relative_accuracy is None:
+            raise NoValue(
+                f"there is no relative accuracy, as the second model itself gets none of {judged.examples:,} test "
+                "examples right; are these its labels?"
+            )
+        return judged.relative_accuracy
 
     def evaluate(self, data: Any, *, examples: int | None = None) -> Evaluation:
         """Return what the stitched network can do on `data`: batches ``(inputs, labels)``, or inputs alone."""
-        return evaluated(self.network, data, examples)
+        judged = evaluated(self.network, data, examples, name=self.names[0])
+        warn_of_doubt(judged)
+        return judged
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the transformation and how it came to be to one file; the models are not in it."""
-        import_module("netkin.applications.stitching.saving").save_stitch(self, path)
+        network, transformation = self.network, self.transformation
+        header = {name: getattr(self, name) for name in FIELDS} | {
+            "layers": self.layers,
+            "ends": [asdict(transformation.meeting.a), asdict(transformation.meeting.b)],
+            "resize": transformation.meeting.resize,
+            "rank": transformation.rank,
+            "cuts": network.cuts,
+            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
+            "models": [asdict(Description.of(model)) for model in (network.a, network.b)],
+        }
+        weights = {name: tensor.detach().cpu().double().numpy() for name, tensor in transformation.state_dict().items()}
+        files.write(path, KIND, header, weights)
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
@@ -95,3 +125,109 @@ class Stitch:
         heading = f"{' → '.join(self._ends)} by {self.method}, from {self.examples:,} examples"
         judged = "" if self.evaluation is None else str(self.evaluation)
         return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", self.how, judged]))
+
+    __repr__ = __str__
+
+
+def warn_of_doubt(judged: Evaluation) -> None:
+    """Warn where an evaluation is easily misread."""
+    if judged.doubt:
+        warnings.warn(judged.doubt, InflatedWarning, stacklevel=3)
+
+
+def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Stitch:
+    """Return the stitch that was saved at `path`, joining `a` and `b`: the models of then, loaded anew.
+
+    Other architectures, or models without the layers, are refused. Other weights give a warning, and what the stitch
+    was worth with those of then is dropped; the same weights in another precision are no others.
+    """
+    header, arrays = files.read(path, kind=KIND)
+    with files.damage_reported(path):
+        record = {name: header[name] for name in FIELDS} | {"names": tuple(header["names"])}
+        record["history"] = tuple(header["history"])
+        evaluation = None if header["evaluation"] is None else Evaluation(**header["evaluation"])
+        known = [Description(**then) for then in header["models"]]
+        read, layers = _transformation(header, arrays), tuple(header["layers"])
+        cuts = bool(header["cuts"])
+    given = [Description.of(model) for model in (a, b)]
+    for which, then, found in zip(SIDES, known, given, strict=True):
+        _refuse_other(path, which, then, found)
+    for which, model, layer in zip(SIDES, (a, b), layers, strict=True):
+        if split_call(layer)[0] not in modules(model):
+            raise FileFault(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
+    others = [which for which, *both in zip(SIDES, known, given, strict=True) if not have_same_weights(*both)]
+    if others:
+        _warn_of_others(path, others, evaluation)
+    network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=cuts)
+    network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors
+    return Stitch(network, **record, evaluation=None if others else evaluation)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a model is known again by: its class, the shapes of its tensors, and their digest in each precision."""
+
+    kind: str
+    shapes: Mapping[str, list[int]]
+    precision: str
+    digests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Description:
+        """Describe a model."""
+        model = unwrapped(model)
+        state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        digests = {_said(dtype): digest(_in_precision(state, dtype)) for dtype in FLOATING}
+        return cls(type(model).__name__, shapes, _said(dtype_of(model) or torch.float32), digests)
+
+    def shape(self, name: str) -> str:
+        """Return the shape of a tensor in words."""
+        return " × ".join(map(str, self.shapes[name])) or "one number" if name in self.shapes else "absent"
+
+
+def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
+    first, second = (End(**{**end, "space": tuple(end["space"])}) for end in header["ends"])
+    blank = LinearMap(torch.zeros(first.width, second.width), torch.zeros(second.width))
+    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=header["rank"]).double()
+    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    wanted, found = (
+        {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
+    )
+    if wanted != found:
+        raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")
+    transformation.load_state_dict(state)
+    return transformation
+
+
+def have_same_weights(one: Description, other: Description) -> bool:
+    """Tell whether two models have the same weights, in the coarser of their precisions."""
+    both = [dtype for dtype in FLOATING if _said(dtype) in (one.precision, other.precision)]
+    coarser = _said(max(both, key=lambda dtype: torch.finfo(dtype).eps))
+    return one.digests[coarser] == other.digests[coarser]
+
+
+def _said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _in_precision(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in state.items()}
+
+
+def _refuse_other(path: Any, which: str, then: Description, given: Description) -> None:
+    odd = [name for name in {**then.shapes, **given.shapes} if then.shape(name) != given.shape(name)]
+    if odd:
+        raise FileFault(
+            f"{str(path)!r} holds a stitch whose {which} model is another architecture, a {then.kind}: {odd[0]!r} "
+            f"is {then.shape(odd[0])} there and {given.shape(odd[0])} in the {given.kind} given ({len(odd):,} differ)."
+        )
+
+
+def _warn_of_others(path: Any, others: list[str], evaluation: Evaluation | None) -> None:
+    who = f"the {' and the '.join(others)} model {'has' if len(others) == 1 else 'have'}"
+    dropped = "; its evaluation is dropped, call `evaluate`" if evaluation is not None else ""
+    warnings.warn(
+        f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
+        stacklevel=3,
+    )

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from netkin.applications.stitching.evaluating import Answers
-from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
+from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
-from netkin.applications.stitching.transformations import Transformation
-from netkin.errors import ValueFault
-from netkin.representations import batches_of, guest
+from netkin.arrays import as_tensor
+from netkin.errors import ShapeError, ValueFault
+from netkin.representations import guest
 from netkin.representations.feeding import feed
 
 
-def rank(stitch: Stitch, *, tolerance: float = 1e-5) -> int:
-    """Return the rank of the map: how many singular values stand above `tolerance` times the largest.
+def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
+    """Return the rank of a stitch, its map or a matrix: how many singular values exceed `tolerance` times the largest.
 
     What lies below the default is rounding, in float32 weights or of the fit.
     """
-    return int(torch.linalg.matrix_rank(stitch.map.weight, rtol=tolerance))
+    return int(torch.linalg.matrix_rank(_matrix(stitch), rtol=tolerance))
 
 
-def sparsity(stitch: Stitch, *, threshold: float = 1e-4) -> float:
-    """Return the share of the matrix's entries whose size is below `threshold`: those that the paper sets to zero."""
+def sparsity(stitch: Stitch | LinearMap | Any, *, threshold: float = 1e-4) -> float:
+    """Return the share of entries below `threshold` in size, those that the paper sets to zero, as `rank` takes it."""
     if not threshold > 0:
         raise ValueFault(f"`threshold` must be above 0; got {threshold}.")
-    return float((stitch.map.weight.abs() < threshold).double().mean())
+    return float((_matrix(stitch).abs() < threshold).double().mean())
 
 
 def distance(first: Stitch, second: Stitch, *, relative: bool = False) -> float:
@@ -46,6 +48,8 @@ def distance(first: Stitch, second: Stitch, *, relative: bool = False) -> float:
 def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     """Return the stitch at ``(1 - weight) first + weight second``, matrix and shift alike.
 
+    So 0 gives the first and 1 the second, as in `torch.lerp`; the paper's λM₁ + (1 - λ)M₂ runs the other way.
+
     Example:
         >>> from netkin.applications.stitching.stitch import stitch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -54,11 +58,13 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
         True
     """
     _refuse_unlike(first, second)
-    between = _between(first, second, weight)
-    network = first.network
-    joined = Stitched(network.a, network.layer_a, network.b, network.layer_b, between, cuts=network.cuts)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not np.isfinite(weight):
+        raise ValueFault(
+            f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}."
+        )
     method = f"interpolate({first.method}, {second.method}, {weight:g})"
-    return replace(first, network=joined, method=method, evaluation=None, history=())
+    between = _between(first, second, float(weight))
+    return replace(first, network=between, method=method, evaluation=None, history=(), training=None)
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,18 @@ class Barrier:
     def drop(self) -> float:
         """How far the relative accuracy falls below the straight line between the ends, at most."""
         if not self.relative_accuracies:
-            raise ValueFault("there is no accuracy without labels; give batches `(inputs, labels)`.")
+            raise ValueFault(
+                "the second model itself gets none of these right, so there is no relative accuracy."
+                if self.accuracies
+                else "there is no accuracy without labels; give batches `(inputs, labels)`."
+            )
         return _height(self.weights, [-value for value in self.relative_accuracies])
+
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+        """Return a figure of the way from one stitch to the other, or draw it into `ax`; write it to a `path` given."""
+        barriers = import_module("netkin.reporting.barriers")
+        title = f"barrier {self.height:.4f}, {self.examples:,} examples"
+        return barriers.plot_barrier(self.weights, self.cross_entropies, self.relative_accuracies, title, path, ax)
 
     def __str__(self) -> str:
         accuracies = self.relative_accuracies or [float("nan")] * len(self.weights)
@@ -103,10 +119,10 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
         raise ValueFault(f"`points` must be at least 3, the ends and something between; got {points}.")
     weights = [float(weight) for weight in np.linspace(0, 1, points)]
     network, said = first.network, [Answers() for _ in weights]
-    between = [_between(first, second, weight) for weight in weights]
-    network.tail  # noqa: B018  cut before the pass
+    between = [_between(first, second, weight).transformation for weight in weights]
+    network.cut()
     with guest(network.a, network.b):
-        for batch in tqdm(batches_of(data, examples), desc="interpolating", unit=" batches", delay=2, leave=False):
+        for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):
                 answers.update(network.finish(transformation(head), batch), own, batch)
@@ -116,7 +132,7 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
 def _barrier(weights: list[float], said: list[Answers]) -> Barrier:
     counts = [answers.counts for answers in said if answers.counts is not None]
     right = [count.accuracy_a for count in counts] if said[0].labelled else []
-    whole = counts[0].accuracy_b if said[0].labelled else 0.0
+    whole = said[0].accuracies[1]
     return Barrier(
         weights=tuple(weights),
         cross_entropies=tuple(count.cross_entropy_ab for count in counts),
@@ -126,16 +142,23 @@ def _barrier(weights: list[float], said: list[Answers]) -> Barrier:
     )
 
 
-def _between(first: Stitch, second: Stitch, weight: float) -> Transformation:
-    x, y = first.map, second.map
+def _between(first: Stitch, second: Stitch, weight: float) -> Stitched:
+    x, y, network = first.map, second.map, first.network
     mixed = LinearMap(_mixed(x.weight, y.weight, weight), _mixed(x.bias, y.bias, weight))
-    made = Transformation(mixed, first.transformation.meeting).to(first.transformation.shift)
-    made.set(mixed)  # again, where it may be float64 by now
-    return made
+    meeting = first.transformation.meeting
+    return stitched_network(network.a, network.b, first.layers, mixed, meeting, cuts=network.cuts)
 
 
 def _mixed(x: Tensor, y: Tensor, weight: float) -> Tensor:
     return (1 - weight) * x + weight * y.to(x)
+
+
+def _matrix(stitch: Stitch | LinearMap | Any) -> Tensor:
+    linear = stitch.map if isinstance(stitch, Stitch) else stitch
+    matrix = as_tensor(linear.weight if isinstance(linear, LinearMap) else linear, "stitch")
+    if matrix.ndim != 2:
+        raise ShapeError(f"`stitch` must be a stitch, its map or a matrix; got shape {tuple(matrix.shape)}.")
+    return matrix
 
 
 def _height(weights: Any, losses: Any) -> float:
@@ -145,9 +168,19 @@ def _height(weights: Any, losses: Any) -> float:
 
 def _refuse_unlike(first: Stitch, second: Stitch) -> None:
     if first.layers != second.layers:
-        raise ValueFault(f"the stitches join other layers: {first.layers} and {second.layers}.")
+        raise ValueFault(
+            f"the stitches join different layers ({' → '.join(first.layers)} and {' → '.join(second.layers)}); give "
+            "two stitches of the same layers."
+        )
     one, other = first.transformation.meeting, second.transformation.meeting
     if (one.a, one.b, one.resize) != (other.a, other.b, other.resize):
-        raise ValueFault(f"the stitches join {one.a} to {one.b} and {other.a} to {other.b}; they have no line between.")
+        words = [f"{each.a} to {each.b}{f' ({each.resize})' if each.resize else ''}" for each in (one, other)]
+        raise ValueFault(
+            f"one stitch joins {words[0]}, the other {words[1]}, so no line leads from one to the other; make both "
+            "with the same data and `resize`."
+        )
     if first.network.a is not second.network.a or first.network.b is not second.network.b:
-        raise ValueFault("the stitches join other models, even if of the same kind; there is no line between them.")
+        raise ValueFault(
+            "the stitches join different models, even if of the same kind, so no line leads from one to the other; "
+            "give two stitches of the same models."
+        )

@@ -1,16 +1,18 @@
 """Sweeps: layers of one model stitched into layers of another, by several methods, beside their similarity.
 
-The fitting data are passed through once for all pairs and direct methods, the test data once for their evaluation and
-once for the similarities. What trains on the task loss begins with the map that the same pass gave.
+The fitting data are passed through once for all pairs and direct methods, the test data once for the similarities and
+as often as memory asks for, usually once, for the evaluation. What trains on the task loss begins with the map that the
+fitting pass gave.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,30 +22,28 @@ from tqdm import tqdm
 from netkin.applications.stitching.asking import Asked, How, Way, asked_ways
 from netkin.applications.stitching.evaluating import Evaluation, evaluated, evaluated_all
 from netkin.applications.stitching.fitting import Fit, fitted
-from netkin.applications.stitching.joining import Stitched, precise
+from netkin.applications.stitching.joining import both_lent
 from netkin.applications.stitching.joints import Pair, joints
-from netkin.applications.stitching.matching import matched
-from netkin.applications.stitching.training import trained
-from netkin.applications.stitching.transformations import Transformation
-from netkin.applications.stitching.worth import Ledger, among, contrasts, known_scores
+from netkin.applications.stitching.keeping import Keeping
+from netkin.applications.stitching.stitch import started, trained_stitch
+from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts, known_scores
 from netkin.comparing import compare
 from netkin.comparing.compare import name_of
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.plan import free_memory
-from netkin.comparing.subjects import lent
-from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
 from netkin.representations import batches_of
 from netkin.representations.feeding import device_of
 from netkin.results import Comparison, Comparisons
 
-SCORES = ("relative_accuracy", "agreement", "cross_entropy")
 FLATTERED = (
-    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test`."
+    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
+    "(--test on the command line)."
 )
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 
-Store = Callable[[Comparison], None]
 Work = tuple[Pair, Way]
 
 
@@ -57,15 +57,17 @@ def stitch_all(
     pairs: Any = "corresponding",
     layers: Any = None,
     measures: Any = ("cka",),
-    scores: str | Sequence[str] = SCORES,
+    scores: str | Sequence[str] = USUAL,
     shape: Any = None,
     resize: str | None = None,
     examples: int | None = None,
+    test_examples: int | None = None,
     validation: Any = None,
     device: torch.device | str | None = None,
     seed: int = 0,
     save: str | os.PathLike[str] | None = None,
     partial: bool = False,
+    each: Callable[[Stitch], None] | None = None,
     names: tuple[str, str] = ("a", "b"),
 ) -> Comparison:
     """Return what stitches of layers of `a` into layers of `b` are worth, beside how similar these layers are.
@@ -76,23 +78,27 @@ def stitch_all(
     every layer) or a list; pairs that can't be joined are holes with their reason. `scores` are numbers of an
     evaluation. Similarities compare the layers place by place, as stitches do, unless `shape` says otherwise.
 
-    With `save` the result is written to that file as it grows, and the same call continues there: a stitch is kept
-    whose models, data and options are the same. With ``partial=True`` Ctrl-C returns what is finished.
+    `examples` limits those of `data`, `test_examples` those of `test`; without `test` the stitches are judged on the
+    examples they were fitted on. `each` is called with every `Stitch`.
+
+    With `save` the result is written to that file as it grows, and the same call continues there, also with more
+    methods or layers; a file that holds anything else is refused. With ``partial=True`` Ctrl-C returns what is
+    finished.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-        >>> batches = [(torch.randn(50, 4), torch.randint(0, 3, (50,)))]
+        >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
+        >>> batches = [(inputs, model(inputs).argmax(1))]
         >>> found = stitch_all(model, model, batches, batches, ["least_squares", "random"])
         >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
         1.0
     """
     asked = Asked(
-        asked_ways(hows, seed), data, test, measures, known_scores(scores), layers, pairs, shape, resize, examples,
-        validation, device, seed,
+        ways=asked_ways(hows, seed), scores=known_scores(scores), data=data, test=test, measures=measures,
+        layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
+        validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
-    known = None if save is None or not Path(save).exists() else Comparison.load(save)
-    store: Store = (lambda found: None) if save is None else (lambda found: found.save(save))
-    return _Sweep(a, b, names, asked, known, store, saves=save is not None).run(Interruption(partial))
+    return _Sweep(a, b, names, asked, Keeping(save, [names], several=False)).run(Interruption(partial))
 
 
 def stitch_many(
@@ -104,15 +110,17 @@ def stitch_many(
     pairs: Any = "corresponding",
     layers: Any = None,
     measures: Any = ("cka",),
-    scores: str | Sequence[str] = SCORES,
+    scores: str | Sequence[str] = USUAL,
     shape: Any = None,
     resize: str | None = None,
     examples: int | None = None,
+    test_examples: int | None = None,
     validation: Any = None,
     device: torch.device | str | None = None,
     seed: int = 0,
     save: str | os.PathLike[str] | None = None,
     partial: bool = False,
+    each: Callable[[Stitch], None] | None = None,
 ) -> Comparisons:
     """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
 
@@ -123,8 +131,9 @@ def stitch_many(
     if len(given) < 2:
         raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
     asked = Asked(
-        asked_ways(hows, seed), data, test, measures, known_scores(scores), layers, pairs, shape, resize, examples,
-        validation, device, seed,
+        ways=asked_ways(hows, seed), scores=known_scores(scores), data=data, test=test, measures=measures,
+        layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
+        validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
     return _Tour(given, asked, save).run(partial)
 
@@ -133,140 +142,133 @@ class _Tour:
     """Sweeps of all ordered pairs of models, one after the other."""
 
     def __init__(self, models: Mapping[str, nn.Module], asked: Asked, save: str | os.PathLike[str] | None):
-        self.models, self.asked, self.save = models, asked, save
-        self.of = list(permutations(models, 2))
-        known = {} if save is None or not Path(save).exists() else dict(Comparisons.load(save))
-        self.known = {pair: known[pair] for pair in self.of if pair in known}
-        self.done: dict[Pair, Comparison] = {}
+        self.models, self.asked, self.of = models, asked, list(permutations(models, 2))
+        self.keeping = Keeping(save, self.of, several=True)
 
     def run(self, partial: bool) -> Comparisons:
         interruption = Interruption(partial)
-        with interruption.ending("touring", lambda: bool(self.done)):
+        done: list[Comparison] = []
+        with interruption.ending("touring", lambda: bool(done)):
             for pair in tqdm(self.of, desc="stitching", unit=" pairs of models", delay=2, leave=False):
-                self._swept(pair, interruption)
+                a, b = (self.models[name] for name in pair)
+                done.append(_Sweep(a, b, pair, self.asked, self.keeping).run(interruption))
                 if interruption.ended:
                     break
-        return Comparisons(self.done)
-
-    def _swept(self, pair: Pair, interruption: Interruption) -> None:
-        a, b = (self.models[name] for name in pair)
-
-        def store(found: Comparison) -> None:
-            self.done[pair] = found
-            if self.save is not None:
-                Comparisons(self.known | self.done).save(self.save)
-
-        saves = self.save is not None
-        self.done[pair] = _Sweep(a, b, pair, self.asked, self.known.get(pair), store, saves=saves).run(interruption)
+        return Comparisons(done)
 
 
 class _Sweep:
-    """One model stitched into another; `known` is what an earlier sweep found, `store` takes what is finished."""
+    """One model stitched into another; `keeping` has what an earlier sweep found and takes what is finished."""
 
-    def __init__(
-        self,
-        a: nn.Module,
-        b: nn.Module,
-        names: tuple[str, str],
-        asked: Asked,
-        known: Comparison | None,
-        store: Store,
-        *,
-        saves: bool,
-    ):
-        self.a, self.b, self.names, self.asked, self.store = a, b, names, asked, store
-        self.question = asked.question(a, b) if saves else {}
+    def __init__(self, a: nn.Module, b: nn.Module, names: tuple[str, str], asked: Asked, keeping: Keeping):
+        self.a, self.b, self.names, self.asked, self.keeping = a, b, names, asked, keeping
+        self.question = {} if keeping.path is None else asked.question(a, b)
         first = next(batches_of(asked.data, asked.examples))
-        with _on(asked.device, a, b):
+        with both_lent(a, b, asked.device):
             self.joints = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
         hows = [way.id for way in asked.ways]
         self.ledger = Ledger(self.joints.layers, self.joints.wanted, hows, asked.scores)
-        if known is not None and all(known.provenance.get(key) == value for key, value in self.question.items()):
+        known = keeping.known(names, self.question, self.ledger)
+        if known is not None:
             self.ledger.recall(known)
         for pair, reason in self.joints.refused.items():
             for how in hows:
                 self.ledger.refuse(pair, how, reason)
         self.cut: dict[str, str] = {}  # how the second model was cut, by layer
+        self.made: list[Stitch] = []
+        self.few: list[str] = []  # stitches from too few rows, in words
+        self.doubts: dict[str, None] = {}  # about the test data
         self.fitted = 0
 
     def run(self, interruption: Interruption) -> Comparison:
         """Return the comparison; an interruption that was asked for leaves the rest as holes."""
-        with _on(self.asked.device, self.a, self.b):
+        with both_lent(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
                 self._stitched()
+        found, each = self._stored(), self.asked.each
+        for one in self.made:
+            one.transformation.to(device_of(self.b))
+            if each is not None:
+                each(one)
+        return found
+
+    def _stored(self) -> Comparison:
         found = self._so_far()
-        self.store(found)
+        self.keeping.store(self.names, found)
         return found
 
     def _stitched(self) -> None:
         work = [(pair, way) for pair in self.joints.joinable for way in self.asked.ways]
-        work = [(pair, way) for pair, way in work if not self.ledger.knows(pair, way.id)]
+        if self.asked.each is None:  # who wants to see each stitch gets all of them
+            work = [(pair, way) for pair, way in work if not self.ledger.knows(pair, way.id)]
         if not work:
             return
-        self.store(self._so_far())
+        self._stored()
         pairs, asked = list(dict.fromkeys(pair for pair, _ in work)), self.asked
         fit = fitted(self.a, self.b, pairs, asked.data, examples=asked.examples, resize=asked.resize, names=self.names)
         self.fitted = fit.examples
-        made = {(pair, way): network for pair, way in work if (network := self._network(fit, pair, way)) is not None}
-        self._judged([(key, network) for key, network in made.items() if key[1].training is None])
-        longer = [(key, network) for key, network in made.items() if key[1].training is not None]
-        for key, network in tqdm(longer, desc="on the task loss", unit=" stitches", delay=2, leave=False):
-            self._trained(key, network)
+        made = {(pair, way): one for pair, way in work if (one := self._started(fit, pair, way)) is not None}
+        self._judged([(key, one) for key, one in made.items() if key[1].training is None])
+        longer = [(key, one) for key, one in made.items() if key[1].training is not None]
+        for key, one in tqdm(longer, desc="on the task loss", unit=" stitches", delay=2, leave=False):
+            self._trained(key, one)
 
-    def _network(self, fit: Fit, pair: Pair, way: Way) -> Stitched | None:
-        """Return the stitched network of a pair by a method, before any training; None where there is no map."""
+    def _started(self, fit: Fit, pair: Pair, way: Way) -> Stitch | None:
+        """Return the stitch of a pair by a method, before any training; None where there is no map."""
+        cuts, seed = self.joints.cuts[pair[1]], self.asked.seed
         try:
-            linear = matched(fit.moments(pair), way.start)
-            rank = way.training.rank if way.training else None
-            transformation = Transformation(linear, fit.meetings[pair], rank=rank)
+            with _carried(self.few):
+                one = started(self.a, self.b, fit, pair, way, cuts=cuts, names=self.names, seed=seed)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self.ledger.refuse(pair, way.id, str(reason))
             return None
-        cuts = self.joints.cuts[pair[1]]
-        transformation = transformation.to(device_of(self.b), precise(self.b))
-        network = Stitched(self.a, pair[0], self.b, pair[1], transformation, cuts=cuts)
-        self.cut[pair[1]] = network.tail.how
-        return network
+        self.cut[pair[1]] = one.network.tail.how
+        return one
 
-    def _judged(self, made: Sequence[tuple[Work, Stitched]]) -> None:
-        """Evaluate stitches together, as many as memory allows at a time, in one pass over the test data."""
+    def _judged(self, made: Sequence[tuple[Work, Stitch]]) -> None:
+        """Evaluate stitches together, as many as memory allows in one pass over the test data."""
         for some in _portions(made):
-            networks = [network for _, network in some]
+            networks = [one.network for _, one in some]
             try:
-                found: Sequence[Evaluation | None] = evaluated_all(networks, self.asked.judged_on)
-            except ForwardError:  # one gives NaN: which one shows when each has its own pass
+                found: Sequence[Evaluation | None] = evaluated_all(networks, *self.asked.judging, name=self.names[0])
+            except (ForwardError, ValueFault):  # one gives NaN: which one shows when each has its own pass
                 found = [None] * len(networks)
-            for (key, network), evaluation in zip(some, found, strict=True):
-                self._note(key, network, evaluation)
-            self.store(self._so_far())
+            for (key, one), evaluation in zip(some, found, strict=True):
+                self._note(key, one, evaluation)
+            self._stored()
 
-    def _note(self, key: Work, network: Stitched, evaluation: Evaluation | None) -> None:
+    def _note(self, key: Work, one: Stitch, evaluation: Evaluation | None = None) -> None:
         pair, way = key
         try:
-            self.ledger.note(pair, way.id, evaluation or evaluated(network, self.asked.judged_on))
-        except ForwardError as reason:
+            evaluation = evaluation or evaluated(one.network, *self.asked.judging, name=self.names[0])
+        except (ForwardError, ValueFault) as reason:
             self.ledger.refuse(pair, way.id, str(reason))
+            return
+        self.ledger.note(pair, way.id, evaluation)
+        self.doubts |= {evaluation.doubt: None} if evaluation.doubt else {}
+        if self.asked.each is not None:
+            self.made.append(replace(one, evaluation=evaluation))
 
-    def _trained(self, key: Work, network: Stitched) -> None:
+    def _trained(self, key: Work, one: Stitch) -> None:
         asked, (pair, way) = self.asked, key
+        assert way.training is not None
         try:
-            trained(network, asked.data, way.training, validation=asked.validation, examples=asked.examples)
+            done = trained_stitch(one, asked.data, way.training, validation=asked.validation, examples=asked.examples)
         except (ForwardError, ShapeError) as reason:  # it came to NaN, or no gradient comes back
             self.ledger.refuse(pair, way.id, str(reason))
         else:
-            self._note(key, network, None)
-        self.store(self._so_far())
+            self._note(key, done)
+        self._stored()
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
         asked, (ours, theirs) = self.asked, self.joints.layers
-        shape, resize = asked.shape, None
-        if shape is None and "tokens" not in self.joints.kinds:
-            shape, resize = "positions", "average"
+        data, examples = asked.judging
+        shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
         layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))
         return compare(
-            self.a, self.b, asked.judged_on, asked.measures, layers=layers, pairs=list(self.joints.wanted),
+            self.a, self.b, data, asked.measures, layers=layers, pairs=list(self.joints.wanted), examples=examples,
             shape=shape, resize=resize, seed=asked.seed, names=self.names,
         )  # fmt: skip
 
@@ -274,7 +276,7 @@ class _Sweep:
         similar, layers, stitches = self.similarity, self.joints.layers, self.ledger.tables()
         tables = {name: among(table, layers) for name, table in similar.tables.items()}
         done = all(self.ledger.knows(pair, way.id) for pair in self.joints.wanted for way in self.asked.ways)
-        said = [*similar.warnings, *contrasts(list(tables.values()), stitches)]
+        said = [*similar.warnings, *self.doubts, *contrasts(list(tables.values()), stitches), *_counted(self.few)]
         said += [FLATTERED] * (self.asked.test is None) + [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
@@ -286,7 +288,7 @@ class _Sweep:
             shapes_b={layer: shape for layer, shape in similar.shapes_b.items() if layer in layers[1]},
             widths_a=self.joints.widths[0],
             widths_b=self.joints.widths[1],
-            data=name_of(self.asked.judged_on),
+            data=name_of(self.asked.judging[0]),
             examples=similar.examples,
             seed=self.asked.seed,
             version=similar.version,
@@ -305,25 +307,34 @@ class _Sweep:
         return {**self.similarity.provenance, **own, **fitting, **cut, **self.question}
 
 
-def _portions(made: Sequence[tuple[Work, Stitched]]) -> Iterator[list[tuple[Work, Stitched]]]:
+@contextmanager
+def _carried(said: list[str]) -> Iterator[None]:
+    """Note what warns of numbers easily misread inside the `with`: the comparison tells it. Other warnings go on."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", InflatedWarning)
+        yield
+    for one in heard:
+        if issubclass(one.category, InflatedWarning):
+            said.append(str(one.message))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def _counted(said: Sequence[str]) -> list[str]:
+    """Return the first of sentences that say the same of several stitches, with their number."""
+    return [said[0] + (f" This holds for {len(said):,} stitches." if len(said) > 1 else "")] if said else []
+
+
+def _portions(made: Sequence[tuple[Work, Stitch]]) -> Iterator[list[tuple[Work, Stitch]]]:
     """Yield stitches, as many at a time as have room for what their evaluation keeps."""
-    some: list[tuple[Work, Stitched]] = []
+    some: list[tuple[Work, Stitch]] = []
     limit, size = free_memory() // 4, 0
-    for key, network in made:
-        own = NUMBERS * 8 * network.transformation.meeting.b.width**2
+    for key, one in made:
+        own = NUMBERS * 8 * one.transformation.meeting.b.width**2
         if some and size + own > limit:
             yield some
             some, size = [], 0
-        some.append((key, network))
+        some.append((key, one))
         size += own
     if some:
         yield some
-
-
-@contextmanager
-def _on(device: torch.device | str | None, a: nn.Module, b: nn.Module) -> Iterator[None]:
-    """Lend the models to `device` while the `with` lasts."""
-    with ExitStack() as stack:
-        for model in [a] if a is b else [a, b]:
-            stack.enter_context(lent(model, device))
-        yield

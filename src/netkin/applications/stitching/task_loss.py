@@ -5,13 +5,12 @@ Written as measures are, ``"task_loss(init=procrustes, rank=8)"``, it means the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from netkin.applications.stitching.losses import Loss, loss_named
-from netkin.applications.stitching.matching import find
+from netkin.applications.stitching.losses import ROWS, Loss, loss_named
+from netkin.applications.stitching.matching import find, seeded
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
 from netkin.results.identifiers import taken_apart
@@ -19,6 +18,14 @@ from netkin.results.identifiers import taken_apart
 NAME = "task_loss"
 _COUNTS = ("rank", "epochs", "steps", "batch", "patience", "every", "sample")
 _NOT_BELOW_ZERO = ("l1", "threshold", "decay", "memory")
+_LARGEST = 1e30  # beyond it Adam's own products overflow float32
+_ALSO_CALLED = {
+    "lr": "rate",
+    "learning_rate": "rate",
+    "weight_decay": "decay",
+    "batch_size": "batch",
+    "num_epochs": "epochs",
+}
 _NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a training goes on
 
 
@@ -26,16 +33,19 @@ _NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a t
 class TaskLoss:
     """How to train a stitch.
 
-    What is minimised is the task loss, ``+ l1 Σ|M| + cka_penalty · CKA + decay/2 (‖M‖² + ‖b‖²)``. `labels` are the
-    second model's answers ("soft"), those of the data ("true"), or a function ``loss(answers, own_answers, labels)``
-    of the stitched network's answers, the second model's own, and the labels of a batch.
+    What is minimised is the task loss, ``+ l1 Σ|M| + cka_penalty · CKA + decay/2 (‖M‖² + ‖b‖²)``; with a `rank` the
+    decay is that of both factors of M in its place, ``‖U‖² + ‖V‖²``. `labels` are the second model's answers ("soft"),
+    those of the data ("true"), or a function ``loss(answers, own_answers, labels)`` of the stitched network's answers,
+    the second model's own, and the labels of a batch. The CKA is that of a batch with the second model's own
+    activations, a row being a place of a map or a token; with ``cka_of="examples"`` a whole map or sequence.
 
     `init` is a direct method; least squares of a given `rank` means `reduced_rank`. Training takes `steps`, or else
     `epochs` rounds, of Adam at learning rate `rate`, on the batches that the data come in unless `batch` asks for
     others. `every` so many steps (None: once a round) the stitch is judged on a fixed sample of at most `sample`
-    examples; after `patience` times without a better one training ends, and the best stitch is taken. After a training
-    with `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are
-    kept. With `resume`, a file, an interrupted training goes on where it was.
+    examples, by what is minimised. The last stitch is taken, with a warning if it is worse than the first; with
+    `patience` the best one is, and training ends after so many judgements without a better one. After a training with
+    `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are kept.
+    With `resume`, a file, an interrupted training of the same models on the same data goes on where it was.
 
     Example:
         >>> TaskLoss.read("task_loss(init=procrustes, rank=8)", {"epochs": 3})
@@ -48,6 +58,7 @@ class TaskLoss:
     l1: float = 0.0
     threshold: float = 1e-4
     cka_penalty: float = 0.0
+    cka_of: str = "places"
     epochs: int = 10
     steps: int | None = None
     batch: int | None = None
@@ -84,8 +95,8 @@ class TaskLoss:
         for key in (*apart[1], *options):
             if key not in known:
                 raise UnknownName(
-                    f"{NAME!r} has no option {key!r}{did_you_mean(key, known) or ';'} its options are "
-                    f"{', '.join(known)}."
+                    f"{NAME!r} has no option {key!r}{did_you_mean(_ALSO_CALLED.get(key, key), known) or ';'} "
+                    f"its options are {', '.join(known)}."
                 )
         twice = sorted(apart[1].keys() & options.keys())
         if twice:
@@ -95,11 +106,9 @@ class TaskLoss:
     @property
     def start(self) -> str:
         """The direct method, with its parameters, that gives the map to start from."""
-        if self.init == "random":
-            return f"random(seed={self.seed})"
         if self.init == "least_squares" and self.rank is not None:
             return f"reduced_rank(k={self.rank})"
-        return self.init
+        return seeded(self.init, self.seed)
 
     @property
     def loss(self) -> Loss:
@@ -137,12 +146,14 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if name in _COUNTS and not (number and isinstance(value, int) and value >= 1):
         raise ValueFault(f"`{name}` must be a whole number from 1 up; got {value!r}.")
-    if name in _NOT_BELOW_ZERO and not (number and 0 <= value < math.inf):
-        raise ValueFault(f"`{name}` must not be below 0; got {value!r}.")
-    if name == "rate" and not (number and 0 < value < math.inf):
-        raise ValueFault(f"`rate` must be above 0; got {value!r}.")
-    if name == "cka_penalty" and not (number and math.isfinite(value)):
-        raise ValueFault(f"`cka_penalty` must be a number; got {value!r}.")
+    if name in _NOT_BELOW_ZERO and not (number and 0 <= value <= _LARGEST):
+        raise ValueFault(f"`{name}` must be a number from 0 to {_LARGEST:g}; got {value!r}.")
+    if name == "rate" and not (number and 0 < value <= _LARGEST):
+        raise ValueFault(f"`rate` must be above 0 and at most {_LARGEST:g}; got {value!r}.")
+    if name == "cka_penalty" and not (number and abs(value) <= _LARGEST):
+        raise ValueFault(f"`cka_penalty` must be a number of at most {_LARGEST:g}, up or down; got {value!r}.")
+    if name == "cka_of" and value not in ROWS:
+        raise UnknownName(f"`cka_of` is 'places' or 'examples'; got {value!r}.")
     if name == "autocast" and not isinstance(value, bool):
         raise ValueFault(f"`autocast` must be True or False; got {value!r}.")
     if name == "seed" and not (number and isinstance(value, int) and value >= 0):

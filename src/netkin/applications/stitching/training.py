@@ -7,7 +7,10 @@ answers are computed once. Gradients go back through the tail of the second mode
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,17 +19,17 @@ from tqdm import tqdm
 
 from netkin.applications.stitching import resuming
 from netkin.applications.stitching.caching import Kept, Reread, gathered
-from netkin.applications.stitching.ends import rows
-from netkin.applications.stitching.fitting import fitting_mask
-from netkin.applications.stitching.joining import Stitched, frozen, thawed
-from netkin.applications.stitching.losses import batch_cka, counted
-from netkin.applications.stitching.portions import Portion
+from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.losses import batch_cka, cka_rows, counted
+from netkin.applications.stitching.marks import Marks, marked_model
+from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.records import Record, Sample, Sampling
-from netkin.applications.stitching.resuming import Standing, Weights
+from netkin.applications.stitching.resuming import Identity, Standing, Weights
 from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import ForwardError, ValueFault
-from netkin.representations import guest
+from netkin.representations import batches_of, guest
+from netkin.representations.guests import frozen
 from netkin.representations.recording import main_tensor
 
 
@@ -44,6 +47,7 @@ class Training:
     step: int
     stopped: bool
     kept: str
+    examples: int
 
 
 def trained(
@@ -58,24 +62,26 @@ def trained(
 
     The stitch is judged on a sample of `validation`, or of `data` where none is given; patience goes by it, so it
     should be no data that the stitch is tested on. If anything goes wrong the transformation is as it was before.
+    A training that ends worse than it began warns.
     """
     settings = settings or TaskLoss()
-    first, before = _weights(network), frozen(network.a, network.b)
+    first = _weights(network)
     try:
-        with guest(network.a, network.b):
-            return _Trainer(network, data, settings, validation, examples).run()
+        with guest(network.a, network.b), frozen(network.a, network.b):
+            done = _Trainer(network, data, settings, validation, examples).run()
     except BaseException:
         network.transformation.load_state_dict(first)
         raise
     finally:
-        thawed(before)
         network.transformation.zero_grad(set_to_none=True)
+    _warn_if_worse(done, settings)
+    return done
 
 
 def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor:
     """Return what a step of training goes down: the task loss and the CKA penalty of a portion.
 
-    The L1 penalty is no part of it, as `shrink` takes its step after Adam's.
+    The decay is no part of it, as Adam adds it by itself, nor the L1 penalty: `shrink` takes its step after Adam's.
     """
     if portion.head is None:
         with torch.no_grad():
@@ -89,8 +95,9 @@ def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor
     value = settings.loss(*counted(answers, portion.answers, portion.labels, portion.mask))
     if penalised:
         assert portion.own is not None
-        mask = fitting_mask(portion.mask, portion.own)
-        value = value + settings.cka_penalty * batch_cka(rows(transformed, mask), rows(portion.own, mask))
+        end = network.transformation.meeting.b
+        both = (cka_rows(side, portion.mask, end, settings.cka_of) for side in (transformed, portion.own))
+        value = value + settings.cka_penalty * batch_cka(*both)
     return value
 
 
@@ -99,10 +106,12 @@ class _Trainer:
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
         self.network, self.settings, self.loss = network, settings, settings.loss
+        self.marks = {"data": Marks(), "data to be judged on": Marks()}
         sampling = Sampling(settings.sample) if validation is None else None
-        self.course: Kept | Reread = gathered(network, data, examples, settings, sampling)
-        own = sampling.portions if sampling is not None else Sample.of(network, validation, settings.sample).portions
-        self.sample = Sample(own)
+        read = partial(batches_of, data, examples)
+        batches = read() if settings.looks_at_own else labelled(network, read())
+        self.course: Kept | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
+        self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch
         self.optimizer = torch.optim.Adam(
@@ -120,20 +129,36 @@ class _Trainer:
     def _resumed(self) -> Standing | None:
         if self.settings.resume is None:
             return None
-        found = resuming.read(self.settings.resume, self._whose, _weights(self.network))
+        found = resuming.read(self.settings.resume, self._identity, _weights(self.network))
         if found is not None:
             self.network.transformation.load_state_dict(found.now)
             resuming.load_adam(self.optimizer, found.adam)
         return found
 
-    @property
-    def _whose(self) -> dict[str, Any]:
-        return self.settings.course | {"layers": [self.network.layer_a, self.network.layer_b]}
+    @cached_property
+    def _identity(self) -> Identity:
+        network = self.network
+        subjects = {
+            "layers": f"{network.layer_a!r} into {network.layer_b!r}",
+            "batches": f"{self.course.per_epoch:,} an epoch",
+            "forms of the activations": network.transformation.meeting.words or "none",
+            "weights of the first model": marked_model(network.a),
+            "weights of the second model": marked_model(network.b),
+        }
+        return Identity(self.settings.course, subjects | {name: str(mark) for name, mark in self.marks.items()})
+
+    def _noted(self, name: str, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches, whose examples are marked as they pass if a file is to tell whose training it holds."""
+        return batches if self.settings.resume is None else self.marks[name].noting(batches)
+
+    def _judged_on(self, validation: Any) -> Sample:
+        batches = self._noted("data to be judged on", batches_of(validation))
+        return Sample.of(self.network, batches, self.settings.sample)
 
     def run(self) -> Training:
         bar = tqdm(total=self.total, initial=self.standing.step, desc="training", unit=" steps", delay=2, leave=False)
         with bar:
-            while self.standing.step < self.total and not self._is_patient_no_more:
+            while self.standing.step < self.total and not self._out_of_patience:
                 self._epoch(bar)
         return self._finished()
 
@@ -144,7 +169,7 @@ class _Trainer:
             bar.update()
             if self.standing.step % self.every == 0 or self.standing.step == self.total:
                 self._look()
-            if self.standing.step == self.total or self._is_patient_no_more:
+            if self.standing.step == self.total or self._out_of_patience:
                 return
         given = self.standing.step - number * self.course.per_epoch
         if given < self.course.per_epoch:
@@ -193,14 +218,20 @@ class _Trainer:
         self.losses = []
         if self.settings.resume is not None:
             standing.adam = resuming.adam_state(self.optimizer)
-            resuming.write(self.settings.resume, standing, self._whose)
+            resuming.write(self.settings.resume, standing, self._identity)
 
     def _judged(self, when: str) -> Record:
-        record = self.sample.record(self.network, self.loss)
-        penalty = self.settings.cka_penalty * (record["cka"] or 0.0)
-        total = record["loss"] + penalty + self.settings.l1 * float(self.network.transformation.matrix.abs().sum())
+        settings, transformation = self.settings, self.network.transformation
+        record = self.sample.record(self.network, self.loss, settings.cka_of)
+        cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
+        size = sum(float(weight.detach().square().sum()) for weight in transformation.parameters())
+        entries = float(transformation.matrix.abs().sum()) if settings.l1 else 0.0
+        total = record["loss"] + settings.l1 * entries + settings.cka_penalty * cka + settings.decay / 2 * size
         if not math.isfinite(total):
-            raise ForwardError(f"the stitched network gives NaN or Inf on the sample {when}.")
+            raise ForwardError(
+                f"the stitched network gives NaN or Inf on the sample {when}; judge both models on these data by "
+                "themselves, or take another `init`, or a smaller `rate`."
+            )
         return {"loss": record.pop("loss"), "objective": total, **record}
 
     def _refuse_non_finite(self, losses: Tensor) -> None:
@@ -214,7 +245,7 @@ class _Trainer:
             )
 
     @property
-    def _is_patient_no_more(self) -> bool:
+    def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.standing.waited >= self.settings.patience
 
     def _finished(self) -> Training:
@@ -226,9 +257,20 @@ class _Trainer:
         step = standing.step if settings.patience is None else standing.best_step
         final = {"step": step, **self._judged("in the end")}
         return Training(
-            tuple(standing.history), final, standing.step, step, self._is_patient_no_more, self.course.words
-        )
+            tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
+            self.course.examples,
+        )  # fmt: skip
 
 
 def _weights(network: Stitched) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in network.transformation.state_dict().items()}
+
+
+def _warn_if_worse(done: Training, settings: TaskLoss) -> None:
+    began, ended = done.history[0]["objective"], done.final["objective"]
+    if ended > began + 1e-3 * abs(began):  # less is rounding, or Adam's trembling
+        warnings.warn(
+            f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
+            f"before; take a `rate` smaller than {settings.rate:g}, or the best stitch on the way by `patience=`.",
+            stacklevel=5,
+        )

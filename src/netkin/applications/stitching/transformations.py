@@ -22,8 +22,7 @@ class Transformation(nn.Module):
         p, q = meeting.a.width, meeting.b.width
         if linear.weight.shape != (p, q):
             raise ShapeError(f"the map is {tuple(linear.weight.shape)}, and the layers need {(p, q)}.")
-        if rank is not None and not 1 <= rank <= min(p, q):
-            raise ValueFault(f"`rank` must lie between 1 and the smaller width, {min(p, q):,}; got {rank}.")
+        refuse_unfit_rank(rank, meeting)
         self.meeting, self.rank = meeting, rank
         narrowing = [] if rank is None else [_layer(meeting.b, p, rank, bias=False)]
         self.linear = nn.Sequential(*narrowing, _layer(meeting.b, rank or p, q, bias=True))
@@ -61,11 +60,18 @@ class Transformation(nn.Module):
         return LinearMap(self.matrix.detach().double(), self.shift.detach().double())
 
 
+def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
+    """Refuse a rank that no map between two layers has."""
+    most = min(meeting.a.width, meeting.b.width)
+    if rank is not None and not 1 <= rank <= most:
+        raise ValueFault(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.")
+
+
 def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:
     # its weights are set at once, so none are drawn: the random state of the user stays as it is
     if end.kind != "maps":
         return skip_init(nn.Linear, inputs, outputs, bias=bias)
-    kind = nn.Conv3d if len(end.space) == 3 else nn.Conv2d
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(end.space) - 1]
     return skip_init(kind, inputs, outputs, kernel_size=1, bias=bias)
 
 

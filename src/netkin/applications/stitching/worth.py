@@ -8,35 +8,41 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation
 from netkin.comparing.tabulating import INTERRUPTED, NOT_ASKED
-from netkin.errors import UnknownName, did_you_mean
+from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.results import Comparison, Values
-
-Pair = tuple[str, str]
 
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
 MOST = 6  # pairs named in a warning
+USUAL = ("relative_accuracy", "agreement", "cross_entropy")
 _NO_LABELS = "the test data have no labels"
 _NONE_RIGHT = "the second model gives no right answer on the test data"
-_CONSTANT = "the activations of one side do not vary over the test data"
+_TOO_FAR = "the stitched network's answers lie too far from the second model's for a finite cross-entropy"
+_CONSTANT = "the second model's activations do not vary over the test data"
+_CONSTANT_MAPPED = "the mapped activations do not vary over the test data"
+_INFINITE = "it is no finite number on the test data"
+
+
+def _unlabelled(evaluation: Evaluation) -> str:
+    return _NO_LABELS if evaluation.accuracy is None else _NONE_RIGHT
+
+
+def _unvarying(evaluation: Evaluation) -> str:
+    return _CONSTANT if evaluation.r2 is None else _CONSTANT_MAPPED
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number of an evaluation: how it is read, which way it runs, and between which ends."""
+    """One number of an evaluation: how it is read, which way it runs, between which ends, and why it may be missing."""
 
     read: Callable[[Evaluation], float | None]
     bounds: tuple[float, float]
     convention: str
+    why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
     higher_is_closer: bool = True
-
-    def why_not(self, evaluation: Evaluation) -> str:
-        """Return why an evaluation has no such number."""
-        if evaluation.accuracy is None:
-            return _NO_LABELS
-        return _NONE_RIGHT if evaluation.accuracy_b == 0 else _CONSTANT
 
 
 SCORES: Mapping[str, Score] = {
@@ -44,8 +50,11 @@ SCORES: Mapping[str, Score] = {
         lambda e: e.relative_accuracy,
         (0, math.inf),
         "accuracy of the stitched network over that of the second model, on the test data",
+        _unlabelled,
     ),
-    "accuracy": Score(lambda e: e.accuracy, (0, 1), "share of the test data that the stitched network gets right"),
+    "accuracy": Score(
+        lambda e: e.accuracy, (0, 1), "share of the test data that the stitched network gets right", _unlabelled
+    ),
     "agreement": Score(
         lambda e: e.agreement, (0, 1), "share of the test data on which the stitched network answers as the second does"
     ),
@@ -53,28 +62,38 @@ SCORES: Mapping[str, Score] = {
         lambda e: e.cross_entropy,
         (0, math.inf),
         "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
+        lambda e: _TOO_FAR,
         higher_is_closer=False,
     ),
     "r2": Score(
         lambda e: e.r2,
         (-math.inf, 1),
         "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
+        lambda e: _CONSTANT if e.r2 is None else _INFINITE,
     ),
-    "stitched_cka": Score(lambda e: e.cka, (0, 1), "cka of the mapped activations and the second model's own"),
-    "stitched_cca": Score(lambda e: e.cca, (0, 1), "cca_mean of the mapped activations and the second model's own"),
-    "stitched_svcca": Score(lambda e: e.svcca, (0, 1), "svcca of the mapped activations and the second model's own"),
+    "stitched_cka": Score(
+        lambda e: e.cka, (0, 1), "cka of the mapped activations and the second model's own", _unvarying
+    ),
+    "stitched_cca": Score(
+        lambda e: e.cca, (0, 1), "cca_mean of the mapped activations and the second model's own", _unvarying
+    ),
+    "stitched_svcca": Score(
+        lambda e: e.svcca, (0, 1), "svcca of the mapped activations and the second model's own", _unvarying
+    ),
 }
 
 
 def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of scores, each once; one that does not exist is refused."""
     asked = [names] if isinstance(names, str) else list(names)
+    if not asked:
+        raise ValueFault("`scores` is empty; name at least one, e.g. 'relative_accuracy'.")
     for name in asked:
         if name not in SCORES:
             raise UnknownName(
                 f"no score named {name!r}{did_you_mean(str(name), SCORES) or ';'} there are {', '.join(SCORES)}."
             )
-    return tuple(dict.fromkeys(asked)) or known_scores("relative_accuracy")
+    return tuple(dict.fromkeys(asked))
 
 
 class Ledger:
@@ -110,6 +129,16 @@ class Ledger:
     def knows(self, pair: Pair, how: str) -> bool:
         """Tell whether all is known of a stitch."""
         return all(pair in self._values[name, how] or pair in self._holes[name, how] for name in self.scores)
+
+    def lost(self, earlier: Comparison) -> str:
+        """Return one of the numbers that an earlier sweep found and this one does not ask for; empty without any."""
+        wanted, own = set(self.wanted), {table_id(*key) for key in self._values}
+        for name, table in earlier.tables.items():
+            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.parameters else ():
+                pair = table.layers_a[i], table.layers_b[j]
+                if name not in own or pair not in wanted:
+                    return f"{name} of {pair[0]!r} into {pair[1]!r}"
+        return ""
 
     def recall(self, earlier: Comparison) -> None:
         """Take over what an earlier sweep found."""
@@ -190,8 +219,8 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if measure is None or not judged:
         return
     score = judged[0].name.replace("_", " ")
-    apart = list(_met(measure, judged, lambda like, worth: like >= HIGH and worth < USELESS))
-    alike = list(_met(measure, judged, lambda like, worth: like < LOW and worth >= GOOD))
+    apart = list(_met(measure, judged, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
+    alike = list(_met(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
         yield (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
@@ -216,14 +245,28 @@ def _yardstick(stitches: Iterable[Values]) -> str:
     return next((name for name in ("relative_accuracy", "agreement") if name in some), "")
 
 
-def _met(measure: Values, judged: Sequence[Values], test: Callable[[float, float], bool]) -> Iterator[str]:
+def _met(
+    measure: Values, judged: Sequence[Values], likeness: float, value: float, test: Callable[[float, float], bool]
+) -> Iterator[str]:
+    """Yield the pairs of layers that meet a test, in words; its limits are a likeness and a value of stitches."""
     for i, x in enumerate(measure.layers_a):
         for j, y in enumerate(measure.layers_b):
             like = float(measure.values[i, j])
             found = [(t.parameters["how"], float(t.values[i, j])) for t in judged if test(like, float(t.values[i, j]))]
             if found:
-                told = ", ".join(f"{worth:.2f} by {how}" for how, worth in found)
-                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {like:.2f}; {told})"
+                told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
+                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, likeness)}; {told})"
+
+
+def beside(value: float, limit: float) -> str:
+    """Return a number with two decimals, or as many as show on which side of the limit it lies.
+
+    Example:
+        >>> beside(0.123, 0.5), beside(0.4998, 0.5)
+        ('0.12', '0.4998')
+    """
+    rounded = (f"{value:.{digits}f}" for digits in range(2, 17))
+    return next((text for text in rounded if (float(text) < limit) == (value < limit)), repr(value))
 
 
 def _listed(pairs: Sequence[str]) -> str:

@@ -1,14 +1,27 @@
 /* Heatmaps: what a cell says, and the ways of pointer and keyboard. */
 
 function gridOf(figure) {
-  const [first, second] = figure.dataset.grid.split(" ");
-  if (first === "series") return frame(Number(second));
-  if (first === "summary") {
-    const summary = data.summaries[second];
+  const [kind, first, second] = figure.dataset.grid.split(" ");
+  if (kind === "series") return frame(Number(first));
+  if (kind === "summary") {
+    const summary = data.summaries[first];
     return { ...summary, rows: summary.models, columns: summary.models, a: "models", b: "models" };
   }
   const comparison = data.comparisons[first];
-  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a: comparison.a, b: comparison.b, comparison };
+  const [a, b] = comparison.shown;
+  if (kind === "list") return { ...listOf(comparison, comparison.lists[second]), a, b };
+  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a, b, comparison };
+}
+
+/* a list has a row for each pair of layers, and a column for each table of one name */
+function listOf(comparison, list) {
+  const tables = list.of.map((k) => comparison.tables[k]);
+  const picked = (from) => comparison.pairs.map(([i, j]) => tables.map((table) => from(table, i, j)));
+  const why = (table, i, j) => table.holes.find(([u, v]) => u === i && v === j)?.[2];
+  const holes = picked(why).flatMap((row, i) => row.flatMap((reason, j) => (reason === undefined ? [] : [[i, j, reason]])));
+  const values = picked((table, i, j) => table.values[i][j]);
+  const errors = picked((table, i, j) => (table.errors ? table.errors[i][j] : null));
+  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, holes, best: values.map(() => null) };
 }
 
 const grids = new Map();
@@ -23,16 +36,17 @@ function grid(figure) {
 
 function told(g, i, j) {
   if (i < 0 || j < 0) return toldName(g, i, j);
-  const pair = `${g.rows[i]} × ${g.columns[j]}${g.when ?? ""}: `;
+  const [rows, columns] = [g.labels ?? g.rows, g.labels ?? g.columns];
+  const pair = `${g.ids ? `${rows[i]}, ${g.ids[j]}` : `${rows[i]} × ${columns[j]}`}${g.when ?? ""}: `;
   const value = g.values[i][j];
-  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`)}`;
+  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.comparison.unasked}`;
   const error = g.errors ? g.errors[i][j] : null;
   const spread = error === null ? "" : ` ± ${number(error)} standard error`;
   return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}` : "");
 }
 
 function toldName(g, i, j) {
-  const name = i >= 0 ? g.rows[i] : g.columns[j];
+  const name = i >= 0 ? g.rows[i] : (g.ids ?? g.columns)[j];
   if (!g.comparison) return name;
   const side = i >= 0 ? "a" : "b";
   const facts = [g.comparison[`shapes_${side}`][name], g.comparison[`widths_${side}`][name]];

@@ -15,19 +15,20 @@ function shade(g, value) {
 }
 
 function picture(g) {
-  const unit = Math.min(56, Math.max(14, Math.floor(720 / g.columns.length)));
+  const unit = Math.min(56, Math.max(14, Math.floor(720 / Math.max(g.columns.length, g.rows.length))));
   const font = Math.min(13, unit * 0.8);
   const longest = (names) => Math.max(...names.map((name) => name.length)) * font * 0.62 + 12;
-  const [left, top] = [Math.max(longest(g.rows), 40), longest(g.columns) + 44];
+  const [rows, columns] = [g.labels ?? g.rows, g.labels ?? g.columns];
+  const [left, top] = [Math.max(longest(rows), 40), longest(columns) + 44];
   const [across, down] = [unit * g.columns.length, unit * g.rows.length];
-  const title = `${g.id}: ${g.a} (rows), ${g.b} (columns)`;
+  const title = g.ids ? `${g.id}: ${g.a} and ${g.b}` : `${g.id}: ${g.a} (rows), ${g.b} (columns)`;
   const [width, height] = [Math.max(left + Math.max(across, 260), title.length * 9.2) + 32, top + down + 64];
   const svg = document.createElementNS(namespace, "svg");
   for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "sans-serif", "font-size": font, fill: "#000" })) svg.setAttribute(key, value);
   hatched(svg);
   draw(svg, "rect", { width, height, fill: "#fff" });
   draw(svg, "text", { x: 16, y: 22, "font-size": 16, "font-weight": 600 }, title);
-  names(svg, g, { unit, left, top });
+  names(svg, { rows, columns }, { unit, left, top });
   squares(svg, g, { unit, left, top });
   if (path.checked) matches(svg, g, { unit, left, top });
   scaleBar(svg, g, left, top + down + 20);
@@ -40,9 +41,9 @@ function hatched(svg) {
   draw(pattern, "rect", { width: 1.6, height: 5, fill: "#888" });
 }
 
-function names(svg, g, { unit, left, top }) {
-  g.rows.forEach((name, i) => draw(svg, "text", { x: left - 6, y: top + (i + 0.5) * unit, "text-anchor": "end", "dominant-baseline": "central" }, name));
-  g.columns.forEach((name, j) => {
+function names(svg, { rows, columns }, { unit, left, top }) {
+  rows.forEach((name, i) => draw(svg, "text", { x: left - 6, y: top + (i + 0.5) * unit, "text-anchor": "end", "dominant-baseline": "central" }, name));
+  columns.forEach((name, j) => {
     const x = left + (j + 0.5) * unit;
     draw(svg, "text", { x, y: top - 6, transform: `rotate(-90 ${x} ${top - 6})`, "dominant-baseline": "central" }, name);
   });
@@ -83,6 +84,6 @@ function scaleBar(svg, g, left, y) {
   for (let k = 0; k < steps; k += 1) draw(svg, "rect", { x: left + k * 4, y, width: 4.5, height: 12, fill: data.palette[Math.round((k / (steps - 1)) * last)] });
   const [far, close] = g.higher_is_closer ? [g.scale.low, g.scale.high] : [g.scale.high, g.scale.low];
   const short = (value) => String(Number(value.toPrecision(4)));
-  draw(svg, "text", { x: left, y: y + 28 }, `${short(far)} far`);
-  draw(svg, "text", { x: left + steps * 4, y: y + 28, "text-anchor": "end" }, `close ${short(close)}`);
+  draw(svg, "text", { x: left, y: y + 28 }, `${short(far)} ${g.scale.words[0]}`);
+  draw(svg, "text", { x: left + steps * 4, y: y + 28, "text-anchor": "end" }, `${g.scale.words[1]} ${short(close)}`);
 }

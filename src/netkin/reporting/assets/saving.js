@@ -20,8 +20,10 @@ function* cellsOf(table, rows, columns) {
   }
 }
 
+/* a pair that was not asked for has no line */
 function comparisonCsv(comparison) {
-  const rows = comparison.tables.flatMap((table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].map((cell) => [table.id, ...cell]));
+  const asked = (table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].filter(([, , value, , reason]) => value !== null || reason !== undefined);
+  const rows = comparison.tables.flatMap((table) => asked(table).map((cell) => [table.id, ...cell]));
   return csv(["measure", "layer_a", "layer_b", "value", "error", "reason"], rows);
 }
 
@@ -52,5 +54,5 @@ document.addEventListener("click", (event) => {
   const result = data.series ?? data.comparisons[chosen];
   const text = kind === "json" ? JSON.stringify(result, null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
   const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
-  save(`${data.series ? fileName(result.run) : fileName(result.a, result.b)}.${kind}`, new Blob([text], { type }));
+  save(`${data.series ? fileName(result.run) : fileName(...result.shown)}.${kind}`, new Blob([text], { type }));
 });

@@ -1,10 +1,14 @@
-/* What is wider than its place says that it can be scrolled, while that is so. */
+/* What is larger than its place says that it can be scrolled, while that is so. */
 
-for (const wide of all(".chart, .scroll")) {
+for (const wide of all(".chart, .scroll, .box")) {
   const hint = document.createElement("p");
   hint.className = "hint";
-  hint.textContent = "Wider than this screen: scroll sideways ⟷";
-  hint.hidden = true;
   wide.before(hint);
-  new ResizeObserver(() => { hint.hidden = wide.scrollWidth <= wide.clientWidth + 1; }).observe(wide);
+  const tell = () => {
+    const [across, down] = [wide.scrollWidth > wide.clientWidth + 1, wide.scrollHeight > wide.clientHeight + 1];
+    hint.hidden = !across && !down;
+    hint.textContent = across && down ? "Larger than this screen: scroll in all directions" : across ? "Wider than this screen: scroll sideways ⟷" : "Longer than this screen: scroll up and down ↕";
+  };
+  const observer = new ResizeObserver(tell);
+  for (const one of [wide, ...wide.children]) observer.observe(one);
 }

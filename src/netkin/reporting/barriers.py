@@ -1,0 +1,44 @@
+"""The picture of the way between two stitches: the loss along it, and the accuracy where that is known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from netkin.reporting.colours import depths
+from netkin.reporting.drawing import empty_figure, kind_of, matplotlib, write_figure, write_words
+
+
+def plot_barrier(
+    weights: Sequence[float],
+    losses: Sequence[float],
+    accuracies: Sequence[float] = (),
+    title: str = "",
+    path: str | os.PathLike[str] | None = None,
+    ax: Any = None,
+) -> Any:
+    """Return a figure of losses along a line, beside the straight one between its ends; write it to `path` if given.
+
+    With `ax`, matplotlib axes of yours, it is drawn there. Accuracies have a scale of their own, on the right.
+    """
+    kind = kind_of(path)
+    matplotlib("matplotlib")
+    axes = empty_figure(4.6, 3.2).add_subplot() if ax is None else ax
+    colours = depths()
+    axes.plot([weights[0], weights[-1]], [losses[0], losses[-1]], color="#999999", linewidth=0.8, linestyle="--")
+    _line(axes, weights, losses, colours[0], "cross-entropy")
+    if accuracies:
+        _line(axes.twinx(), weights, accuracies, colours[-1], "relative accuracy")
+    write_words(axes.set_xlabel, "weight of the second stitch", fontsize=9)
+    write_words(axes.set_title, title, fontsize=9)
+    if path is not None:
+        write_figure(axes.figure, path, kind)
+    return axes.figure
+
+
+def _line(ax: Any, weights: Sequence[float], values: Sequence[float], colour: str, name: str) -> None:
+    ax.plot(weights, values, color=colour, linewidth=1.4, marker=".", markersize=5)
+    write_words(ax.set_ylabel, name, fontsize=9, color=colour)
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines["top"].set_visible(False)

@@ -1,0 +1,156 @@
+"""Comparisons in which each layer meets one other: lists of layers by methods, and no empty matrices."""
+
+import re
+
+import numpy as np
+import pytest
+
+from netkin.reporting.grids import grids_of, summary_grids
+from netkin.reporting.notebooks import notebook_view
+from netkin.reporting.page import page
+from netkin.reporting.profiles import profile
+from netkin.reporting.wording import headline
+from netkin.results import Comparisons
+
+LONG = [f"netkin:tiny10@/data/checkpoints/tiny10_cifar10_seed{i}.pt" for i in range(3)]
+
+
+def test_a_list_has_layers_in_rows_and_methods_in_columns(made):
+    cka, worth, entropy = grids_of(made.sweep())
+    assert (cka.id, cka.columns, worth.columns) == ("cka", ("cka",), ("least_squares", "task_loss"))
+    assert worth.rows == ("conv1", "conv2", "head")
+    assert entropy.values.tolist() == [[0.5, 0.4], [1.06, 0.85], [0.9, 0.8]]
+    assert not cka.best
+
+
+def test_the_page_of_a_list_has_no_matrix_and_no_best_match(made):
+    text = page(made.sweep())
+    assert "Every layer with every layer" not in text
+    assert text.index("Profile of corresponding layers") < text.index("Layer by layer</h2>")
+    assert "not asked for (" not in text
+    assert "<td class=hole" not in text
+    assert 'best"' not in text.partition("<main>")[2].partition("</main>")[0]
+    assert "3 pairs of layers" in text
+    assert "0 of 3; 6 more were not asked for" in text
+    assert '<label hidden><input type="checkbox" id="path">' in text
+
+
+def test_a_comparison_of_corresponding_layers_is_a_list_too(made):
+    text = page(made.comparison(made.diagonal()))
+    assert "Layer by layer</h2>" in text
+    assert text.count("<td class=c") == 3
+
+
+def test_a_hole_of_a_list_has_its_reason(made):
+    both = [made.stitched([0.9, np.nan, 0.8], how) for how in ("least_squares", "identity")]
+    assert "no value: conv2 can't be joined (1 pair)" in page(made.comparison(*both)).replace("&#x27;", "'")
+
+
+def test_pairs_of_other_names_are_listed_and_drawn(made):
+    rows, columns = ("a", "b"), ("b", "c")
+    holes = dict.fromkeys([("a", "c"), ("b", "b")], "this pair was not asked for")
+    values = [[0.9, np.nan], [np.nan, 0.8]]
+    found = made.comparison(made.table(rows=rows, columns=columns, values=values, holes=holes))
+    assert grids_of(found)[0].rows == ("a × b", "b × c")
+    assert "b × c, cka: 0.8000" in profile(found)
+    assert headline(found).endswith("the pairs that were compared are at 0.85 on average.")
+
+
+def test_a_row_with_one_value_has_no_best_match(made):
+    column = made.comparison(made.table(rows=("a", "b"), columns=("x",)))
+    assert grids_of(column)[0].best == {}
+    assert grids_of(made.comparison(made.table()))[0].best == {0: 0, 1: 1, 2: 2}
+
+
+def test_tables_of_one_score_share_their_scale(made):
+    sweep = made.sweep()
+    assert {(g.scale.low, g.scale.high) for g in grids_of(sweep) if g.id == "cross_entropy"} == {(0.4, 1.06)}
+    marks = r'translate\([\d.]+ ([\d.]+)\)" role="img" aria-label="conv2, cross_entropy\(how=(\w+)\)'
+    below = {how: float(y) for y, how in re.findall(marks, profile(sweep))}
+    assert below["task_loss"] < below["least_squares"]  # 0.85 is better than 1.06
+    matrices = [
+        made.distance(f"gulp(ridge={r})", bounds=(0, np.inf), values=np.full((3, 3), r) + np.eye(3)) for r in (1, 3)
+    ]
+    assert {(g.scale.low, g.scale.high) for g in grids_of(made.comparison(*matrices))} == {(1, 4)}
+
+
+def test_summaries_of_one_score_share_their_scale(made):
+    many = [made.sweep(a=a, b=b) for a, b in [("x", "y"), ("y", "x")]]
+    ends = {g.id: (g.scale.low, g.scale.high) for g in summary_grids(many) if g.id.startswith("cross_entropy")}
+    assert len(ends) == 2
+    assert len(set(ends.values())) == 1
+
+
+def test_stitches_are_poor_or_good_and_no_distances(made):
+    text = page(made.sweep())
+    body = text.partition("<main>")[2].partition("</main>")[0]
+    assert "1.06 poor" in body
+    assert "good 0.4<" in body
+    assert "cross_entropy(how=task_loss)" in body
+    assert "(0.4 to 1.06; lower is better, so lower is up)" in body
+    assert "distance" not in body
+    assert "close or good is up" in body
+    alone = page(made.comparison(made.stitched())).partition("<main>")[2].partition("</main>")[0]
+    assert "; good is up" in alone
+    assert "close" not in alone.partition("Where these numbers")[0]
+
+
+def test_a_distance_is_still_far_or_close(made):
+    assert "(0 to √2 ≈ 1.41; lower is closer, so lower is up)" in page(made.comparison())
+
+
+def test_the_headline_of_stitches_tells_the_best_one(made):
+    assert headline(made.comparison(made.stitched([0.9, 0.7, 0.8]))) == (
+        "By relative_accuracy(how=least_squares), the best stitch is that at conv1, at 0.90; "
+        "layers of the same name are at 0.80 on average."
+    )
+
+
+def test_long_names_of_models_are_shortened_and_given_whole(made):
+    text = page(made.sweep(a=LONG[0], b=LONG[1]))
+    assert f'<h1 title="{LONG[0]} and {LONG[1]}">seed0 and seed1, layer by layer</h1>' in text
+    assert f'<span title="{LONG[0]}"><bdi>seed0</bdi></span> → ' in text
+    assert text.partition("Where these numbers come from")[2].count(f"<td>{LONG[0]}, 3 layers</td>") == 1
+    many = page(Comparisons([made.sweep(a=a, b=b) for a, b in [LONG[:2], LONG[1:]]]))
+    assert f'title="{LONG[2]}" aria-label="{LONG[2]}"><bdi>seed2</bdi>' in many
+    assert '<p class="headline">seed0 and seed1; seed1 and seed2.</p>' in many
+
+
+def test_what_is_said_of_every_layer_is_said_once(made):
+    cut = {f"cut after {layer!r}": f"second cut after {layer!r}: quick" for layer in ("conv1", "conv2", "head")}
+    text = page(made.sweep(provenance={"device": "cpu"} | cut))
+    assert "cut after each layer</th><td>second cut after it: quick</td>" in text
+    assert "cut after &#x27;conv1" not in text.partition('id="data"')[0]
+    cut["cut after 'head'"] = "second run whole"
+    text = page(made.sweep(provenance=cut))
+    assert "cut after 2 layers</th><td>second cut after it: quick\nconv1, conv2</td>" in text
+    assert "cut after head</th><td>second run whole</td>" in text
+
+
+def test_a_notebook_shows_lists_too(made):
+    view = notebook_view(made.sweep())
+    assert 'title="conv2, cross_entropy(how=task_loss): 0.8500"' in view
+    assert "seed0 and seed1, digits" in view
+    assert "(rows)" not in view
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_file_in_the_place_of_a_measure_is_told_where_it_belongs(made, ending, tmp_path):
+    many = Comparisons([made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z")]])
+    for result in (made.comparison(), many, made.series()):
+        with pytest.raises(
+            ValueError, match=f"'s.{ending}' is a file, and no measure; pass it as `path='s.{ending}'`."
+        ):
+            result.plot(f"s.{ending}")
+    with pytest.raises(ValueError, match="is a file, and no measure"):
+        made.comparison().plot(tmp_path / f"s.{ending}")
+
+
+def test_the_figure_of_a_list_has_methods_in_columns(made):
+    pytest.importorskip("matplotlib")
+    figure = made.sweep(a=LONG[0], b=LONG[1]).plot("cross_entropy(how=task_loss)")
+    axes = figure.axes[0]
+    assert axes.images[0].get_array().tolist() == [[0.4], [0.85], [0.8]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["task_loss"]
+    assert axes.get_ylabel() == "seed0 → seed1"
+    assert figure.axes[1].get_ylabel() == "cross_entropy (lower is better)"
