@@ -110,7 +110,7 @@ def test_a_tail_gives_the_models_output_and_runs_nothing_before_the_layer(name, 
     output = run_until(model, layer, images)
     found = tail(model, layer)
     assert found.graph is not None, found.why
-    assert agrees(found, output, images)
+    assert agrees(found, output, images, model(images))
     assert torch.equal(found(output, None), model(images))
     before = ran_in(model, lambda: run_until(model, layer, images))
     after = ran_in(model, lambda: found(output, None))
@@ -166,7 +166,7 @@ def test_the_number_of_examples_is_read_off_the_layer_instead_of_the_input(how):
 
 def test_a_layer_with_another_number_of_examples_than_the_input_is_noticed():
     model, x = built(Regroups, "shape"), drawn(5, 4)
-    assert not agrees(tail(model, "one"), run_until(model, "one", x), x)
+    assert not agrees(tail(model, "one"), run_until(model, "one", x), x, model(x))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_a_layer_that_does_not_exist_is_refused():
 def test_a_tail_that_computes_something_else_is_noticed():
     model, x = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())), drawn(4, 2)
     found = tail(model, "0")
-    assert agrees(found, run_until(model, "0", x), x)
-    assert not agrees(found, run_until(model, "0", x) + 1, x)
+    assert agrees(found, run_until(model, "0", x), x, model(x))
+    assert not agrees(found, run_until(model, "0", x) + 1, x, model(x))
 
 
 def test_a_mask_that_goes_past_a_layer_is_no_path_around_it():

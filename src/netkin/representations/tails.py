@@ -7,6 +7,7 @@ computes what comes before the layer for nothing.
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from netkin.representations.cutting import known_layer, run_from
-from netkin.representations.feeding import Forward, feed
+from netkin.representations.feeding import Forward
 from netkin.representations.layers import modules, unwrapped
 from netkin.representations.nesting import leaves, parts, rebuilt
 
+Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text
 
 
@@ -49,8 +51,16 @@ class Tail:
         return f"hooks at {self.layer!r}: the whole model runs, what comes before is computed for nothing ({self.why})"
 
 
-def tail(model: nn.Module, layer: str, *, forward: Forward | None = None) -> Tail:
+def tail(
+    model: nn.Module,
+    layer: str,
+    *,
+    forward: Forward | None = None,
+    traces: dict[frozenset[str], fx.Graph] | None = None,
+) -> Tail:
     """Return what `model` does after `layer`; of a layer that runs several times the first call is meant.
+
+    In `traces` calls for several layers of the same model share what they have in common.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -61,7 +71,7 @@ def tail(model: nn.Module, layer: str, *, forward: Forward | None = None) -> Tai
     if forward is not None:
         return Tail(layer, model, None, "a `forward` function runs it", forward)
     try:
-        return Tail(layer, model, _cut(unwrapped(model), stem, call or 1))
+        return Tail(layer, model, _cut(unwrapped(model), stem, call or 1, {} if traces is None else traces))
     except _Uncut as reason:
         return Tail(layer, model, None, str(reason))
 
@@ -78,9 +88,8 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
     return not _same(first, second, tolerance=0.0)
 
 
-def agrees(found: Tail, output: Tensor, batch: Any) -> bool:
-    """Tell whether a tail, given the layer's own output, gives what the whole model gives."""
-    whole = feed(found.model, batch, found.forward)
+def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
+    """Tell whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
     try:
         answers = found(output.clone(), batch)
     except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input
@@ -97,29 +106,32 @@ class _Enclosing(fx.Tracer):
 
     def __init__(self, stem: str):
         super().__init__()
-        keys = stem.split(".") if stem else []
-        self._open = {".".join(keys[:depth]) for depth in range(1, len(keys))}
+        keys = stem.split(".")
+        self.open = frozenset(".".join(keys[:depth]) for depth in range(1, len(keys)))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Keep a module whole unless it encloses the layer."""
-        return module_qualified_name not in self._open
+        return module_qualified_name not in self.open
 
 
-def _cut(model: nn.Module, stem: str, call: int) -> fx.GraphModule:
+def _cut(model: nn.Module, stem: str, call: int, traces: Traces) -> fx.GraphModule:
     known = modules(model)
     if not stem:
         raise _Uncut("nothing follows the model itself")
     above = [name for name in known if not name or stem.startswith(f"{name}.")]
     if any(known[name]._forward_hooks or known[name]._forward_pre_hooks for name in above):
         raise _Uncut("a module around the layer has hooks")
-    graph = _traced(model, stem)
+    tracer = _Enclosing(stem)
+    if tracer.open not in traces:
+        traces[tracer.open] = _traced(model, tracer)
+    graph = copy.deepcopy(traces[tracer.open])
     _begin_at(graph, _call(graph, model, known[stem], call))
     return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}Tail")
 
 
-def _traced(model: nn.Module, stem: str) -> fx.Graph:
+def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
     try:
-        return _Enclosing(stem).trace(model)
+        return tracer.trace(model)
     except Exception as fault:
         said = re.split(r"\n|\.\s", str(fault).strip(), maxsplit=1)[0].removesuffix(".")
         raise _Uncut(f"torch.fx can't trace it: {type(fault).__name__}{f', {said}' if said else ''}") from fault

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from netkin.applications.stitching.ends import End, Meeting, gives_lines
-from netkin.applications.stitching.joining import Stitched, cuts_truly, stitched_network
+from netkin.applications.stitching.joining import Cutting, Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import ShapeError, UnknownName, ValueFault
@@ -359,20 +359,20 @@ class TestCuts:
 
     @pytest.mark.parametrize("layer", ["stem", "blocks", "blocks.0", "blocks.1", "blocks.0.relu", "blocks.1.relu"])
     def test_residual_blocks_are_cut_around(self, layer):
-        assert cuts_truly(built(Residual), layer, self.x)
+        assert Cutting(built(Residual), self.x).is_true(layer)
 
     def test_a_layer_inside_a_residual_block_is_refused_naming_the_block(self):
         model = built(Residual)
         sentence = "layer 'blocks.1.conv' of 'b' has a path around it.*beside the stitch; choose 'blocks.1', which enc"
         with pytest.raises(ValueFault, match=sentence):
-            cuts_truly(model, "blocks.1.conv", self.x)
+            Cutting(model, self.x).is_true("blocks.1.conv")
         assert not any(module._forward_hooks for module in model.modules())
 
     def test_deeper_inside_the_nearest_good_module_is_named(self):
         model = nn.Sequential(built(Residual))
         model[0].blocks[0].conv = nn.Sequential(model[0].blocks[0].conv, nn.Tanh())
         with pytest.raises(ValueFault, match="choose '0.blocks.0', which encloses both"):
-            cuts_truly(model, "0.blocks.0.conv.0", self.x)
+            Cutting(model, self.x).is_true("0.blocks.0.conv.0")
 
     def test_a_path_around_with_no_module_around_both_is_refused(self):
         class Skips(nn.Module):
@@ -384,7 +384,7 @@ class TestCuts:
                 return x + self.inner(x)
 
         with pytest.raises(ValueFault, match="choose a layer that all paths lead through"):
-            cuts_truly(built(Skips), "inner", drawn(4, 5))
+            Cutting(built(Skips), drawn(4, 5)).is_true("inner")
 
     def test_what_depends_on_the_data_is_not_cut(self):
         class Branches(nn.Module):
@@ -396,4 +396,4 @@ class TestCuts:
                 x = self.one(x)
                 return self.two(x if x.sum() > 0 else -x)
 
-        assert not cuts_truly(built(Branches), "one", drawn(4, 5))
+        assert not Cutting(built(Branches), drawn(4, 5)).is_true("one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from netkin.arrays import HALF
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, ValueFault
 from netkin.representations.cutting import run_until
-from netkin.representations.feeding import Forward, device_of, dtype_of
+from netkin.representations.feeding import Forward, device_of, dtype_of, feed
 from netkin.representations.guests import evaluating, guest
 from netkin.representations.recording import main_tensor
-from netkin.representations.tails import Tail, agrees, reaches_around, tail
+from netkin.representations.tails import Tail, Traces, agrees, reaches_around, tail
 
 
 class Stitched(nn.Module):
@@ -118,7 +119,7 @@ def stitched_network(
 ) -> Stitched:
     """Return layers of two models joined by a map, which is where `b` is, in the precision of `b`, or float32 at least.
 
-    With `rank` the map is a bottleneck; `cuts` tells whether `b` can be cut there (see `cuts_truly`).
+    With `rank` the map is a bottleneck; `cuts` tells whether `b` can be cut there (see `Cutting`).
     """
     given = dtype_of(b)
     transformation = Transformation(linear, meeting, rank=rank)
@@ -147,22 +148,33 @@ def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
-def cuts_truly(b: nn.Module, layer: str, batch: Any, name: str = "b") -> bool:
-    """Tell whether `b` can be cut after `layer`: the tail then gives the model's own numbers.
+class Cutting:
+    """Tells after which layers `b` can be cut: the tail then gives the model's own numbers on a batch of few examples.
 
     A layer with a path around it is refused: the model's own features would reach its output beside the stitch.
     """
-    with guest(b):
-        output = main_tensor(run_until(b, layer, batch), layer)
-        found = tail(b, layer)
-        if found.graph is not None and agrees(found, output, batch):
-            return True
-        if layer and reaches_around(b, layer, output, batch):
-            raise ValueFault(
-                f"layer {layer!r} of {name!r} has a path around it, by which its own features would reach its output "
-                f"beside the stitch; {_advice(b, layer, batch)}."
-            )
-    return False
+
+    def __init__(self, b: nn.Module, batch: Any, name: str = "b"):
+        self.b, self.batch, self.name = b, batch, name
+        self._traces: Traces = {}
+
+    @cached_property
+    def _whole(self) -> Any:
+        return feed(self.b, self.batch)
+
+    def is_true(self, layer: str) -> bool:
+        """Tell whether the model can be cut after a layer."""
+        with guest(self.b):
+            output = main_tensor(run_until(self.b, layer, self.batch), layer)
+            found = tail(self.b, layer, traces=self._traces)
+            if found.graph is not None and agrees(found, output, self.batch, self._whole):
+                return True
+            if layer and reaches_around(self.b, layer, output, self.batch):
+                raise ValueFault(
+                    f"layer {layer!r} of {self.name!r} has a path around it, by which its own features would reach its "
+                    f"output beside the stitch; {_advice(self.b, layer, self.batch)}."
+                )
+        return False
 
 
 def _advice(b: nn.Module, layer: str, batch: Any) -> str:

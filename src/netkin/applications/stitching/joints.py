@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from netkin.applications.stitching.ends import End, Meeting, Pair
 from netkin.applications.stitching.fitting import ends_of, named, refuse_unsteady
-from netkin.applications.stitching.joining import cuts_truly
+from netkin.applications.stitching.joining import Cutting
 from netkin.comparing.pairing import Pairs
 from netkin.errors import NetkinError, ShapeError, ValueFault
 from netkin.representations import recording
@@ -134,9 +134,10 @@ def _cuts(b: nn.Module, layers: Sequence[str], few: Any, name: str) -> tuple[dic
         refuse_unsteady(b, few, name)
     except ValueFault as reason:
         return {}, dict.fromkeys(layers, str(reason))
+    cutting = Cutting(b, few, name)
     for layer in layers:
         try:
-            cuts[layer] = cuts_truly(b, layer, few, name)
+            cuts[layer] = cutting.is_true(layer)
         except ValueFault as reason:
             reasons[layer] = str(reason)
     return cuts, reasons

@@ -13,7 +13,7 @@ from netkin.applications.stitching.asking import Way, listed, way_of
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluated_all
 from netkin.applications.stitching.fitting import Fit, fitted, refuse_unsteady
-from netkin.applications.stitching.joining import both_lent, cuts_truly, stitched_network
+from netkin.applications.stitching.joining import Cutting, both_lent, stitched_network
 from netkin.applications.stitching.matching import find
 from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
 from netkin.applications.stitching.task_loss import TaskLoss
@@ -150,7 +150,8 @@ def _fit_all(
 
     def look(few: Any) -> None:
         refuse_unsteady(b, few, order.names[1])
-        cuts.update({layer: cuts_truly(b, layer, few, order.names[1]) for layer in {y: None for _, y in pairs}})
+        cutting = Cutting(b, few, order.names[1])
+        cuts.update({layer: cutting.is_true(layer) for layer in {y: None for _, y in pairs}})
 
     fit = fitted(a, b, pairs, data, examples=examples, resize=order.resize, names=order.names, look=look)
     return {
