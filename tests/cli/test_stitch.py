@@ -124,6 +124,21 @@ def test_the_map_of_one_stitch_is_written(netkin):
     assert f"{found.relative_accuracy:.2f}" in result.stdout
 
 
+def test_a_map_is_written_over_another_map_only(netkin, tmp_path):
+    netkin(f"{AB} --at relu3 --save sweep.netkin --map map.netkin")
+    before = (tmp_path / "sweep.netkin").read_bytes()
+    result = netkin(f"{AB} --at relu3 --map sweep.netkin")
+    assert "'sweep.netkin' holds 'comparison', not 'stitch'; load it as what it is, or write" in result.stderr
+    assert (tmp_path / "sweep.netkin").read_bytes() == before
+    assert netkin(f"{AB} --at relu3 --map map.netkin").exit_code == 0
+
+
+def test_one_file_for_two_results_is_refused(netkin, tmp_path):
+    result = netkin(f"{AB} --at relu3 --save same.netkin --map same.netkin")
+    assert "--save and --map both name same.netkin; give each its own file." in result.stderr
+    assert not (tmp_path / "same.netkin").exists()
+
+
 def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
     result = netkin(f"{AB} --at fc --into relu1 --map map.netkin")
     assert result.stderr == "no map in map.netkin: there is no stitch\n"

@@ -88,9 +88,12 @@ def stitch(
     A value for each layer and method tells what the stitched network can do, beside how similar the layers are. With
     more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
     """
-    for option, path in (("--save", save), ("--report", report), ("--figure", figure), ("--map", map_file)):
+    outputs = {"--save": save, "--report": report, "--figure": figure, "--map": map_file}
+    for option, path in outputs.items():
         refuse_missing_folder(path, option)
+    _refuse_one_file_twice(outputs)
     refuse_figure(figure)
+    _refuse_no_map(map_file)
     if len(models) < 2:
         raise click.UsageError("two models are needed, and one was given; to stitch a model with itself name it twice.")
     if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
@@ -109,6 +112,21 @@ def stitch(
     _show(found, json)
     if not all(one.complete for one in _each(found)):
         raise KeyboardInterrupt
+
+
+def _refuse_one_file_twice(outputs: dict[str, Path | None]) -> None:
+    for path, times in Counter(path for path in outputs.values() if path is not None).items():
+        if times > 1:
+            options = [option for option, one in outputs.items() if one == path]
+            raise click.UsageError(f"{' and '.join(options)} both name {path}; give each its own file.")
+
+
+def _refuse_no_map(path: Path | None) -> None:
+    """Refuse to write a map over anything but a map."""
+    from netkin import files
+
+    if path and path.exists():
+        files.read(path, kind="stitch")
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:

@@ -66,6 +66,14 @@ def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
+def test_a_training_longer_than_asked_for_is_refused(tmp_path):
+    a, b, data = two_perceptrons()
+    path = tmp_path / "training.netkin"
+    trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=2, resume=path))
+    with pytest.raises(FileFault, match="holds a training of 16 steps, and 8 are asked for; ask for as many or more"):
+        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
+
+
 def test_a_file_with_other_options_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.netkin"

@@ -27,7 +27,7 @@ from netkin.applications.stitching.records import Record, Sample, Sampling
 from netkin.applications.stitching.resuming import Identity, Standing, Weights
 from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.recording import main_tensor
@@ -130,6 +130,11 @@ class _Trainer:
         if self.settings.resume is None:
             return None
         found = resuming.read(self.settings.resume, self._identity, _weights(self.network))
+        if found is not None and found.step > self.total:
+            raise FileFault(
+                f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
+                "for; ask for as many or more, or give another file."
+            )
         if found is not None:
             self.network.transformation.load_state_dict(found.now)
             resuming.load_adam(self.optimizer, found.adam)
