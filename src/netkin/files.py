@@ -105,5 +105,5 @@ def _header(path: Location, metadata: Mapping[str, str] | None) -> dict[str, Any
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
     if kind not in (None, header.get("kind")):
         raise FileFault(
-            f"{str(path)!r} holds {header.get('kind')!r}, not {kind!r}; load it as what it is, or write to another file."
+            f"{str(path)!r} holds {header.get('kind')!r}, not {kind!r}; load it as what it is, or write elsewhere."
         )
