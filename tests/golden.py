@@ -449,7 +449,7 @@ def collectors(ledger: Ledger) -> None:
                 lambda one, f=fed, p=name: one(f[p, "z"]),
             )
     for cap in (None, 50):
-        fed = _merged(lambda c=cap: LayerRows(["x", "y"], cap=c, seed=3), {"x": X, "y": Y}, halves[:1])
+        fed = _fed(LayerRows(["x", "y"], cap=cap, seed=3), {"x": X, "y": Y}, [*halves[0], *halves[1]])
         for spec in KERNELS:
             ledger.call("LayerRows", f"cap {cap}", spec, lambda one, f=fed: one(f["x", "y"]))
     images = dict(zip("xyz", world.layers("collected maps", 80, (2, 4, 4), (3, 4, 4), 4), strict=True))
