@@ -79,10 +79,10 @@ def test_ctrl_c_while_a_model_runs_ends_the_pass(maps, images):
 def test_ctrl_c_while_a_batch_is_folded_in_waits_for_its_end(maps, images, monkeypatch):
     update = LayerMoments.update
 
-    def pressed(self, rows):
+    def pressed(self, rows, numbers):
         if self._batches == 2:
             press()
-        update(self, rows)
+        update(self, rows, numbers)
 
     monkeypatch.setattr(LayerMoments, "update", pressed)
     comparison = nk.compare(maps(), data=list(images.split(10)), partial=True)
@@ -92,11 +92,11 @@ def test_ctrl_c_while_a_batch_is_folded_in_waits_for_its_end(maps, images, monke
 def test_a_second_ctrl_c_while_folding_gives_up(maps, images, monkeypatch):
     update = LayerMoments.update
 
-    def pressed_twice(self, rows):
+    def pressed_twice(self, rows, numbers):
         if self._batches == 2:
             press()
             press()
-        update(self, rows)
+        update(self, rows, numbers)
 
     monkeypatch.setattr(LayerMoments, "update", pressed_twice)
     with pytest.raises(KeyboardInterrupt):

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.comparing import costs, plan
-from netkin.comparing.compare import collected
-from netkin.comparing.options import Options
-from netkin.comparing.pairing import Pairs
+from netkin.comparing import planning
+from netkin.comparing.alignment import Pairs
+from netkin.comparing.compare import taken
+from netkin.comparing.interrupting import Interruption
+from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit
-from netkin.statistics import LayerMoments
+from netkin.measures import find
+from netkin.statistics import LayerGrams, LayerMoments, LayerSize, Study
+from netkin.statistics.grams import GramSettings
 
 
 def tensors_in(thing, seen):
@@ -41,16 +44,17 @@ def bytes_in(*things):
 @pytest.fixture
 def held(monkeypatch):
     """Return a function that gives the plan of a comparison, and what its statistics held at most."""
-    peaks, fold = [], LayerMoments._fold
-    monkeypatch.setattr(LayerMoments, "_fold", lambda self: (peaks.append(bytes_in(self)), fold(self))[1])
+    peaks, fold = [], LayerMoments._fold_waiting
+    monkeypatch.setattr(LayerMoments, "_fold_waiting", lambda self: (peaks.append(bytes_in(self)), fold(self))[1])
 
     def look(models, measures):
         options = Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
-        given = dict(zip("ab", models, strict=True))
-        collection, found = collected(given, None, measures, Pairs([("a", "b")]), options, None, None, 0, False)
-        Tables(collection, found, "a", "b").fill()
-        statistics = (collection._moments, collection._all_rows, collection._samples, collection._grams)
-        return collection.plan, max(*peaks, 0, bytes_in(*statistics))
+        runners = [options.runner(name, thing) for name, thing in zip("ab", models, strict=True)]
+        found, study = [find(name) for name in measures], Study({}, [], limit=planning.memory_limit(None))
+        statistics, _ = taken(runners, None, found, Pairs([("a", "b")]), study)
+        Tables(statistics, found, "a", "b").fill(Interruption(False))
+        made = planning.make_plan(planning.needs_of(found), statistics.study)
+        return made, max(*peaks, 0, bytes_in(*statistics.collectors))
 
     return look
 
@@ -65,11 +69,12 @@ def recorded(n, *widths, dtype=np.float32):
     "measures", ["cka", "cka_debiased", "nbs", "cca_mean", "svcca cka", "pwcca", "cka cka_uncentered"]
 )
 @pytest.mark.parametrize(
-    "n, widths, kind", [(1100, (200, 120, 300), "moments"), (90, (200, 120, 300), "rows"), (150, (60, 700), "rows")]
+    "n, widths, kind",
+    [(1100, (200, 120, 300), "LayerMoments"), (90, (200, 120, 300), "LinearRows"), (150, (60, 700), "LinearRows")],
 )
 def test_the_plans_bytes_are_what_is_held(held, measures, n, widths, kind, dtype):
     made, really = held(recorded(n, *widths, dtype=dtype), measures.split())
-    assert made.linear == kind
+    assert [one.kind for one in made.kinds] == [kind]
     assert made.bytes == pytest.approx(really, rel=0.3)
 
 
@@ -91,8 +96,10 @@ def test_over_the_limit_is_refused_with_the_layer_and_the_ways_out(maps, images)
         MemoryLimit, match=rf"the rows of 50 examples need \d+ kB and {words}'cka_minibatch', fewer `exa"
     ):
         nk.compare(maps(), data=images, layers=["conv1", "fc"], shape="flatten", memory=10_000)
-    with pytest.raises(MemoryLimit, match="the statistics need"):
+    with pytest.raises(MemoryLimit, match="the sampled rows need"):
         nk.compare(maps(), data=images, layers=["conv1", "fc"], measures="cka_rbf", memory=10_000)
+    with pytest.raises(MemoryLimit, match="the statistics need"):
+        nk.compare(maps(), data=images, layers=["conv1", "fc"], measures=["cka_rbf", "cka"], memory=65_000)
     assert nk.compare(maps(), data=images, layers=["fc"], memory=10_000)["fc", "fc"] == pytest.approx(1)
 
 
@@ -133,17 +140,17 @@ def test_data_that_give_more_than_they_say_are_refused_when_they_outgrow_the_lim
 
 
 def test_the_default_limit_is_a_quarter_of_what_is_free(maps, images, monkeypatch):
-    monkeypatch.setattr(plan, "free_memory", lambda: 40_000)
+    monkeypatch.setattr(planning, "free_memory", lambda: 40_000)
     with pytest.raises(MemoryLimit, match="the limit is 10 kB"):
         nk.compare(maps(), data=images, layers=["conv1", "fc"], shape="flatten")
     monkeypatch.undo()
-    assert 1e8 < plan.free_memory() < 1e14
+    assert 1e8 < planning.free_memory() < 1e14
 
 
 def test_rows_that_wait_for_a_mini_batch_are_counted():
-    layer = costs.Layer("a", "x", 1000, 100)
-    assert costs.of_grams((128, "linear", 0.4), [layer]) == 128**2 * 8 + 228 * 1000 * 4
-    assert costs.of_grams((100, "linear", 0.4), [layer]) == 100**2 * 8
+    study = Study({("a", "x"): LayerSize("a", "x", 1000, 100)}, [])
+    assert LayerGrams.price(GramSettings(128), study).bytes == 128**2 * 8 + 228 * 1000 * 4
+    assert LayerGrams.price(GramSettings(100), study).bytes == 100**2 * 8
 
 
 PEAK = """

@@ -136,7 +136,6 @@ def test_recorded_rows_give_the_models_numbers(maps, images, layers):
         ({"x": np.ones((4, 3))}, None, {"layers": [nn.Linear]}, ValueFault, "chosen by name or glob; got"),
         ({"x": np.ones((4, 3, 2, 2))}, None, {"shape": "cls"}, ShapeError, "layer 'x' of 'a': shape 'cls' does not"),
         ({"x": [["a"]]}, None, {}, ValueFault, "`a/x` must hold numbers"),
-        ({"b/x": np.ones((4, 3))}, {"x": np.ones((4, 3))}, {"names": ("a", "a/b")}, NameClash, "read alike; give the"),
         ({"x": np.ones((4, 3))}, {"x": np.ones((4, 3))}, {"names": ("m", "m")}, NameClash, "both models are named 'm'"),
     ],
 )  # fmt: skip

@@ -170,7 +170,7 @@ def test_a_cap_keeps_the_same_rows_whatever_the_order(order, cap):
     assert torch.equal(one["a", "b"].y.X, other["a", "b"].y.X)
 
 
-def test_rows_without_a_cap_stay_beside_each_other_in_whatever_order_they_are_merged(worlds):
+def test_rows_without_a_cap_are_the_same_in_whatever_order_they_are_merged(worlds):
     X, Y = worlds.related(60, 4, 3)
     parts = []
     for start in (0, 20, 40):
@@ -178,13 +178,9 @@ def test_rows_without_a_cap_stay_beside_each_other_in_whatever_order_they_are_me
         collector.update({"a": X[start : start + 20], "b": Y[start : start + 20]}, indices=range(start, start + 20))
         parts.append(collector)
     forth, back = parts[0].merge(parts[1]).merge(parts[2]), parts[2].merge(parts[1]).merge(parts[0])
-    order = np.concatenate([np.arange(40, 60), np.arange(20, 40), np.arange(20)])
-    assert np.array_equal(forth["a", "b"].x.X, X)
-    assert np.array_equal(back["a", "b"].x.X, X[order])
-    assert np.array_equal(back["a", "b"].y.X, Y[order])
-    assert float(measures()["cka_rbf"](forth["a", "b"])) == pytest.approx(
-        float(measures()["cka_rbf"](back["a", "b"])), abs=1e-10
-    )
+    for merged in (forth, back):
+        assert np.array_equal(merged["a", "b"].x.X, X)
+        assert np.array_equal(merged["a", "b"].y.X, Y)
 
 
 # --- unlike -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from netkin.comparing.compare import compare, compare_many, explain
 from netkin.comparing.directions import model_directions
-from netkin.comparing.plan import Plan
+from netkin.comparing.planning import Plan
+from netkin.comparing.study import Statistics
+from netkin.comparing.subjects import Subject
 
-__all__ = ["Plan", "compare", "compare_many", "explain", "model_directions"]
+__all__ = ["Plan", "Statistics", "Subject", "compare", "compare_many", "explain", "model_directions"]

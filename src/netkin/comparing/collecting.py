@@ -1,257 +1,305 @@
-"""One pass over the data: every subject runs once on each batch, and the statistics fold it in."""
+"""One pass over the data: every model runs once on each batch, and the collectors fold it in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from netkin.arrays import exact_products, refuse_non_finite
-from netkin.comparing import costs
-from netkin.comparing.costs import GramKey, Needs, gram_key
+from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
+from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.meeting import AVERAGED, COMMON, DFT, Layer, Meeting
-from netkin.comparing.pairing import Pairs, Rectangle
-from netkin.comparing.plan import Plan, make_plan, refuse_over
-from netkin.comparing.subjects import Subject
-from netkin.errors import NameClash, ShapeError, ValueFault
+from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
+from netkin.comparing.study import Statistics
+from netkin.comparing.subjects import RecordedRunner, Runner
+from netkin.errors import ShapeError, ValueFault
 from netkin.measures.registry import Measure
-from netkin.statistics import LayerGrams, LayerMoments, LayerRows, LayerSpectra, Moments, Rows
+from netkin.representations import batches_of
+from netkin.representations.feeding import examples_in
+from netkin.statistics.collector import Collector, Key, LayerSize, Study, keys_of, name_of
 
-ONE_ROW = (AVERAGED, "cls", DFT, "flatten", "last", "matrix", "mean", "pool")  # shapes that give one row an example
-
-# rows, Gram matrices, the sum of the rows where there are no Gram matrices, number of rows
-Kept = tuple[Tensor | None, tuple[Tensor, ...], Tensor | None, int]
-Doubt = tuple[Tensor, Any, int]  # whether each layer is finite, the batch, its number
+SLICE = 512  # examples of recorded rows taken at a time
 
 
-class Collection:
-    """The statistics of one pass, and what was learnt about the layers on the way."""
+class Kept(NamedTuple):
+    """What is kept of one layer's rows until the batch is folded in."""
+
+    rows: Tensor | None
+    reduced: tuple[Any, ...]  # by the collectors that reduce, in their order
+    witness: Tensor  # a number that is finite if the rows are
+    length: int
+
+
+class Feed:
+    """The data of a pass: batches for each runner, in step where they are not the same for all."""
+
+    def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None):
+        self.runners, self._examples = runners, examples
+        recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
+        if recorded:
+            self._of_recorded(recorded, data, examples)
+            return
+        self._data = {runner: data if runner.data is None else runner.data for runner in runners}
+        for runner, own in self._data.items():
+            if own is None:
+                what = "`data` is missing" if data is None and runner.data is None else f"{runner.name!r} has no data"
+                raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+        self.expected = examples_in(self._data[runners[0]], examples)
+
+    def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
+        if len(recorded) < len(self.runners):
+            raise ValueFault(
+                "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
+                "Record both."
+            )
+        counts = {runner.name: runner.examples for runner in recorded}
+        if len(set(counts.values())) > 1:
+            (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
+            raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
+        if data is not None:
+            raise ValueFault("recorded rows are compared as they are; leave `data` out.")
+        if examples is not None and examples < 1:
+            raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+        total = min(recorded[0].examples, examples or recorded[0].examples)
+        slices = [slice(start, min(start + SLICE, total)) for start in range(0, total, SLICE)]
+        self._data, self._examples, self.expected = dict.fromkeys(recorded, slices), None, total
+
+    def __iter__(self) -> Iterator[dict[Runner, Any]]:
+        """Yield for each runner its batch; those that hold the same data object share one iteration."""
+        every = {id(data): data for data in self._data.values()}
+        iterators = [self._batches(data) for data in every.values()]
+        for batches in zip_longest(*iterators):
+            of_data = dict(zip(every, batches, strict=True))
+            found = {runner: of_data[id(data)] for runner, data in self._data.items()}
+            self._refuse_uneven(found)
+            yield found
+
+    def _batches(self, data: Any) -> Iterable[Any]:
+        recorded = isinstance(self.runners[0], RecordedRunner)
+        return data if recorded else batches_of(data, self._examples)
+
+    def _refuse_uneven(self, batches: Mapping[Runner, Any]) -> None:
+        lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
+        (a, n), *others = lengths.items()
+        for b, m in others:
+            if n == m:
+                continue
+            raise ShapeError(
+                f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
+                "examples in batches of the same size."
+            )
+
+
+class Pass:
+    """The making of a `Statistics`: one walk over the data."""
 
     def __init__(
-        self, subjects: Sequence[Subject], needs: Needs, pairs: Pairs, memory: int | None, seed: int, partial: bool
+        self,
+        runners: Sequence[Runner],
+        measures: Sequence[Measure],
+        pairs: Pairs,
+        study: Study,
+        *,
+        partial: bool = False,
+        start: int = 0,
     ):
-        self.subjects, self.needs, self.pairs, self.memory, self.seed = subjects, needs, pairs, memory, seed
+        self.runners, self.needs, self.pairs, self.study = runners, needs_of(measures), pairs, study
         self.interruption = Interruption(partial)
-        self.expected: int | None = None
-        self.examples, self.batches, self.plan, self.meeting = 0, 0, Plan("", 0, 0, ()), Meeting([], [])
-        self.layers: dict[str, list[Layer]] = {}
-        self._seen: dict[str, Layer] = {}
-        self._precision = torch.float64
-        self._doubt: Doubt | None = None  # a batch not looked at yet
+        self.statistics: Statistics | None = None
+        self.examples, self.batches, self._start = 0, 0, start
+        self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
+        self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
+        self._layers: dict[Key, LayerSize] = {}
+        self._numbers = np.arange(0)
+        self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
-        self._resizes = any(subject.resizes for subject in subjects)
-        self._moments: LayerMoments | None = None
-        self.spectra: LayerSpectra | None = None
-        self._all_rows: LayerRows | None = None
-        # layers with as many rows share a sample and a set of Gram matrices
-        self._samples: dict[int, LayerRows] = {}
-        self._grams: dict[tuple[GramKey, int], LayerGrams] = {}
+        self._resizes = any(runner.resizes for runner in runners)
 
-    def run(self, batches: Iterable[Any], expected: int | None) -> None:
+    def run(self, feed: Iterable[Mapping[Runner, Any]]) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
-        self.expected = expected
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
-            for subject in self.subjects:
-                stack.enter_context(subject.ready(self._keeper(subject)))
-            bar = stack.enter_context(tqdm(total=expected, desc="reading", unit=" examples", delay=2, leave=False))
-            for batch in batches:
-                bar.update(self._take(batch))
+            for runner in self.runners:
+                stack.enter_context(runner.ready(self._keeper(runner)))
+            bar = stack.enter_context(
+                tqdm(total=self.study.examples, desc="reading", unit=" examples", delay=2, leave=False)
+            )
+            for batches in feed:
+                bar.update(self._take(batches))
             self._settle()
-
-    def statistic(self, measure: Measure, a: str, b: str) -> Any:
-        """Return the pair of layers `a` and `b` ("model/layer") as the measure reads it."""
-        a, b = self.meeting.pair(a, b)
-        if measure.facts.reads is Moments:
-            return self._moments_of(a, b)
-        rows = self.meeting.layers[a].rows
-        return self._samples[rows][a, b] if measure.facts.reads is Rows else self._grams[gram_key(measure), rows][a, b]
-
-    @property
-    def sampled(self) -> str:
-        """What measures on rows saw, if that was a part: "a sample of 2,048 of 10,000 examples"; else empty."""
-        largest = max(self._samples.values(), key=lambda sample: sample.seen, default=None)
-        if largest is None or largest.seen <= largest.n:
-            return ""
-        unit = "examples" if largest.seen == self.examples else "rows"
-        return f"a sample of {largest.n:,} of {largest.seen:,} {unit}"
-
-    def off_block_shares(self, pairs: Iterable[tuple[str, str]]) -> list[float]:
-        """Return of every map in these pairs how much of its covariance lies off the blocks by which it met."""
-        if self.spectra is None or self.spectra.sampled < 4:
-            return []
-        met = [self.meeting.pair(a, b) for a, b in pairs if not self.meeting.apart(a, b)]
-        mapped = [pair for a, b in met for pair in ((a, b), (b, a)) if self.meeting.layers[pair[0]].space]
-        return [self.spectra.off_block_share(*pair) for pair in mapped]
-
-    @property
-    def off_block_sample(self) -> str:
-        """What those shares rest on, if that was a part: ", on a sample of 64 of 10,000 examples"; else empty."""
-        if self.spectra is None or self.spectra.sampled == self.spectra.n:
-            return ""
-        return f" (on a sample of {self.spectra.sampled:,} of {self.spectra.n:,} examples)"
-
-    def _moments_of(self, a: str, b: str) -> Moments:
-        """Return the moments of a pair, streamed or from the rows that were kept."""
-        if self._moments is not None:
-            return self._moments[a, b]
-        if self.spectra is not None:
-            return self.spectra[a, b]
-        assert self._all_rows is not None
-        return self._all_rows[a, b].moments(self._precision)
+        assert self.statistics is not None
+        self.statistics.finish(self._start, self.examples, self.interruption.ended)
+        return self.statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
-    def _take(self, batch: Any) -> int:
-        """Run every subject on one batch, fold in what they gave and return the number of examples."""
-        kept: dict[str, Kept] = {
-            f"{subject.name}/{layer}": value
-            for subject in self.subjects
-            for layer, value in subject.rows(batch).items()
+    def _take(self, batches: Mapping[Runner, Any]) -> int:
+        """Run every model on its batch, fold in what they gave and return the number of examples."""
+        first, batch = next(iter(batches.items()))
+        known = first.length(batch)
+        self._numbers = self._start + self.examples + np.arange(known or 0)
+        kept: dict[Key, Kept] = {
+            (runner.name, layer): value for runner, own in batches.items() for layer, value in runner.rows(own).items()
         }
-        self._look(kept, batch)
-        count = self._examples_in(kept, batch)
+        self._look(kept, batches)
+        count = self._examples_in(kept, known)
+        self._numbers = self._start + self.examples + np.arange(count)
         with self.interruption.held(), exact_products():
-            if not self.layers:
+            if self.statistics is None:
                 self._begin(count)
             self._fold(kept)
             self.examples, self.batches = self.examples + count, self.batches + 1
-        if self.plan.linear == "rows" and self.examples > (self.expected or 0):
+        if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
         return count
 
-    def _keeper(self, subject: Subject) -> Callable[[str, Tensor], Kept]:
-        """Return what a hook keeps of a layer's rows: Gram matrices at once, the rows only if somebody needs them."""
+    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Kept]:
+        """Return what a hook keeps of a layer's rows: what collectors reduce them to, the rows only where needed."""
 
         def keep(layer: str, rows: Tensor) -> Kept:
-            key = f"{subject.name}/{layer}"
-            if not self.layers:
-                self._learn(key, layer, subject, rows)
+            key = (runner.name, layer)
+            if self.statistics is None:
+                space = runner.space(layer) if runner.resizes else ()
+                self._layers[key] = size_of_layer(*key, rows, runner.shapes[layer], space, runner.resizes)
             number = self.batches if self._searching is None else self._searching
-            where = f"layer {layer!r} of {subject.name!r} in batch {number}"
+            where = f"layer {layer!r} of {runner.name!r} in batch {number}"
             if self._searching is not None:
                 refuse_non_finite(rows, where)
             try:
-                grams = () if self._resizes else self._grams_of(key, rows)
+                reduced = () if self._resizes else tuple(self._reduced(key, rows))
             except ValueFault:
                 refuse_non_finite(rows, where)
                 raise
-            needed = self.needs.moments or self.needs.rows or self._resizes
-            return rows if needed else None, grams, None if grams else rows.sum(), len(rows)
+            needed = self._resizes or len(self._reducing) < len(self.needs)
+            witness = reduced[0][0] if reduced and isinstance(reduced[0], tuple) else rows.sum()
+            return Kept(rows if needed else None, reduced, witness, len(rows))
 
         return keep
 
-    def _learn(self, key: str, layer: str, subject: Subject, rows: Tensor) -> None:
-        known = self._seen.get(key)
-        if known is not None and known.model != subject.name:
-            raise NameClash(
-                f"layer {known.name!r} of {known.model!r} and layer {layer!r} of {subject.name!r} read alike; "
-                "give the models other `names`."
-            )
-        shape = subject.shapes[layer]
-        self._seen[key] = Layer.of(subject.name, layer, rows, shape, subject.space, subject.resizes)
-        if shape == DFT:
-            self.needs.refuse_spectral()
+    def _reduced(self, key: Key, rows: Tensor) -> Iterator[Any]:
+        for place, need in enumerate(self._reducing):
+            group = (place, self._layers[key].rows)
+            if group not in self._reducers:  # before the first batch has named the layers
+                self._reducers[group] = need.candidates[0].start(
+                    need.settings, replace(self.study, layers={}, rectangles=[])
+                )
+            yield self._reducers[group].reduce(key, rows, self._numbers)
 
-    def _grams_of(self, key: str, rows: Tensor) -> tuple[Tensor, ...]:
-        group = self._seen[key].rows
-        for gram in self.needs.grams:
-            if (gram, group) not in self._grams:  # before the first batch has named the layers
-                self._grams[gram, group] = LayerGrams([], batch=gram[0], kernel=gram[1], fraction=gram[2])
-        return tuple(self._grams[gram, group].reduce(key, rows) for gram in self.needs.grams)
-
-    def _look(self, kept: Mapping[str, Kept], batch: Any) -> None:
+    def _look(self, kept: Mapping[Key, Kept], batches: Mapping[Runner, Any]) -> None:
         """Look for NaN and Inf, at the price of one number for each layer.
 
-        On a GPU one batch behind: by then its numbers are there, and nobody waits for the batch at hand.
+        On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
-        fine = torch.isfinite(_witnesses(list(kept.values())))
+        fine = torch.isfinite(_witnesses([one.witness for one in kept.values()]))
         if fine.is_cuda:
             self._settle()
-        self._doubt = (fine, batch, self.batches)
+        self._doubt = (fine, batches, self.batches)
         if not fine.is_cuda:
             self._settle()
 
     def _settle(self) -> None:
         """Refuse the batch in doubt if it holds NaN or Inf; where they are is asked in a second run."""
-        (fine, batch, number), self._doubt = self._doubt or (torch.ones(1), None, 0), None
+        if self._doubt is None:
+            return
+        (fine, batches, number), self._doubt = self._doubt, None
         if bool(fine.all()):
             return
         self._searching = number
-        for subject in self.subjects:
-            subject.rows(batch)
+        for runner, batch in batches.items():
+            runner.rows(batch)
         self._searching = None
 
-    def _examples_in(self, kept: Mapping[str, Kept], batch: Any) -> int:
+    def _examples_in(self, kept: Mapping[Key, Kept], known: int | None) -> int:
         """Return the number of examples in a batch, which all models must have kept."""
-        single = {key: rows for key, (*_, rows) in kept.items() if self._seen[key].shape in ONE_ROW}
+        single = {key: one.length for key, one in kept.items() if self._layers[key].shape in ONE_ROW}
         if len(set(single.values())) > 1:
             (a, n), (b, m) = min(single.items(), key=lambda one: one[1]), max(single.items(), key=lambda one: one[1])
             raise ShapeError(
-                f"layer {a!r} gave {n:,} rows and layer {b!r} {m:,} for the same batch; models and "
+                f"layer {name_of(a)!r} gave {n:,} rows and layer {name_of(b)!r} {m:,} for the same batch; models and "
                 "transforms must keep every example."
             )
-        return next(iter(single.values()), None) or self.subjects[0].length(batch) or min(v[3] for v in kept.values())
+        return next(iter(single.values()), None) or known or min(one.length for one in kept.values())
 
-    def _fold(self, kept: Mapping[str, Kept]) -> None:
-        rows = self.meeting.rows(_together({key: value[0] for key, value in kept.items() if value[0] is not None}))
-        for statistic in (self._moments, self.spectra, self._all_rows, *self._samples.values()):
-            if statistic is not None:
-                statistic.update({name: rows[name] for name in statistic.names})
-        for (gram, _), collector in self._grams.items():
-            place = self.needs.grams.index(gram)
-            if self._resizes:
-                collector.update(rows)
-            elif collector.names:
-                collector.fold({name: kept[name][1][place] for name in collector.names})
+    def _fold(self, kept: Mapping[Key, Kept]) -> None:
+        assert self.statistics is not None
+        alignment = self.statistics.alignment
+        rows = _together({key: one.rows for key, one in kept.items() if one.rows is not None})
+        rows = alignment.resized(rows) if alignment.resizes else rows
+        for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
+            reduced = not self._resizes and need in self._reducing
+            place = self._reducing.index(need) if reduced else 0
+            for collector in collectors:
+                names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
+                given = {key: kept[key].reduced[place] if reduced else rows[key] for key in names}
+                owners = self._owners(collector, given)
+                collector.update({"activations": given}, self._numbers, **({"owners": owners} if owners else {}))
+
+    def _owners(self, collector: Collector, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
+        """Return for layers whose examples have different numbers of rows the place of each row's example."""
+        if not (collector.numbers_rows or self.study.chunks):
+            return {}
+        n, found = len(self._numbers), {}
+        by_name = {runner.name: runner for runner in self.runners}
+        for key, rows in given.items():
+            layer = self.study.layers[key]
+            valid = by_name[layer.model].valid(layer.name)
+            if valid is not None:
+                found[key] = valid.nonzero()[:, 0].cpu().numpy()
+            elif isinstance(rows, Tensor) and len(rows) != layer.rows_of(n) and len(rows) % n == 0:
+                found[key] = np.repeat(np.arange(n), len(rows) // n)
+        return found
 
     # --- the first batch ----------------------------------------------------------------------------------------------
 
     def _begin(self, count: int) -> None:
-        """Plan and make the statistics, now that the first batch has told names and widths."""
-        everything = [replace(layer, examples=count) for layer in self._seen.values()]
-        names = {s.name: [layer.name for layer in everything if layer.model == s.name] for s in self.subjects}
-        self.meeting = Meeting(everything, self.pairs.rectangles(names))
-        regrouped = self.meeting.regrouped
-        shown = [replace(layer, shape=COMMON) if layer.key in regrouped else layer for layer in everything]
-        self.layers = {s.name: [layer for layer in shown if layer.model == s.name] for s in self.subjects}
-        self._precision = self.needs.precision(self.meeting.layers.values())
-        if self.meeting.layers:
-            self.plan = make_plan(self.needs, self.meeting, self.expected, self.memory)
-            self._make_statistics(self.meeting.rectangles)
+        """Plan and start the collectors, now that the first batch has told names and widths."""
+        everything = [replace(layer, examples=count) for layer in self._layers.values()]
+        names = {one.name: [layer.name for layer in everything if layer.model == one.name] for one in self.runners}
+        alignment = Alignment(everything, self.pairs.rectangles(names))
+        self.study = replace(self.study, layers=alignment.layers, rectangles=alignment.rectangles)
+        self.statistics = Statistics(self.runners, self.pairs, self.study, alignment, self.needs)
+        if alignment.layers:
+            plan = make_plan(self.needs, self.study)
+            collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
+            self.statistics.open(plan, collectors)
 
-    def _make_statistics(self, rectangles: Sequence[Rectangle]) -> None:
-        names = list(self.meeting.layers)
-        if self.plan.linear == "moments":
-            self._moments = LayerMoments(rectangles, precision=self._precision, debiased=self.needs.debiased)
-        if self.plan.linear == "spectra":
-            self.spectra = LayerSpectra(rectangles, precision=self._precision, seed=self.seed)
-        if self.plan.linear == "rows":
-            self._all_rows = LayerRows(names, seed=self.seed)
-        for rows in dict.fromkeys(layer.rows for layer in self.meeting.layers.values()):
-            here = [name for name in names if self.meeting.layers[name].rows == rows]
-            if self.needs.rows:
-                self._samples[rows] = LayerRows(here, cap=costs.CAP, seed=self.seed)
-            for batch, kernel, fraction in self.needs.grams:
-                collector = self._grams.setdefault(
-                    ((batch, kernel, fraction), rows), LayerGrams([], batch=batch, kernel=kernel, fraction=fraction)
-                )
-                collector.pair_up([(left, right) for left, right in rectangles if left[0] in here])
+    def _started(self, need: Need, kind: type[Collector]) -> list[Collector]:
+        """Return collectors for a need: one, or one for each number of rows an example where they are reduced."""
+        if not kind.reduces:
+            return [kind.start(need.settings, self.study)]
+        found, place = [], self._reducing.index(need)
+        for rows in dict.fromkeys(layer.rows for layer in self.study.layers.values()):
+            here = {key: layer for key, layer in self.study.layers.items() if layer.rows == rows}
+            rectangles = [pair for pair in self.study.rectangles if pair[0][0] in here]
+            part = replace(self.study, layers=here, rectangles=rectangles)
+            early = self._reducers.get((place, rows))
+            if early is None:
+                found.append(kind.start(need.settings, part))
+            else:
+                early.open_pairs(rectangles)  # type: ignore[attr-defined]
+                found.append(early)
+        return found
 
     def _refuse_outgrown(self) -> None:
-        layers = self.meeting.layers.values()
-        size = costs.of_rows(self.needs, layers, self.examples)
-        refuse_over(self.plan.limit, size, layers, f"the rows of the first {self.examples:,} examples")
+        """Refuse to go on where the data give more examples than they said, and these take too much memory."""
+        assert self.statistics is not None
+        grown = replace(self.study, examples=self.examples, seen=True)
+        for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
+            for collector in collectors[:1]:
+                price = type(collector).price(need.settings, grown)
+                if price is not None:
+                    refuse_over(self.study.limit, price.bytes, self.study.sizes, price.what, price.ways)
 
 
-def _together(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
     """Return all rows on one device: an accelerator, if any of them is there."""
     devices = dict.fromkeys(matrix.device for matrix in rows.values())
     if len(devices) < 2:
@@ -260,12 +308,9 @@ def _together(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: matrix.to(home) for key, matrix in rows.items()}
 
 
-def _witnesses(kept: Sequence[Kept]) -> Tensor:
+def _witnesses(numbers: Sequence[Tensor]) -> Tensor:
     """Return one number for each layer that is finite if its rows are."""
-    if all(grams and grams[0].shape == kept[0][1][0].shape for _, grams, _, _ in kept):
-        return _stacked([grams[0] for _, grams, _, _ in kept]).flatten(1).sum(1)
-    return _stacked([grams[0].sum() if total is None else total for _, grams, total, _ in kept])
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([tensor.to(tensors[0]) for tensor in tensors])
+    if numbers[0].ndim and all(one.shape == numbers[0].shape for one in numbers):
+        return torch.stack([one.to(numbers[0]) for one in numbers]).flatten(1).sum(1)
+    home = numbers[0].device
+    return torch.stack([one.sum().to(home, summing_dtype(home)) for one in numbers])

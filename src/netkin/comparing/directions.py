@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.comparing.compare import collected
-from netkin.comparing.options import Options
-from netkin.comparing.pairing import Pairs
+from netkin.comparing.alignment import Pairs
+from netkin.comparing.compare import taken
+from netkin.comparing.planning import memory_limit
+from netkin.comparing.subjects import Options
 from netkin.errors import InflatedWarning
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
 from netkin.representations.cutting import known_layer
 from netkin.representations.shapes import Shape
+from netkin.statistics.collector import Study
 
 
 def model_directions(
@@ -56,8 +58,10 @@ def model_directions(
     chosen = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
     options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
     wanted = Pairs([pair], [(layer, other)])
-    collection, _ = collected(given, data, "svcca", wanted, options, examples, memory, 0, False)
-    moments = collection.statistic(find("svcca"), f"a/{layer}", f"{pair[1]}/{other}")
+    runners = [options.runner(name, thing) for name, thing in given.items()]
+    study = Study({}, [], limit=memory_limit(memory))
+    statistics, _ = taken(runners, data, [find("svcca")], wanted, study, examples)
+    moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)
     return svcca_directions(moments, variance=variance, by=by)

@@ -1,10 +1,15 @@
-"""Subjects: what is compared, a model that runs on each batch or rows that were recorded before."""
+"""Subjects: what is compared. A model with its own data, rows that were recorded before, or a set of weights.
+
+What the user passes is a `Subject`, or becomes one. Inside a pass a *runner* stands for it, which gives for each batch
+what is kept of each layer's rows.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,43 +17,62 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_tensor
-from netkin.comparing.meeting import ResizablePositions
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.representations import Reader, guest, rows_of, shape_for
+from netkin.representations import Reader, dft, guest, positions, rows_of, shape_for
 from netkin.representations.feeding import Forward, Transform, length_if_known
-from netkin.representations.layers import Spec, unwrapped
+from netkin.representations.layers import Spec, choose, modules, unwrapped
 from netkin.representations.shapes import Shape
+from netkin.representations.shapes import name_of as shape_name
 
 Keep = Callable[[str, Tensor], Any]
+Tensors = Mapping[str, Tensor]
 
 
-class Subject(ABC):
-    """One side of a comparison: for each batch it gives what is kept of each layer's rows."""
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One side of a comparison: a model, with data, layers, shape and functions of its own where they are given.
+
+    Subjects that hold the same data object share one iteration over it, so that shuffling loaders stay paired. A
+    `thing` may also be a mapping of layer names to recorded arrays; with `weights`, a state dict, there is none.
+
+    Args:
+        thing: the model, or a mapping of layer names to arrays recorded before.
+        data: a loader, an iterable of batches or one array of inputs, for this subject alone.
+        layers: which layers, as in `nk.layers`; by default those of the comparison.
+        shape: what one example is; by default that of the comparison.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        device: where the model runs.
+        weights: the weights alone, by name, for statistics that need no data.
+    """
+
+    thing: Any = None
+    data: Any = None
+    layers: Any = None
+    shape: Any = None
+    forward: Any = None
+    transform: Any = None
+    device: Any = None
+    weights: Tensors | None = None
+
+
+class Runner(ABC):
+    """One side of a pass: for each batch it gives what is kept of each layer's rows."""
 
     name: str
     kind: str
-    shapes: dict[str, str]
-    averages = False  # whether maps that are taken by their frequencies may be averaged down to the size of others
-    _shape: Shape | Mapping[str, Shape]
-
-    @property
-    def resizes(self) -> bool:
-        """Whether its feature maps may be averaged down to the size of others."""
-        return self.averages or isinstance(self._shape, ResizablePositions)
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        """The size of the map that the latest rows came from, where maps may be resized."""
-        return self._shape.space if isinstance(self._shape, ResizablePositions) else ()
+    data: Any = None  # its own, where it has some
+    shapes: dict[str, str]  # what one example is, of each layer that has given rows
+    resizes = False  # whether its feature maps may be averaged down to the size of others
 
     @property
     @abstractmethod
     def origin(self) -> dict[str, str]:
         """What it is and how it is run, in words for the provenance of a result."""
 
-    @abstractmethod
     def length(self, batch: Any) -> int | None:
         """Return the number of examples in a batch, if the batch tells."""
+        return length_if_known(batch)
 
     @abstractmethod
     def ready(self, keep: Keep) -> Any:
@@ -58,8 +82,20 @@ class Subject(ABC):
     def rows(self, batch: Any) -> dict[str, Any]:
         """Return what is kept of each layer for one batch."""
 
+    def space(self, layer: str) -> tuple[int, ...]:
+        """Return the size of the map that a layer's latest rows came from, where they are places of a map."""
+        return ()
 
-class ModelSubject(Subject):
+    def valid(self, layer: str) -> Tensor | None:
+        """Return which tokens of each example the latest rows are, where examples have different numbers of them."""
+        return None
+
+    def weights(self) -> dict[str, Tensors]:
+        """Return the tensors of each layer, by their names in it, in the order of modules."""
+        raise ValueFault(f"{self.name!r} has no weights; pass the model, or `nk.Subject(weights=...)`.")
+
+
+class ModelRunner(Runner):
     """A model, run once on each batch."""
 
     def __init__(
@@ -85,7 +121,8 @@ class ModelSubject(Subject):
     def origin(self) -> dict[str, str]:
         device = ", ".join(sorted(map(str, _homes(self.model)))) if self._device is None else str(self._device)
         functions = {"transform": self._transform, "forward": self._forward}
-        return {"model": self.kind, "device": device} | {what: _called(given) for what, given in functions.items()}
+        names = {what: "none" if given is None else _function_name(given) for what, given in functions.items()}
+        return {"model": self.kind, "device": device} | names
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -96,15 +133,26 @@ class ModelSubject(Subject):
             with self._reader.open():
                 yield
 
-    def length(self, batch: Any) -> int | None:
-        return length_if_known(batch)
-
     def rows(self, batch: Any) -> dict[str, Any]:
         assert self._reader is not None
         return self._reader(batch)
 
+    def space(self, layer: str) -> tuple[int, ...]:
+        return self._reader.spaces.get(layer, ()) if self._reader else ()
 
-class RecordedSubject(Subject):
+    def valid(self, layer: str) -> Tensor | None:
+        return self._reader.valid.get(layer) if self._reader else None
+
+    def weights(self) -> dict[str, Tensors]:
+        known = modules(self.model)
+        if self._layers is None:
+            names = [name for name, module in known.items() if next(module.parameters(recurse=False), None) is not None]
+        else:
+            names = choose(self.model, self._layers)
+        return {name: dict(known[name].named_parameters()) for name in names}
+
+
+class RecordedRunner(Runner):
     """A mapping of layer names to arrays whose first axis is the examples."""
 
     def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
@@ -146,6 +194,117 @@ class RecordedSubject(Subject):
             kept[layer] = self._keep(layer, rows)
         return kept
 
+    def space(self, layer: str) -> tuple[int, ...]:
+        return tuple(self._arrays[layer].shape[2:]) if self.shapes[layer] == "positions" else ()
+
+
+class WeightsRunner(Runner):
+    """A state dict, for statistics that are fed by weights alone."""
+
+    def __init__(self, name: str, tensors: Tensors, layers: Spec):
+        self.name, self.kind, self.shapes, self._tensors, self._layers = name, "weights", {}, tensors, layers
+
+    @property
+    def origin(self) -> dict[str, str]:
+        return {"model": self.kind, "device": ", ".join(sorted({str(one.device) for one in self._tensors.values()}))}
+
+    def ready(self, keep: Keep) -> Any:
+        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
+
+    def weights(self) -> dict[str, Tensors]:
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            layer, _, own = name.rpartition(".")
+            found.setdefault(layer, {})[own] = tensor
+        return {layer: found[layer] for layer in _chosen(self.name, list(found), self._layers)}
+
+
+# --- what is said once for all, or for each ---------------------------------------------------------------------------
+
+
+class Options:
+    """What is said once for all models, or for each; it makes runners of what was passed."""
+
+    def __init__(
+        self,
+        layers: Any,
+        places: Mapping[str, str],
+        shape: Any,
+        resize: str | None,
+        transforms: Any,
+        forward: Any,
+        device: torch.device | str | None,
+    ):
+        if resize not in (None, "average"):
+            raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
+        if resize and shape not in ("positions", positions, "dft", dft):
+            raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
+        _refuse_beside_dft(shape)
+        self.layers, self.places, self.device = layers, places, device
+        self.shape, self.resizes = shape, bool(resize)
+        self.transforms = _one_each("transforms", transforms, list(places))
+        self.forward = _one_each("forward", forward, list(places))
+
+    def layers_of(self, name: str) -> Spec:
+        if not isinstance(self.layers, Mapping):
+            return self.layers
+        unknown = set(self.layers) - set(self.places.values()) - set(self.places)
+        if unknown:
+            raise ValueFault(
+                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
+            )
+        return self.layers.get(name, self.layers.get(self.places[name]))
+
+    def runner(self, name: str, thing: Any) -> Runner:
+        """Return what runs in a pass for a model, a mapping of recorded arrays, a subject or a runner."""
+        subject = thing if isinstance(thing, Subject) else Subject(thing)
+        runner = self._runner(name, subject)
+        runner.data = subject.data if runner.data is None else runner.data
+        runner.resizes = runner.resizes or self.resizes
+        return runner
+
+    def _runner(self, name: str, subject: Subject) -> Runner:
+        thing = subject.thing
+        layers = self.layers_of(name) if subject.layers is None else subject.layers
+        shape = self.shape if subject.shape is None else subject.shape
+        if isinstance(thing, Runner):
+            return thing
+        if thing is None and subject.weights is not None:
+            return WeightsRunner(name, subject.weights, layers)
+        if isinstance(thing, nn.Module):
+            forward, transform = subject.forward or self.forward[name], subject.transform or self.transforms[name]
+            return ModelRunner(name, thing, layers, shape, forward, transform, subject.device or self.device)
+        if isinstance(thing, Mapping):
+            return RecordedRunner(name, thing, layers, shape)
+        raise ValueFault(
+            f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
+            + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
+        )
+
+
+def _refuse_beside_dft(shape: Any) -> None:
+    """Refuse a mapping of shapes in which some layers go by frequencies and others by places or tokens."""
+    shapes = [shape_name(one) for one in shape.values()] if isinstance(shape, Mapping) else []
+    several = next((one for one in shapes if one in ("positions", "tokens")), None)
+    if "dft" in shapes and several:
+        raise ValueFault(
+            f"beside 'dft' every layer must give one row an example, and {several!r} gives several; "
+            "use 'pool' or 'mean' for the others."
+        )
+
+
+def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    if given is None or callable(given):
+        return dict.fromkeys(names, given)
+    if isinstance(given, Mapping):
+        return {name: given.get(name) for name in names}
+    if len(given) != len(names):
+        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
+    return dict(zip(names, given, strict=True))
+
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     """Return the recorded layers that `layers` asks for, by name or glob; all for None."""
@@ -163,8 +322,11 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     return list(dict.fromkeys(layer for matching in found.values() for layer in matching))
 
 
-def _called(function: Any) -> str:
-    return "none" if function is None else getattr(function, "__qualname__", type(function).__name__)
+def _function_name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
 
 
 def _homes(model: nn.Module) -> set[torch.device]:

@@ -42,7 +42,7 @@ RANK = "rank: eigenvalues above max(n, p)·eps·λmax"  # of `Side.kept`, on whi
 class Facts:
     """What a measure promises; tests hold it to every one."""
 
-    reads: type
+    reads: Any  # the pair type: a class that names its collectors
     higher_is_closer: bool
     bounds: tuple[float, float]
     symmetric: bool

@@ -71,6 +71,8 @@ class Reader:
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
         self.shapes: dict[str, str] = {}
+        self.spaces: dict[str, tuple[int, ...]] = {}  # the size of the map whose places the latest rows are
+        self.valid: dict[str, Tensor] = {}  # which tokens the latest rows are, where a mask leaves some out
         self.batches = 0
         self._mask: Any = None
         self._outputs: dict[str, Any] | None = None
@@ -117,6 +119,9 @@ class Reader:
             rows, self.shapes[name] = rows_of(output, shape, self._mask)
         except NetkinError as fault:
             raise type(fault)(f"{spoken(name)}: {fault}") from fault
+        self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
+        if self.shapes[name] == "tokens" and self._mask is not None:
+            self.valid[name] = torch.as_tensor(self._mask) != 0
         return rows if self._keep is None else self._keep(name, rows)
 
     def _has_all_examples(self, name: str, output: Tensor, shape: Shape) -> bool:

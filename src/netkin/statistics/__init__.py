@@ -1,24 +1,35 @@
 """Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
 
+from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Statistic, Study
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.moments import Moments
 from netkin.statistics.outputs import Outputs
-from netkin.statistics.rows import LayerRows, Rows
+from netkin.statistics.rows import LayerRows, LinearRows, Rows
 from netkin.statistics.spectra import LayerSpectra, Spectra
-from netkin.statistics.statistic import Statistic
+
+# a pair type names the collectors that can give it
+Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
+Grams.collectors = (LayerGrams,)
+Rows.collectors = (LayerRows,)
 
 __all__ = [
+    "Collector",
     "Grams",
     "LayerGrams",
     "LayerMoments",
     "LayerRows",
+    "LayerSize",
     "LayerSpectra",
+    "LinearRows",
     "Moments",
     "Outputs",
+    "Price",
     "Rows",
+    "Settings",
     "Spectra",
     "Statistic",
+    "Study",
     "off_block_share",
 ]

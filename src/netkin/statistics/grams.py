@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    Numbers,
+    Price,
+    Rectangle,
+    Settings,
+    Study,
+    chunk_of,
+    key_from,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    place_of,
+    rectangles_from,
+    refuse_missing,
+    refuse_other_width,
+    row_numbers,
+    summed,
+)
 from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
 from netkin.statistics.sides import gram_product
-from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from netkin.statistics.layer_moments import Rectangle
-
 KERNELS = ("linear", "rbf")
 
 
-class Grams(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Grams:
     """A pair of layers: HSIC₁ of the two and of each with itself, averaged over mini-batches of `batch` examples."""
 
     cross: Tensor
@@ -32,26 +53,36 @@ class Grams(NamedTuple):
     batches: int
     left_out: int
 
+    collectors: ClassVar[tuple[type, ...]] = ()
+
     @classmethod
     def of(cls, X: Any, Y: Any, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Grams:
         """Return the statistic of two matrices cut into mini-batches in the order of their rows."""
         X, Y = paired(X, Y)
-        collector = LayerGrams([(["X"], ["Y"])], batch=batch, kernel=kernel, fraction=fraction)
-        for start in range(0, len(X), batch):
-            part = {"X": X[start : start + batch], "Y": Y[start : start + batch]}
-            collector.fold({name: collector.reduce(name, rows) for name, rows in part.items()})  # keeps the gradient
-        return collector["X", "Y"]
+        return LayerGrams.of({"X": X, "Y": Y}, batch=batch, kernel=kernel, fraction=fraction)["X", "Y"]
 
 
-class LayerGrams(Statistic):
+@dataclass(frozen=True)
+class GramSettings(Settings):
+    """The size of a mini-batch, and the kernel; mini-batches of one size can't stand for those of another."""
+
+    batch: int = 128
+    kernel: str = "linear"
+    fraction: float = 0.4
+
+
+class LayerGrams(Collector):
     """HSIC₁ of many pairs of layers, summed over mini-batches; `collector[a, b]` is the pair that a measure reads.
 
     Each mini-batch's Gram matrices are U-centred (Song 2012) and flattened to rows, so that one product holds the
-    HSIC of all pairs. Batches of another size are gathered or cut to `batch` examples (None: as the first one); a
-    remainder under four examples is left out and counted.
+    HSIC of all pairs. A mini-batch is a range of `batch` example numbers (None: as many as come first); rows of one
+    that is not complete wait for the rest, also in a file. One that stays incomplete counts as it is, and under four
+    examples it is left out and counted.
     """
 
     kind = "LayerGrams"
+    holds = "Grams"
+    reduces = True
 
     def __init__(
         self,
@@ -60,110 +91,206 @@ class LayerGrams(Statistic):
         batch: int | None = None,
         kernel: str = "linear",
         fraction: float = 0.4,
+        chunks: int = 0,
     ):
         if kernel not in KERNELS:
             raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
         if batch is not None and batch < 4:
             raise ValueFault(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
-        self.batch, self.kernel, self.fraction = batch, kernel, fraction
-        self.pair_up(rectangles)
-        self.widths: dict[str, int] = {}
-        self._waiting: dict[str, Tensor] = {}
-        self._scales: dict[str, float] = {}
-        self._centres: dict[str, bool] = {}
-        self._batches = self._left_out = 0
-        self._finished: tuple[list[Tensor], Tensor, int] | None = None
+        self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
+        self.open_pairs(rectangles)
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
+        self._waiting: dict[int, _Incomplete] = {}
+        self._numbers = Numbers()
+        self.widths: dict[Key, int] = {}
+        self._scales: dict[Key, float] = {}
+        self._centres: dict[Key, bool] = {}
+        self._finished: tuple[list[Tensor], Tensor, np.ndarray] | None = None
 
-    def pair_up(self, rectangles: Sequence[Rectangle]) -> None:
+    def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
         """Say which pairs are wanted, where the layers' names are learnt from the first batch."""
         self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names = list(dict.fromkeys(name for pair in self.rectangles for side in pair for name in side))
-        self._cross = [torch.zeros(len(left), len(right), dtype=torch.float64) for left, right in self.rectangles]
-        self._own = torch.zeros(len(self.names), dtype=torch.float64)
+        self.names, groups = keys_of(self.rectangles), max(self.chunks, 1)
+        self._cross = [torch.zeros(groups, len(x), len(y), dtype=torch.float64) for x, y in self.rectangles]
+        self._own = torch.zeros(groups, len(self.names), dtype=torch.float64)
 
-    def reduce(self, name: str, rows: Tensor) -> Tensor:
-        """Return what must be kept of a layer's rows: their kernel matrix, if they make up exactly one mini-batch."""
+    @classmethod
+    def settings_for(cls, measure: Any) -> GramSettings:
+        known = ("batch", "kernel", "fraction")
+        return GramSettings(**{name: measure.settings[name] for name in known if name in measure.settings})
+
+    @classmethod
+    def price(cls, settings: GramSettings, study: Study) -> Price | None:
+        if study.spectral:
+            return None
+        batch, layers = settings.batch, study.sizes
+        waiting = sum((batch + layer.rows) * layer.width * layer.itemsize for layer in layers if layer.rows != batch)
+        operations = None
+        if study.examples is not None:
+            operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
+            operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
+        return Price(
+            len(layers) * batch**2 * 8 + waiting, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
+            "the Gram matrices", operations, why=", by which it is defined",
+        )  # fmt: skip
+
+    @classmethod
+    def start(cls, settings: GramSettings, study: Study) -> Self:
+        return cls(study.rectangles, chunks=study.chunks, **settings.to_json())
+
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
+        """Return the statistic of all pairs of some layers' rows, differentiably; `options` are those of the class."""
+        collector = cls([(list(rows), list(rows))], **options)
+        collector._take({key: as_matrix(matrix, name_of(key), check=False) for key, matrix in rows.items()}, None)
+        return collector
+
+    def serves(self, settings: GramSettings) -> str:
+        mine = GramSettings(self.batch or 0, self.kernel, self.fraction)
+        return "" if settings == mine else f"mini-batches of {settings.batch} with a {settings.kernel} kernel"
+
+    def reduce(self, key: Key, rows: Tensor, numbers: np.ndarray) -> Any:
+        """Return a layer's kernel matrix at once, if its rows make up exactly one mini-batch; else the rows."""
         if self.batch is None:
             self.batch = max(4, len(rows))
-        refuse_other_width(name, rows.shape[1], self.widths.setdefault(name, rows.shape[1]))
-        return self._kernel(name, rows) if self._is_whole(len(rows)) else rows.clone()
+        whole = len(numbers) > 0 and len(rows) % len(numbers) == 0 and self._is_whole(row_numbers(numbers, len(rows)))
+        refuse_other_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
+        return Kernel(self._kernel(key, rows)) if whole else rows
 
-    def update(self, rows: Mapping[str, Any]) -> None:
-        """Fold in one batch: a matrix of rows for every layer, the same examples in each."""
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Fold in one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
+
+        Rows of layers with `owners`, whose examples have different numbers of rows, are counted as they come.
+        """
+        rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
-        matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
-        self.fold({name: self.reduce(name, matrix) for name, matrix in matrices.items()})
+        given = {name: rows[name] for name in self.names}
+        self._take({name: _as_given(name, one) for name, one in given.items()}, None if owners else numbers)
 
-    def fold(self, reduced: Mapping[str, Tensor]) -> None:
-        """Fold in one batch of what `reduce` returned."""
-        counts = {len(reduced[name]) for name in self.names}
+    def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any) -> None:
+        counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
-        self._finished = None
-        if self._is_whole(next(iter(counts))):
-            self._add(*self._hsic(reduced))
+        (count,) = counts
+        examples = self._numbers.take(numbers, count if numbers is None else len(numbers))
+        places = row_numbers(examples, count)
+        self._finished, self.batch = None, self.batch or max(4, count)
+        if self._is_whole(places):
+            self._add(int(places[0]) // self.batch, {name: self._as_kernel(name, one) for name, one in rows.items()})
             return
-        for name in self.names:
-            self._waiting[name] = (
-                torch.cat([self._waiting[name], reduced[name]]) if name in self._waiting else reduced[name]
-            )
-        while self._left >= (self.batch or 0):
-            self._add(
-                *self._hsic({name: self._kernel(name, rows[: self.batch]) for name, rows in self._waiting.items()})
-            )
-            self._waiting = {name: rows[self.batch :] for name, rows in self._waiting.items()}
+        matrices = {name: self._as_rows(name, one) for name, one in rows.items()}
+        for place in np.unique(places // self.batch).tolist():
+            here = np.flatnonzero(places // self.batch == place)
+            index = torch.from_numpy(here)
+            part = {name: [matrix[index.to(matrix.device)]] for name, matrix in matrices.items()}
+            self._wait(place, _Incomplete(places[here], part))
 
-    def __getitem__(self, pair: tuple[str, str]) -> Grams:
+    def _as_kernel(self, name: Key, one: Tensor | Kernel) -> Tensor:
+        return one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
+
+    def _as_rows(self, name: Key, one: Tensor | Kernel) -> Tensor:
+        assert not isinstance(one, Kernel), "a mini-batch that was whole when reduced is whole when folded in"
+        refuse_other_width(name, one.shape[1], self.widths.setdefault(name, one.shape[1]))
+        return one
+
+    def _is_whole(self, places: np.ndarray) -> bool:
+        """Tell whether rows of these numbers are one mini-batch in its order."""
+        batch = self.batch or 0
+        return len(places) == batch and places[0] % batch == 0 and bool((np.diff(places) == 1).all())
+
+    def _wait(self, place: int, part: _Incomplete) -> None:
+        """Add rows to an incomplete mini-batch, and fold it in once it is complete."""
+        known = self._waiting.get(place)
+        if known is not None:
+            part = known.joined(part)
+        if len(part.numbers) == self.batch and place >= 0:
+            self._waiting.pop(place, None)
+            self._add(place, self._kernels(part))
+        else:
+            self._waiting[place] = part
+
+    def _kernels(self, part: _Incomplete) -> dict[Key, Tensor]:
+        return {name: self._kernel(name, rows) for name, rows in part.in_order().items()}
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
-        cross, own, batches = self._with_remainder()
+        place, turned = place_of(self.rectangles, a, b, self.names, "Gram matrices")
+        cross, own, counts = self._with_remainder()
+        batches = int(counts.sum() - (counts[without] if without is not None else 0))
         if batches == 0 or self.batch is None:
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
-        values = self._find(cross, *pair)
-        x, y = (own[self.names.index(name)] / batches for name in pair)
-        left_out = self._left_out + (self._left if self._left < 4 else 0)
-        return Grams(values / batches, x, y, self.batch, batches, left_out)
+        left, right = self.rectangles[place]
+        x, y = (b, a) if turned else (a, b)
+        value = summed(cross[place], without)[left.index(x), right.index(y)]
+        sizes = summed(own, without)
+        first, second = (sizes[self.names.index(name)] / batches for name in (a, b))
+        return Grams(value / batches, first, second, self.batch, batches, self._left_out)
+
+    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        _, _, counts = self._with_remainder()
+        left_out = f"; {self._left_out} examples left out" if self._left_out else ""
+        batches = "1 batch" if counts.sum() == 1 else f"{counts.sum():,} batches"
+        return f"mini-batch estimate ({batches} of up to {self.batch}{left_out})"
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return tuple(self._with_remainder()[2].tolist()) if self.chunks else ()
+
+    @property
+    def _left(self) -> int:
+        """How many rows wait for a full mini-batch."""
+        return sum(len(part.numbers) for part in self._waiting.values())
+
+    @property
+    def _left_out(self) -> int:
+        """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
+        return sum(len(part.numbers) for part in self._waiting.values() if len(part.numbers) < 4)
+
+    def _with_remainder(self) -> tuple[list[Tensor], Tensor, np.ndarray]:
+        """Return the sums and counts with those incomplete mini-batches that are large enough."""
+        if self._finished is None:
+            before = self._cross, self._own, self._counts
+            self._cross = [values.clone() for values in self._cross]
+            self._own, self._counts = self._own.clone(), self._counts.copy()
+            for place, part in sorted(self._waiting.items()):
+                if len(part.numbers) >= 4:
+                    self._add(place, self._kernels(part))
+            # read number by number, so on the CPU
+            self._finished = ([values.cpu() for values in self._cross], self._own.cpu(), self._counts)
+            self._cross, self._own, self._counts = before
+        return self._finished
+
+    # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Return the sums of both.
+        """Return the sums of both; incomplete mini-batches of one range are put together.
 
-        What waits for a full mini-batch on either side becomes a smaller one of its own, or is left out if under four
-        examples: put together, it would depend on the order of merging.
+        Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
         """
-        self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction")
+        self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction", chunks="chunks")
         if self.batch and other.batch and self.batch != other.batch:
             self._refuse_unlike(other, batch="batch")
         if self.widths and other.widths:
             self._refuse_unlike(other, widths="widths")
-        merged, theirs = self._closed(), other._closed()
-        merged.batch = self.batch or other.batch
+        merged, theirs = self._copy(), other._copy()
+        merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
         for name in self.names:
-            scales = [part._scales[name] for part in (merged, theirs) if name in part._scales]
-            for part in (merged, theirs) if scales else ():
-                part._rescale(name, min(scales))
-        merged._add(theirs._cross, theirs._own)
-        merged._batches += theirs._batches - 1
-        merged._left_out += theirs._left_out
+            scales = [side._scales[name] for side in (merged, theirs) if name in side._scales]
+            for side in (merged, theirs) if scales else ():
+                side._rescale(name, min(scales))
+        merged._cross = [mine + more.to(mine.device) for mine, more in zip(merged._cross, theirs._cross, strict=True)]
+        merged._own, merged._counts = merged._own + theirs._own.to(merged._own.device), self._counts + other._counts
+        numbered = self._numbers.given and other._numbers.given
+        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
+        for place, part in theirs._waiting.items():
+            merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
         return merged
 
-    def _closed(self) -> Self:
-        """Return a copy in which nothing waits any more."""
-        tensors, header = self._state()
-        closed = self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-        cross, own, closed._batches = self._with_remainder()
-        closed._cross, closed._own = [values.clone() for values in cross], own.clone()
-        closed._left_out += self._left if self._left < 4 else 0
-        closed._waiting = {}
-        return closed
+    # --- one mini-batch -----------------------------------------------------------------------------------------------
 
-    @property
-    def _left(self) -> int:
-        """How many examples wait for a full mini-batch."""
-        return len(next(iter(self._waiting.values()))) if self._waiting else 0
-
-    def _is_whole(self, count: int) -> bool:
-        return count == self.batch and not self._left
-
-    def _kernel(self, name: str, rows: Tensor) -> Tensor:
+    def _kernel(self, name: Key, rows: Tensor) -> Tensor:
         """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
         rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
         gram = self._gram(name, rows, centred=self._centres.get(name, False))
@@ -179,7 +306,7 @@ class LayerGrams(Statistic):
         except NoValue:
             return torch.zeros_like(gram)
 
-    def _gram(self, name: str, rows: Tensor, centred: bool) -> Tensor:
+    def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
         given, rows = rows, _centred(rows) if centred else rows
         scale = self._scales.get(name, 1.0)
@@ -190,103 +317,115 @@ class LayerGrams(Statistic):
         if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
             self._scales[name] = scale
             return gram
-        refuse_non_finite(given, f"layer {name!r} in mini-batch {self._batches}")
+        refuse_non_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
         scale = power_of_two(rows)
         if not scale:  # all zero so far: the unit is still free
             return gram
         self._rescale(name, scale)
         return gram_product(rows * scale)
 
-    def _hsic(self, kernels: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Return HSIC₁ of all pairs, and of each layer with itself, for one mini-batch."""
-        device = kernels[self.names[0]].device
-        flat = u_centred(torch.stack([kernels[name].to(device) for name in self.names])).flatten(1)
-        pairs = kernels[self.names[0]].shape[0] * (kernels[self.names[0]].shape[0] - 3)
+    def _add(self, place: int, kernels: Mapping[Key, Tensor]) -> None:
+        """Add HSIC₁ of all pairs, and of each layer with itself, for the mini-batch of that number."""
+        first = kernels[self.names[0]]
+        flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
+        pairs, chunk = len(first) * (len(first) - 3), int(chunk_of(np.array([place]), self.chunks)[0])
         every = flat @ flat.T / pairs if len(self.rectangles) > 1 else None
-        cross = []
-        for left, right in self.rectangles:
+        self._cross = [values.to(flat.device) for values in self._cross]
+        for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
             rows, columns = self._places(left), self._places(right)
-            if every is None:
-                cross.append(flat[rows] @ flat[columns].T / pairs)
-            else:
-                cross.append(every[rows][:, columns])
-        return cross, flat.square().sum(1) / pairs
+            values[chunk] += flat[rows] @ flat[columns].T / pairs if every is None else every[rows][:, columns]
+        self._own = self._own.to(flat.device)
+        self._own[chunk] += flat.square().sum(1) / pairs
+        self._counts[chunk] += 1
 
-    def _places(self, names: Sequence[str]) -> Any:
+    def _places(self, names: Sequence[Key]) -> Any:
         """Return where layers stand among all: a slice if they are neighbours, which costs a GPU no copy."""
         places = [self.names.index(name) for name in names]
         start, stop = places[0], places[0] + len(places)
         return slice(start, stop) if places == list(range(start, stop)) else places
 
-    def _add(self, cross: Sequence[Tensor], own: Tensor) -> None:
-        self._cross = [mine.to(theirs.device) + theirs for mine, theirs in zip(self._cross, cross, strict=True)]
-        self._own = self._own.to(own.device) + own
-        self._batches += 1
-
-    def _with_remainder(self) -> tuple[list[Tensor], Tensor, int]:
-        if self._finished is None:
-            cross, own, batches = self._cross, self._own, self._batches
-            if self._left >= 4:
-                more, own_more = self._hsic({name: self._kernel(name, rows) for name, rows in self._waiting.items()})
-                cross, own = (
-                    [a.to(b.device) + b for a, b in zip(cross, more, strict=True)],
-                    own.to(own_more.device) + own_more,
-                )
-                batches += 1
-            self._finished = ([values.cpu() for values in cross], own.cpu(), batches)  # read number by number
-        return self._finished
-
-    def _find(self, cross: Sequence[Tensor], a: str, b: str) -> Tensor:
-        for name in (a, b):
-            if name not in self.names:
-                raise UnknownName(f"no layer {name!r} in these Gram matrices{did_you_mean(name, self.names)}")
-        for values, (left, right) in zip(cross, self.rectangles, strict=True):
-            if a in left and b in right:
-                return values[left.index(a), right.index(b)]
-            if b in left and a in right:
-                return values[left.index(b), right.index(a)]
-        raise NoValue(f"the pair {a!r}, {b!r} was not collected.")
-
-    def _rescale(self, name: str, scale: float) -> None:
+    def _rescale(self, name: Key, scale: float) -> None:
         """Count layer `name` in another unit from now on; HSIC is quadratic in the features of either side."""
         ratio = scale / self._scales.get(name, scale)  # until a unit is chosen the sums are zero
         self._scales[name] = scale
         factor = ratio**2 if self.kernel == "linear" else 1.0
         for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
             if name in left:
-                values[left.index(name)] *= factor
+                values[:, left.index(name)] *= factor
             if name in right:
-                values[:, right.index(name)] *= factor
+                values[:, :, right.index(name)] *= factor
         if name in self.names:
-            self._own[self.names.index(name)] *= factor**2
+            self._own[:, self.names.index(name)] *= factor**2
+
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"cross.{i}": values for i, values in enumerate(self._cross)} | {"own": self._own}
-        tensors |= {f"waiting.{i}": self._waiting[name] for i, name in enumerate(self.names) if self._left}
+        for place, part in self._waiting.items():
+            tensors[f"waiting.{place}"] = torch.from_numpy(np.sort(part.numbers))
+            tensors |= {f"waiting.{place}.{i}": rows for i, rows in enumerate(part.in_order().values())}
         header = {
             "rectangles": self.rectangles,
             "batch": self.batch,
             "kernel": self.kernel,
             "fraction": self.fraction,
-            "batches": self._batches,
-            "left_out": self._left_out,
-            "widths": self.widths,
-            "scales": self._scales,
-            "centres": self._centres,
+            "chunks": self.chunks,
+            "counts": self._counts.tolist(),
+            "numbers": [self._numbers.next, self._numbers.given],
+            "waiting": list(self._waiting),
+            "widths": list(self.widths.items()),
+            "scales": list(self._scales.items()),
+            "centres": list(self._centres.items()),
         }
         return tensors, header
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        rectangles = [(left, right) for left, right in header["rectangles"]]
-        statistic = cls(rectangles, batch=header["batch"], kernel=header["kernel"], fraction=header["fraction"])
-        statistic._cross = [tensors[f"cross.{i}"] for i in range(len(rectangles))]
-        statistic._own, statistic._batches = tensors["own"], header["batches"]
-        statistic._left_out, statistic.widths = header["left_out"], dict(header["widths"])
-        statistic._scales, statistic._centres = dict(header["scales"]), dict(header["centres"])
-        if "waiting.0" in tensors:
-            statistic._waiting = {name: tensors[f"waiting.{i}"] for i, name in enumerate(statistic.names)}
+        options = {name: header[name] for name in ("batch", "kernel", "fraction", "chunks")}
+        statistic = cls(rectangles_from(header["rectangles"]), **options)
+        statistic._cross = [tensors[f"cross.{i}"] for i in range(len(statistic.rectangles))]
+        statistic._own, statistic._counts = tensors["own"], np.array(header["counts"], dtype=np.int64)
+        statistic._numbers = Numbers(*header["numbers"])
+        statistic.widths, statistic._scales, statistic._centres = (
+            {key_from(key): value for key, value in header[name]} for name in ("widths", "scales", "centres")
+        )
+        for place in header["waiting"]:
+            rows = {name: [tensors[f"waiting.{place}.{i}"]] for i, name in enumerate(statistic.names)}
+            statistic._waiting[place] = _Incomplete(tensors[f"waiting.{place}"].numpy(), rows)
         return statistic
+
+
+class Kernel(NamedTuple):
+    """The kernel matrix of one mini-batch, taken while the model ran."""
+
+    matrix: Tensor
+
+
+@dataclass
+class _Incomplete:
+    """The rows of a mini-batch that lacks some: their numbers, and those of every layer in the same order."""
+
+    numbers: np.ndarray
+    rows: dict[Key, list[Tensor]]
+
+    def joined(self, other: _Incomplete) -> _Incomplete:
+        """Return the rows of both, none of which may be the same."""
+        numbers = np.concatenate([self.numbers, other.numbers])
+        if len(np.unique(numbers)) < len(numbers):
+            raise ShapeError(
+                "two batches hold the same examples by their numbers; give each example a number of its own."
+            )
+        return _Incomplete(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
+
+    def in_order(self) -> dict[Key, Tensor]:
+        """Return the rows of every layer by rising numbers."""
+        order = torch.from_numpy(np.argsort(self.numbers))
+        together = {name: torch.cat([part.to(parts[0].device) for part in parts]) for name, parts in self.rows.items()}
+        return {name: rows[order.to(rows.device)] for name, rows in together.items()}
+
+
+def _as_given(name: Key, one: Any) -> Tensor | Kernel:
+    return one if isinstance(one, Kernel) else as_matrix(one, name_of(name), check=False).detach()
 
 
 def _centred(rows: Tensor) -> Tensor:

@@ -4,35 +4,98 @@ Every layer's rows x are shifted, scaled and given one or two more columns: ``[x
 debiasing sums are wanted. Side by side, one product of these matrices then holds everything: the cross moments, the
 sums, the counts, and ``Σ x‖y‖²`` and ``Σ ‖x‖²‖y‖²`` as well. A change of shift or scale is a linear map of such
 columns, so merging rebases by a few row operations.
+
+Sums have two leading axes. The first are chunks of the examples, kept apart where standard errors are asked for; they
+share one shift and scale, so that leaving one out is a subtraction. The second are blocks: one, or one for each spatial
+frequency, see `netkin.statistics.spectra`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    Numbers,
+    Price,
+    Rectangle,
+    Settings,
+    Study,
+    chunk_of,
+    key_from,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    place_of,
+    rectangles_from,
+    refuse_missing,
+    refuse_other_width,
+    row_examples,
+    summed,
+)
 from netkin.statistics.kernels import power_of_two
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import CovarianceSide, squared_norm
-from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
+from netkin.statistics.sides import CovarianceSide, Side, squared_norm
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Rectangle = tuple[Sequence[str], Sequence[str]]
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
+CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
+
+Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 
 
-class LayerMoments(Statistic):
+@dataclass(frozen=True)
+class LinearSettings(Settings):
+    """What the linear measures want: precision, sums, and what reading them will hold in memory."""
+
+    precise: bool = False  # products in float64
+    debiased: bool = False  # the debiasing sums
+    whitens: bool = False  # each layer is decomposed
+    uncentred: bool = False  # layers are looked at about the origin
+    unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
+
+    @classmethod
+    def of(cls, measure: Any) -> LinearSettings:
+        facts = measure.facts
+        unfit = "rotation" not in facts.unchanged_by or facts.debiases
+        return cls(
+            facts.precise, facts.debiases, facts.whitens, "translation" not in facts.unchanged_by,
+            measure.name if unfit else "",
+        )  # fmt: skip
+
+    def joined(self, other: LinearSettings) -> LinearSettings:
+        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return LinearSettings(*(mine or theirs for mine, theirs in both))
+
+    def precision(self, study: Study) -> torch.dtype:
+        """Return the precision of the products: never less than the data's own."""
+        return torch.float64 if self.precise or study.doubles else torch.float32
+
+    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
+        """Return what a collector with such products and sums lacks; empty if nothing."""
+        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
+        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
+        return " and ".join(lacks)
+
+
+class LayerMoments(Collector):
     """Moments of many layers; `collector[a, b]` is the pair that a measure reads.
 
     `rectangles` says which pairs are wanted: each is (names, names), and all of the first are paired with all of the
-    second by one product. `precision` is that of the products; sums are kept in float64.
+    second by one product. `precision` is that of the products; sums are kept in float64, in `chunks` parts.
 
     Example:
         >>> collector = LayerMoments([(["a"], ["b"])])
@@ -44,6 +107,9 @@ class LayerMoments(Statistic):
     """
 
     kind = "LayerMoments"
+    holds = "Moments"
+    numbers_rows = False
+    settings_for = LinearSettings.of
 
     def __init__(
         self,
@@ -51,64 +117,159 @@ class LayerMoments(Statistic):
         *,
         precision: torch.dtype = torch.float64,
         debiased: bool = False,
+        chunks: int = 0,
     ):
         self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names = list(dict.fromkeys(name for pair in self.rectangles for side in pair for name in side))
-        self.precision, self.debiased = precision, debiased
-        self._layers: dict[str, _Layer] = {}
-        self._blocks: list[_Block] = []
-        self._waiting: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        self._batches = 0
-        self._sides: dict[str, CovarianceSide] = {}
+        self.names = keys_of(self.rectangles)
+        self.precision, self.debiased, self.chunks = precision, debiased, chunks
+        self._layers: dict[Key, LayerSums] = {}
+        self._blocks: list[Block] = []
+        self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
+        self._waiting_chunks: dict[Key, list[np.ndarray]] = {name: [] for name in self.names}
+        self._batches, self._numbers = 0, Numbers()
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self._sides: dict[tuple[Key, int | None], Side] = {}
 
-    def update(self, rows: Mapping[str, Any]) -> None:
-        """Fold in one batch: a matrix of rows for every layer, the same examples in each."""
+    @classmethod
+    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+        if study.spectral:
+            return None
+        extra = 2 if settings.debiased else 1
+        widths = {key: layer.width + extra for key, layer in study.layers.items()}
+        cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in study.rectangles)
+        fold = CHUNKED_FOLD if study.chunks else FOLD
+        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
+        sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
+        sums = sum(width**2 for width in widths.values()) + cross
+        precision = str(settings.precision(study)).removeprefix("torch.")
+        return Price(
+            8 * max(study.chunks, 1) * sums + max(waiting, 8 * sides),
+            f"Moments, streamed, products in {precision}", "moments", cls._operations(study), 1,
+            ", as they hold any number of examples",
+        )  # fmt: skip
+
+    @staticmethod
+    def _operations(study: Study) -> int | None:
+        """Count XᵀX of every layer and XᵀY of every pair."""
+        n = study.examples
+        if n is None:
+            return None
+        own = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
+        return own + sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+
+    @classmethod
+    def start(cls, settings: LinearSettings, study: Study) -> Self:
+        precision = settings.precision(study)
+        return cls(study.rectangles, precision=precision, debiased=settings.debiased, chunks=study.chunks)
+
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64, debiased: bool = True) -> Self:
+        """Return the moments of all pairs of some layers' rows, differentiably."""
+        collector = cls([(list(rows), list(rows))], precision=precision, debiased=debiased)
+        matrices = {key: as_matrix(matrix, name_of(key)) for key, matrix in rows.items()}
+        collector._fold({key: [matrix] for key, matrix in matrices.items()}, {})
+        return collector
+
+    def serves(self, settings: LinearSettings) -> str:
+        return settings.lacking(self.precision, self.debiased)
+
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Fold in one batch: a matrix of rows for every layer, the same examples in each.
+
+        `numbers` are those of the examples, counted as they come unless given; `owners` tells for layers whose examples
+        have different numbers of rows the place of each row's example in the batch.
+        """
+        rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
         matrices = {name: self._matrix(name, rows[name]) for name in self.names}
+        self._number(matrices, numbers, owners or {})
+        self._batches += 1
+        first = next(iter(matrices.values()))
+        waiting = max(sum(map(len, self._waiting[name])) + len(matrix) for name, matrix in matrices.items())
+        fold = waiting >= self._enough(first.device)
         for name, matrix in matrices.items():
             # what waits must not change when the caller's array does
-            self._waiting[name].append(matrix if len(matrix) >= FOLD else matrix.clone())
-        self._batches += 1
-        # a GPU is kept busy by few large products rather than by many small ones
-        enough = 8 * FOLD if matrices[self.names[0]].is_cuda else FOLD
-        if max(sum(len(part) for part in parts) for parts in self._waiting.values()) >= enough:
-            self._fold()
+            self._waiting[name].append(matrix if fold else matrix.clone())
+        if fold:
+            self._fold_waiting()
 
-    def _matrix(self, name: str, rows: Any) -> Tensor:
-        matrix = as_matrix(rows, name, check=False).detach()
+    def _enough(self, device: torch.device) -> int:
+        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
+        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if device.type == "cuda" else 1)
+
+    def _number(self, matrices: Mapping[Key, Tensor], numbers: Any, owners: Mapping[Key, Any]) -> None:
+        places = self._numbers.take(numbers, min(map(len, matrices.values())))
+        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        for name in self.names if self.chunks else ():
+            of_rows = row_examples(places, len(matrices[name]), owners.get(name))
+            self._waiting_chunks[name].append(chunk_of(of_rows, self.chunks))
+
+    def take_rows(
+        self, rows: Mapping[Key, Tensor], examples: Mapping[Key, list[np.ndarray]], counts: np.ndarray
+    ) -> None:
+        """Fold in rows that were kept till now, with the numbers of their examples where chunks are kept."""
+        chunks = {key: [chunk_of(part, self.chunks) for part in parts] for key, parts in examples.items()}
+        self._counts = self._counts + counts
+        self._fold({key: [matrix] for key, matrix in rows.items()}, chunks)
+
+    def _matrix(self, name: Key, rows: Any) -> Tensor:
+        matrix = as_matrix(rows, name_of(name), check=False).detach()
         waiting = [part.shape[1] for part in self._waiting[name]]
         before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
         refuse_other_width(name, matrix.shape[1], before, f" in batch {self._batches}")
         if matrix.device.type == "cpu":
-            refuse_non_finite(matrix, f"layer {name!r} in batch {self._batches}")
+            refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrix
 
-    def __getitem__(self, pair: tuple[str, str]) -> Moments:
-        """Return the moments of the layers `a` and `b`, in that order."""
-        self._fold()
-        a, b = pair
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
+        """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
+        self._fold_waiting()
         block, turned = self._find(a, b)
-        x, y = (self._layers[name] for name in ((b, a) if turned else (a, b)))
-        cross = block.pair(x.name, y.name)
-        n, mean_x, mean_y = float(cross[-1, -1]), cross[:-1, -1] / cross[-1, -1], cross[-1, :-1] / cross[-1, -1]
-        cross = _shifted(
-            _shifted(cross, -mean_x[: x.width], 1.0, self.debiased).T, -mean_y[: y.width], 1.0, self.debiased
-        ).T
-        moments = Moments(
-            self._side(x), self._side(y), cross[: x.width, : y.width].unsqueeze(0),
-            cross[-2, -2] if self.debiased else None,
-        )  # fmt: skip
-        if int(n) != moments.x.n or int(n) != moments.y.n:
-            raise ShapeError(f"layers {a!r} and {b!r} were fed different numbers of rows.")
+        x, y = (b, a) if turned else (a, b)
+        cross, norm_product = block.centred(x, y, without, self.debiased)
+        moments = Moments(self._side(x, without), self._side(y, without), cross, norm_product)
+        if moments.x.n != moments.y.n:
+            raise ShapeError(f"layers {name_of(a)!r} and {name_of(b)!r} were fed different numbers of rows.")
         return moments.swapped if turned else moments
+
+    def _side(self, key: Key, without: int | None) -> Side:
+        if (key, without) not in self._sides:
+            layer = self._layers[key]
+            if not bool(torch.isfinite(layer.own.detach().sum())):
+                raise ValueFault(
+                    f"{label(key)} gave NaN or Inf; mend the model or leave out the examples that cause them."
+                )
+            self._sides[key, without] = layer.side(without, torch.finfo(self.precision).eps)
+        return self._sides[key, without]
+
+    def release(self) -> None:
+        self._sides = {}
+
+    def _find(self, a: Key, b: Key) -> tuple[Block, bool]:
+        place_of(self.rectangles, a, b, self.names, "moments")
+        if not self._layers:
+            raise NoValue("no batch has been folded in yet; call `update` first.")
+        for turned, (left, right) in ((False, (a, b)), (True, (b, a))):
+            for block in self._blocks:
+                if left in block.rows and right in block.columns:
+                    return block, turned
+        counts = [self._layers[key].n for key in (a, b)]
+        if counts[0] != counts[1]:
+            raise NoValue(
+                f"{label(a)} gives {counts[0]:,} rows and {label(b)} {counts[1]:,} "
+                "for the same examples; compare layers of the same size, or choose another shape."
+            )
+        raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
 
     @property
     def groups(self) -> list[Rectangle]:
         """Which layers have been found to give the same rows, and are crossed by one product."""
-        return [(block.left, block.right) for block in self._blocks]
+        return [(list(block.rows), list(block.columns)) for block in self._blocks]
 
     @property
-    def widths(self) -> dict[str, int]:
+    def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
         return {name: layer.width for name, layer in self._layers.items()}
 
@@ -117,262 +278,355 @@ class LayerMoments(Statistic):
         """The number of rows of the first layer so far."""
         return self.rows_of(self.names[0])
 
-    def rows_of(self, name: str) -> int:
+    def rows_of(self, name: Key) -> int:
         """Return how many rows layer `name` has given so far."""
-        self._fold()
+        self._fold_waiting()
         return self._layers[name].n if name in self._layers else 0
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return tuple(self._counts.tolist()) if self.chunks else ()
+
+    # --- merging ------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
         """Return the moments of the data of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased")
-        self._fold()
-        other._fold()
+        self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased", chunks="chunks")
+        self._fold_waiting()
+        other._fold_waiting()
         first, second = (self, other) if self._layers else (other, self)
         merged = first._copy()
         if first._layers and second._layers:
             merged._add(second)
         return merged
 
-    def _copy(self) -> Self:
-        tensors, header = self._state()
-        return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-
     def _add(self, other: LayerMoments) -> None:
         self._refuse_unlike(other, widths="widths", rows="groups")
         for name in self.names:
             mine, theirs = self._layers[name], other._layers[name]
             if theirs.varies and not mine.varies:
-                self._rescale(mine, theirs.scale)
-            mine.own += theirs.rebased(mine, theirs.rebased(mine, theirs.own.to(mine.own.device)).T).T
-            mine.resolution = max(mine.resolution, theirs.resolution)
+                self.rescale(name, theirs.scale)
         for block, addend in zip(self._blocks, other._blocks, strict=True):
-            for x in block.left:
-                for y in block.right:
-                    theirs_x, theirs_y = other._layers[x], other._layers[y]
-                    part = theirs_x.rebased(self._layers[x], addend.pair(x, y).to(block.sums.device))
-                    block.pair(x, y).add_(theirs_y.rebased(self._layers[y], part.T).T)
+            for x in block.rows:
+                for y in block.columns:
+                    part = _rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
+                    block.pair(x, y).add_(_rebased(other._layers[y], self._layers[y], part))
+        for name in self.names:
+            mine, theirs = self._layers[name], other._layers[name]
+            part = _rebased(theirs, mine, theirs.own.to(mine.own), left=True)
+            mine.own += _rebased(theirs, mine, part)
+            mine.resolution = max(mine.resolution, theirs.resolution)
         self._batches += other._batches
+        self._counts = self._counts + other._counts
+        self._numbers.next = max(self._numbers.next, other._numbers.next)
 
-    def _side(self, layer: _Layer) -> CovarianceSide:
-        if layer.name not in self._sides:
-            if not bool(torch.isfinite(layer.own.sum())):
-                raise ValueFault(
-                    f"layer {layer.name!r} gave NaN or Inf; mend the model or leave out the examples that cause them."
-                )
-            self._sides[layer.name] = layer.side(torch.finfo(self.precision).eps)
-        return self._sides[layer.name]
+    # --- folding ------------------------------------------------------------------------------------------------------
 
-    def _find(self, a: str, b: str) -> tuple[_Block, bool]:
-        for name in (a, b):
-            if name not in self.names:
-                raise UnknownName(f"no layer {name!r} in these moments{did_you_mean(name, self.names)}")
-        if not self._layers:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
-        for turned in (False, True):
-            left, right = (b, a) if turned else (a, b)
-            for block in self._blocks:
-                if left in block.left and right in block.right:
-                    return block, turned
-        if self._layers[a].n != self._layers[b].n:
-            raise NoValue(
-                f"layer {a!r} gives {self._layers[a].n:,} rows and layer {b!r} {self._layers[b].n:,} "
-                "for the same examples; compare layers of the same size, or choose another shape."
-            )
-        raise NoValue(f"the pair {a!r}, {b!r} was not collected, or their rows did not pair up batch by batch.")
-
-    # --- folding -------------------------------------------------------------------------------------------------
-
-    def _fold(self) -> None:
+    def _fold_waiting(self) -> None:
         """Take the products of the rows that wait."""
-        if not self._waiting[self.names[0]]:
-            return
-        rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items()}
-        lengths = {name: tuple(len(part) for part in parts) for name, parts in self._waiting.items()}
-        self._waiting, self._sides = {name: [] for name in self.names}, {}
+        if any(self._waiting.values()):
+            waiting, chunks = self._waiting, self._waiting_chunks
+            self._waiting = {name: [] for name in self.names}
+            self._waiting_chunks = {name: [] for name in self.names}
+            self._fold(waiting, chunks)
+
+    def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
+        rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
+        lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
         if not self._layers:
-            self._begin(rows, lengths)
-        columns = {name: self._columns(name, matrix) for name, matrix in rows.items()}
+            for name, matrix in rows.items():
+                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), _eps(matrix))
+            self.open_blocks(lengths)
         for block in self._blocks:
             block.refuse_unpaired(lengths)
-            block.add(columns)
-        for name, layer in self._layers.items():
-            layer.own += columns[name].T @ columns[name]
+        sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
-    def _begin(self, rows: Mapping[str, Tensor], lengths: Mapping[str, tuple[int, ...]]) -> None:
-        extra = 2 if self.debiased else 1
-        for name, matrix in rows.items():
-            self._layers[name] = _Layer.starting(name, matrix, extra, self.precision)
+        def columns_of(name: Key) -> tuple[Tensor, Parts]:
+            order, parts = sorted_rows.get(name, (None, [(0, slice(None))]))
+            matrix = rows[name] if order is None else rows[name][order.to(rows[name].device)]
+            return self._columns(name, matrix), parts
+
+        self.add_columns(columns_of)
+
+    def open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
+        """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
+        extra, double = 2 if self.debiased else 1, summing_dtype(shift.device)
+        double = double.to_complex() if shift.is_complex() else double
+        size = (max(self.chunks, 1), len(shift), shift.shape[1] + extra, shift.shape[1] + extra)
+        own = torch.zeros(size, dtype=double, device=shift.device)
+        self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
+        return self._layers[key]
+
+    def open_blocks(self, groups: Mapping[Key, Any]) -> None:
+        """Begin the sums of all wanted pairs of layers that are alike in `groups`."""
         for left, right in self.rectangles:
-            for length in dict.fromkeys(lengths[name] for name in left):
-                here = [name for name in left if lengths[name] == length]
-                there = [name for name in right if lengths[name] == length]
+            for group in dict.fromkeys(groups[name] for name in left):
+                here = [name for name in left if groups[name] == group]
+                there = [name for name in right if groups[name] == group]
                 if there:
-                    self._blocks.append(_Block.starting(here, there, self._layers))
+                    self._blocks.append(Block.starting(here, there, self._layers))
 
-    def _columns(self, name: str, matrix: Tensor) -> Tensor:
+    def add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
+        """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
+        self._sides = {}
+        uses = Counter(key for block in self._blocks for key in block.keys)
+        held: dict[Key, tuple[Tensor, Tensor, Parts]] = {}
+        for block in self._blocks:
+            for key in block.keys:
+                if key not in held:
+                    held[key] = self._own(key, columns_of)
+            block.add(held)
+            uses.subtract(block.keys)
+            held = {key: columns for key, columns in held.items() if uses[key]}
+        for key in self.names:
+            if key not in uses:
+                self._own(key, columns_of)
+
+    def _own(self, key: Key, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> tuple[Tensor, Tensor, Parts]:
+        """Add a layer's product with itself; return its columns, their conjugate and their chunks."""
+        columns, parts = columns_of(key)
+        conjugate = columns.conj().resolve_conj() if columns.is_complex() else columns
+        for chunk, rows in parts:
+            _add_product(self._layers[key].own[chunk], conjugate[:, rows], columns[:, rows])
+        return columns, conjugate, parts
+
+    def _columns(self, name: Key, matrix: Tensor) -> Tensor:
         layer = self._layers[name]
-        layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
+        layer.resolution = max(layer.resolution, _eps(matrix))
         if self.precision == torch.float64:
             matrix = matrix.to(layer.shift.dtype)
-        centred = matrix - layer.shift.to(matrix)
+        centred = matrix - layer.shift[0].to(matrix)
         if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
-            self._rescale(layer, power_of_two(centred))
-        columns = torch.empty(len(matrix), len(layer.own), dtype=self._product_dtype(matrix), device=centred.device)
-        torch.mul(centred, layer.scale, out=columns[:, : layer.width])
+            self.rescale(name, power_of_two(centred))
+        if centred.requires_grad:
+            return self._joined(centred * layer.scale).unsqueeze(0)
+        dtype = self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
+        columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=centred.device)
+        torch.mul(centred, layer.scale, out=columns[0, :, : layer.width])
         if self.debiased:
-            columns[:, -2] = columns[:, : layer.width].square().sum(1)
-        columns[:, -1] = 1
+            columns[0, :, -2] = columns[0, :, : layer.width].square().sum(1)
+        columns[..., -1] = 1
         return columns
 
-    def _product_dtype(self, matrix: Tensor) -> torch.dtype:
-        return self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
+    def _joined(self, rows: Tensor) -> Tensor:
+        """Return rows and their further columns without writing in place, which keeps the gradient."""
+        norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
+        return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1)
 
-    def _rescale(self, layer: _Layer, scale: float) -> None:
+    def rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another unit: when it varies for the first time, or outgrows the unit it had."""
+        layer = self._layers[key]
         ratio = (scale or 1.0) / layer.scale
-        layer.own = _shifted(_shifted(layer.own, None, ratio, self.debiased).T, None, ratio, self.debiased).T
-        for block in self._blocks:
-            block.rescale(layer.name, ratio, self.debiased)
         layer.scale, layer.varies = scale or 1.0, scale > 0
+        if ratio == 1:
+            return
+        weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
+        weights[: layer.width] = ratio
+        if self.debiased:
+            weights[-2] = ratio**2
+        layer.own = layer.own * weights.unsqueeze(1) * weights
+        for block in self._blocks:
+            if key in block.rows:
+                block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
+            if key in block.columns:
+                block.sums[..., block.columns[key]] *= weights
 
-    # --- files ---------------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self._fold()
-        tensors = {f"block.{i}": block.sums for i, block in enumerate(self._blocks)}
+        self._fold_waiting()
+        tensors = {f"block.{i}": real_parts(block.sums) for i, block in enumerate(self._blocks)}
         for i, layer in enumerate(self._layers.values()):
-            tensors |= {f"own.{i}": layer.own, f"shift.{i}": layer.shift}
+            tensors |= {f"own.{i}": real_parts(layer.own), f"shift.{i}": real_parts(layer.shift)}
         header = {
             "rectangles": self.rectangles,
             "precision": "float32" if self.precision == torch.float32 else "float64",
             "debiased": self.debiased,
+            "chunks": self.chunks,
             "batches": self._batches,
-            "layers": [[layer.name, layer.scale, layer.resolution] for layer in self._layers.values()],
-            "blocks": [[block.left, block.right] for block in self._blocks],
+            "counts": self._counts.tolist(),
+            "next": self._numbers.next,
+            "layers": [[layer.key, layer.scale, layer.resolution] for layer in self._layers.values()],
+            "blocks": [[list(block.rows), list(block.columns)] for block in self._blocks],
         }
         return tensors, header
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        rectangles = [(left, right) for left, right in header["rectangles"]]
-        statistic = cls(rectangles, precision=getattr(torch, header["precision"]), debiased=header["debiased"])
-        statistic._batches = header["batches"]
-        for i, (name, scale, resolution) in enumerate(header["layers"]):
-            own, shift = tensors[f"own.{i}"], tensors[f"shift.{i}"]
-            statistic._layers[name] = _Layer(name, shift, scale, resolution, own, header["debiased"])
-        for i, (left, right) in enumerate(header["blocks"]):
-            statistic._blocks.append(_Block(left, right, statistic._layers, tensors[f"block.{i}"]))
+        statistic = cls(
+            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
+            debiased=header["debiased"], chunks=header["chunks"],
+        )  # fmt: skip
+        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
+        statistic._numbers = Numbers(header["next"])
+        for i, (key, scale, resolution) in enumerate(header["layers"]):
+            own, shift = from_real_parts(tensors[f"own.{i}"], 4), from_real_parts(tensors[f"shift.{i}"], 2)
+            key = key_from(key)
+            statistic._layers[key] = LayerSums(key, shift, scale, resolution, own, header["debiased"])
+        for i, (left, right) in enumerate(rectangles_from(header["blocks"])):
+            sums = from_real_parts(tensors[f"block.{i}"], 4)
+            statistic._blocks.append(Block(left, right, statistic._layers, sums))
         return statistic
 
 
-class _Layer:
-    """One layer's shift, scale and own sums."""
+class LayerSums:
+    """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
 
-    def __init__(self, name: str, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
-        self.name, self.shift, self.scale, self.resolution, self.own = name, shift, scale, resolution, own
-        self.width, self.debiased = len(shift), debiased
-        self.varies = bool(own[: self.width, : self.width].any())  # until then the scale is free
-
-    @classmethod
-    def starting(cls, name: str, matrix: Tensor, extra: int, precision: torch.dtype) -> _Layer:
-        double = summing_dtype(matrix.device)
-        shift = matrix.mean(0, dtype=double)
-        if precision == torch.float32:  # what is taken off must be exact in the precision of the products
-            shift = shift.to(matrix.dtype).to(double)
-        own = torch.zeros(matrix.shape[1] + extra, matrix.shape[1] + extra, dtype=double, device=matrix.device)
-        return cls(name, shift, 1.0, torch.finfo(matrix.dtype).eps, own, extra == 2)
+    def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
+        self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
+        self.width, self.debiased = shift.shape[1], debiased
+        self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
 
     @property
     def n(self) -> int:
-        return int(self.own[-1, -1])
+        return int(self.own[:, 0, -1, -1].real.sum())
 
-    def rebased(self, target: _Layer, sums: Tensor) -> Tensor:
-        """Return `sums`, whose rows are this layer's columns, as if taken with the shift and scale of `target`."""
-        moved = (self.shift - target.shift.to(self.shift)) * target.scale
-        return _shifted(sums, moved.to(sums), target.scale / self.scale, self.debiased)
+    def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
+        """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
+        own, width = summed(self.own, without), self.width
+        count = own[0, -1, -1].real.detach()
+        mean = self.shift.to(own.dtype) + own[:, -1, :width] / (count * self.scale)
+        second = own[:, :width, :width] - own[:, :width, -1:] @ own[:, -1:, :width] / count
+        return int(count), mean, second
 
-    def side(self, rounding: float) -> CovarianceSide:
-        sums = self.own[: self.width, -1]
-        second = self.own[: self.width, : self.width] - torch.outer(sums, self.own[-1, : self.width]) / self.own[-1, -1]
-        mean = self.shift.to(sums) + sums / (self.own[-1, -1] * self.scale)
+    def side(self, without: int | None, rounding: float) -> CovarianceSide:
+        n, mean, second = self.centred(without)
         return CovarianceSide(
-            f"layer {self.name!r}", self.n, mean.unsqueeze(0), second.unsqueeze(0), scale=self.scale,
-            resolution=self.resolution, rounding=rounding, norm_squares=self._norm_squares() if self.debiased else None,
+            label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
+            norm_squares=self._norm_squares(without) if self.debiased else None,
         )  # fmt: skip
 
-    def _norm_squares(self) -> Tensor:
-        back = -self.own[: self.width, -1] / self.own[-1, -1]
-        return _shifted(_shifted(self.own, back, 1.0, True).T, back, 1.0, True)[-2, -2]
+    def _norm_squares(self, without: int | None) -> Tensor:
+        own = summed(self.own, without)
+        back = -own[:, : self.width, -1] / own[0, -1, -1]
+        return _shifted(_shifted(own, back, 1.0, True).mT, back, 1.0, True)[0, -2, -2]
 
 
-class _Block:
-    """The sums of some layers against some others, filled by one product."""
+class Block:
+    """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
 
-    def __init__(self, left: list[str], right: list[str], layers: Mapping[str, _Layer], sums: Tensor):
-        self.left, self.right, self.sums = left, right, sums
-        self._rows, self._columns = _slices(left, layers), _slices(right, layers)
+    def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
+        self.sums = sums
+        self.rows, self.columns = _slices(left, layers), _slices(right, layers)
+        self.keys = list(dict.fromkeys([*left, *right]))
+        self._same = list(left) == list(right)
 
     @classmethod
-    def starting(cls, left: list[str], right: list[str], layers: Mapping[str, _Layer]) -> _Block:
-        own = [sum(len(layers[name].own) for name in side) for side in (left, right)]
-        first = layers[left[0]].own
-        return cls(left, right, layers, torch.zeros(own[0], own[1], dtype=first.dtype, device=first.device))
+    def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> Block:
+        x, y = layers[left[0]].own, layers[right[0]].own
+        # a layer without space meets the zero frequency of a map, and that alone
+        blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
+        size = [sum(layers[name].own.shape[-1] for name in side) for side in (left, right)]
+        return cls(left, right, layers, torch.zeros(len(x), blocks, *size, dtype=dtype, device=x.device))
 
-    def pair(self, x: str, y: str) -> Tensor:
+    def pair(self, x: Key, y: Key) -> Tensor:
         """Return a view of the sums of layer `x` against layer `y`."""
-        return self.sums[self._rows[x], self._columns[y]]
+        return self.sums[..., self.rows[x], self.columns[y]]
 
-    def add(self, columns: Mapping[str, Tensor]) -> None:
-        left = _side_by_side(columns, self.left)
-        right = left if self.left == self.right else _side_by_side(columns, self.right)
-        if left.dtype == self.sums.dtype:
-            self.sums.addmm_(left.T, right)
-        else:
-            self.sums += left.T @ right
+    def centred(self, x: Key, y: Key, without: int | None, debiased: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the cross moment about the means, (blocks, p, q), and ``Σ ‖x‖²‖y‖²`` about them if it is kept."""
+        sums, extra = summed(self.pair(x, y), without), 2 if debiased else 1
+        count = sums[0, -1, -1].real
+        cross = sums[:, :-extra, :-extra] - sums[:, :-extra, -1:] @ sums[:, -1:, :-extra] / count
+        if not debiased:
+            return cross, None
+        moved = _shifted(sums, -sums[:, :-extra, -1] / count, 1.0, True)
+        return cross, _shifted(moved.mT, -sums[:, -1, :-extra] / count, 1.0, True)[0, -2, -2]
 
-    def refuse_unpaired(self, lengths: Mapping[str, tuple[int, ...]]) -> None:
+    def add(self, held: Mapping[Key, tuple[Tensor, Tensor, Parts]]) -> None:
+        """Add the products of the columns `held`, chunk by chunk."""
+        left = self._side_by_side([held[key][1] for key in self.rows])
+        right = left if self._same and not left.is_complex() else None
+        right = self._side_by_side([held[key][0] for key in self.columns]) if right is None else right
+        for chunk, rows in held[self.keys[0]][2]:
+            _add_product(self.sums[chunk], left[:, rows], right[:, rows])
+
+    def _side_by_side(self, columns: list[Tensor]) -> Tensor:
+        together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
+        together = together[: self.sums.shape[1]]
+        return together.to(together.dtype.to_complex()) if self.sums.is_complex() else together
+
+    def refuse_unpaired(self, lengths: Mapping[Key, tuple[int, ...]]) -> None:
         """Raise if layers that gave the same rows so far gave different ones in some batch."""
-        first = self.left[0]
-        for name in (*self.left, *self.right):
+        first = self.keys[0]
+        for name in self.keys:
             if lengths[name] != lengths[first]:
-                raise ShapeError(f"layers {first!r} and {name!r} gave different numbers of rows in one batch.")
-
-    def rescale(self, name: str, ratio: float, debiased: bool) -> None:
-        if name in self._rows:
-            part = self.sums[self._rows[name]]
-            part.copy_(_shifted(part, None, ratio, debiased))
-        if name in self._columns:
-            part = self.sums[:, self._columns[name]]
-            part.copy_(_shifted(part.T, None, ratio, debiased).T)
+                raise ShapeError(
+                    f"layers {name_of(first)!r} and {name_of(name)!r} gave different numbers of rows in one batch."
+                )
 
 
-def _shifted(sums: Tensor, shift: Tensor | None, ratio: float, debiased: bool) -> Tensor:
-    """Return `sums` with its rows [x, ‖x‖², 1] (or [x, 1]) turned into those of ``ratio · x + shift``."""
-    width = len(sums) - (2 if debiased else 1)
-    x, one = sums[:width], sums[-1:]
-    parts = [x * ratio]
-    if shift is not None:
-        parts[0] = parts[0] + shift.unsqueeze(1) * one
+def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
+    """Return the order that sorts rows by their chunk, and where each chunk then lies."""
+    every = np.concatenate(chunks)
+    order = np.argsort(every, kind="stable")
+    found, starts = np.unique(every[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(every)]
+    parts = [(int(c), slice(a, b)) for c, a, b in zip(found, starts.tolist(), ends, strict=True)]
+    return torch.from_numpy(order), parts
+
+
+def real_parts(tensor: Tensor) -> Tensor:
+    """Return a tensor as files hold it: complex numbers as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def from_real_parts(tensor: Tensor, axes: int) -> Tensor:
+    """Return a tensor of so many axes; one more are real and imaginary parts."""
+    return torch.view_as_complex(tensor) if tensor.ndim > axes else tensor
+
+
+def _rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = False) -> Tensor:
+    """Return `sums` of the columns (or with `left` the rows) of `origin` with the shift and scale of `target`."""
+    moved = ((origin.shift.to(target.shift) - target.shift) * target.scale)[: sums.shape[-3]].to(sums)
+    ratio = target.scale / origin.scale
+    if left:
+        return _shifted(sums, moved.conj(), ratio, origin.debiased)
+    return _shifted(sums.mT, moved, ratio, origin.debiased).mT
+
+
+def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tensor:
+    """Return `sums` (..., blocks, columns, any) with rows [x, ‖x‖², 1] turned into those of ``ratio · x + shift``."""
+    width = sums.shape[-2] - (2 if debiased else 1)
+    x, one, shift = sums[..., :width, :], sums[..., -1:, :], shift.unsqueeze(-1)
+    parts = [x * ratio + shift * one]
     if debiased:
-        norms = sums[width : width + 1] * ratio**2
-        if shift is not None:
-            norms = norms + 2 * ratio * (shift @ x).unsqueeze(0) + squared_norm(shift) * one
-        parts.append(norms)
-    return torch.cat([*parts, one])
+        norms = sums[..., width : width + 1, :] * ratio**2
+        parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * one)
+    return torch.cat([*parts, one], -2)
 
 
-def _side_by_side(columns: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    return torch.cat([columns[name] for name in names], 1) if len(names) > 1 else columns[names[0]]
+def _add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
+    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns)."""
+    if len(sums) == 1:  # plain products are faster than batches of one
+        sums, conjugate, columns = sums[0], conjugate[0], columns[0]
+    if conjugate.dtype != sums.dtype:
+        sums += conjugate.mT @ columns
+    elif sums.ndim == 2:
+        sums.addmm_(conjugate.mT, columns)
+    else:
+        sums.baddbmm_(conjugate.mT, columns)
 
 
-def _slices(names: Sequence[str], layers: Mapping[str, _Layer]) -> dict[str, slice]:
+def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:
+    double = summing_dtype(matrix.device)
+    shift = matrix.detach().mean(0, dtype=double)
+    # what is taken off must be exact in the precision of the products
+    return shift.to(matrix.dtype).to(double) if precision == torch.float32 else shift
+
+
+def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, slice]:
     slices, start = {}, 0
     for name in names:
-        slices[name] = slice(start, start + len(layers[name].own))
+        slices[name] = slice(start, start + layers[name].own.shape[-1])
         start = slices[name].stop
     return slices
 
 
 def _outgrows(centred: Tensor, scale: float) -> bool:
     """Say whether fourth powers of these rows might leave float32."""
-    return float(torch.linalg.vector_norm(centred, torch.inf)) * scale > 4096
+    return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
+
+
+def _eps(matrix: Tensor) -> float:
+    return torch.finfo(matrix.dtype).eps

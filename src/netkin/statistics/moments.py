@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class Moments:
 
     `Moments.of(X, Y)` takes them from two matrices, differentiably. `LayerMoments` streams them.
     """
+
+    collectors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, x: Side, y: Side, cross: Tensor | None = None, norm_product: Tensor | None = None):
         self.x, self.y, self.n = x, y, x.n

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.collector import Statistic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,7 +29,7 @@ class Outputs(Statistic):
     """
 
     kind = "Outputs"
-    fed_by = "outputs"
+    feeds = frozenset({"outputs"})
     _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
 
     def __init__(self, classes: int):

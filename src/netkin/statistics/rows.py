@@ -1,9 +1,10 @@
-"""`LayerRows` and `Rows`: the rows themselves, up to a stated cap."""
+"""`LayerRows` and `Rows`: the rows themselves, up to a stated cap; `LinearRows` reads them as moments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,13 +12,39 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    LayerSize,
+    Numbers,
+    Price,
+    Rectangle,
+    Settings,
+    Study,
+    chunk_of,
+    hashes,
+    key_from,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    place_of,
+    rectangles_from,
+    refuse_missing,
+    refuse_other_width,
+    row_examples,
+    row_numbers,
+    size_in_words,
+)
 from netkin.statistics.kernels import rbf_kernel
+from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
-from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 
 
 class Sample:
@@ -46,6 +73,8 @@ class Sample:
 class Rows:
     """A pair of layers, row by row."""
 
+    collectors: ClassVar[tuple[type, ...]] = ()
+
     def __init__(self, x: Sample, y: Sample):
         if len(x.X) != len(y.X):
             raise NoValue(
@@ -65,154 +94,408 @@ class Rows:
         return Moments(self.x.side(precision), self.y.side(precision))
 
 
-class LayerRows(Statistic):
+@dataclass(frozen=True)
+class SampleSettings(Settings):
+    """A sample of rows; `kernels` counts the measures, each of which holds a kernel matrix of its own."""
+
+    cap: int = CAP
+    kernels: int = 1
+
+    def joined(self, other: SampleSettings) -> SampleSettings:
+        return SampleSettings(max(self.cap, other.cap), self.kernels + other.kernels)
+
+
+class LayerRows(Collector):
     """The rows of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one every
-    layer must have one row for each index, and of more than `cap` those are kept whose hash of (seed, index) is
-    smallest, so that merging in any order keeps the same ones. `indices` names the examples; by default they are
-    counted as they come.
+    Without a `cap` every row is kept, and a layer may have several rows an example (positions, tokens). With one the
+    rows whose hash of (seed, number) is smallest are kept, so that merging in any order keeps the same ones; layers
+    with as many rows an example keep those of the same numbers.
     """
 
     kind = "LayerRows"
+    holds = "Rows"
 
-    def __init__(self, names: Sequence[str], *, cap: int | None = None, seed: int = 0):
+    def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
             raise ValueFault(f"`cap` must be at least 1; got {cap}.")
-        self.names, self.cap, self.seed, self.seen = list(names), cap, seed, 0
-        self._next = 0  # the number of the next example that comes without one
-        self._parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        self._indices = np.empty(0, dtype=np.int64)
-        self._samples: dict[str, Sample] = {}
+        self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
+        self._numbers = Numbers()
+        self._layers = {name: _LayerRows() for name in self.names}
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self._samples: dict[tuple[Key, int | None], Sample] = {}
 
-    def update(self, rows: Mapping[str, Any], indices: Sequence[int] | None = None) -> None:
-        """Fold in one batch: a matrix of rows for every layer; `indices` are the examples' places in the data."""
-        matrices = self._checked(rows)
-        places = self._places(matrices, indices)
-        self.seen += len(places)
-        self._next = max(self._next, int(places.max()) + 1)
-        chosen = self.promising(places)
-        self._indices = np.concatenate([self._indices, places[chosen.numpy()]])
+    @classmethod
+    def settings_for(cls, measure: Any) -> SampleSettings:
+        return SampleSettings(CAP)
+
+    @classmethod
+    def price(cls, settings: SampleSettings, study: Study) -> Price | None:
+        if study.spectral:
+            return None
+        total, n, cap = 0, study.examples, settings.cap
+        for layer in study.sizes:
+            seen = layer.rows_of(n) if n else 2 * cap
+            kept = min(seen, cap)
+            centred = kept * layer.width if layer.width <= kept else 0
+            measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
+            total += max(layer.itemsize * min(seen, 2 * cap) * layer.width, measuring)
+        operations = None
+        if n is not None:
+            own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
+            operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
+        words = f"Rows, a sample of at most {cap:,}"
+        return Price(
+            total, words, "the sampled rows", operations, why=", as its kernel grows with the square of the examples"
+        )
+
+    @classmethod
+    def start(cls, settings: SampleSettings, study: Study) -> Self:
+        return cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
+
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any]) -> Self:
+        """Return the rows of some layers, to be read as pairs of each other, differentiably."""
+        collector = cls(list(rows))
+        for key, matrix in rows.items():
+            matrix = as_matrix(matrix, name_of(key))
+            collector._layers[key].add(matrix, np.arange(len(matrix)), None)
+        return collector
+
+    def serves(self, settings: SampleSettings) -> str:
+        enough = self.cap is None or self.cap >= settings.cap
+        return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
+
+    def update(
+        self,
+        rows: Mapping[Any, Any],
+        numbers: Any = None,
+        *,
+        owners: Mapping[Key, Any] | None = None,
+        indices: Any = None,
+    ) -> None:
+        """Fold in one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
+        matrices = self._checked(one_feed(self, rows))
+        numbers = indices if numbers is None else numbers
+        fresh = self._numbers.next
+        places = self._numbers.take(numbers, min(map(len, matrices.values())))
+        self._refuse_known(places, fresh)
+        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
         for name, matrix in matrices.items():
-            # what is kept must not change when the caller's array does
-            self._parts[name].append(matrix.clone() if self.cap is None else matrix[chosen.to(matrix.device)])
+            owner, layer = (owners or {}).get(name), self._layers[name]
+            examples = row_examples(places, len(matrix), owner) if self.chunks else None
+            layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
+            if self.cap is not None and layer.held > 2 * self.cap:
+                layer.shrink(self.cap, self.seed)
         self._samples = {}
-        if self.cap is not None and len(self._indices) >= 2 * self.cap:
-            self._shrink()
 
-    def _checked(self, rows: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
         refuse_missing(self.names, rows)
-        matrices = {name: as_matrix(rows[name], name, check=False).detach() for name in self.names}
+        matrices = {name: as_matrix(rows[name], name_of(name), check=False).detach() for name in self.names}
         for name, matrix in matrices.items():
             if matrix.device.type == "cpu":  # a GPU is not waited for: NaN is refused when the rows are read
-                refuse_non_finite(matrix, f"layer {name!r}")
+                refuse_non_finite(matrix, label(name))
         self._refuse_other_widths({name: matrix.shape[1] for name, matrix in matrices.items()})
         return matrices
 
-    def _places(self, matrices: Mapping[str, Tensor], indices: Sequence[int] | None) -> np.ndarray:
-        """Return the indices of one batch's examples, none of which may have been seen before."""
-        count = min(len(matrix) for matrix in matrices.values()) if indices is None else len(indices)
-        places = self._next + np.arange(count) if indices is None else np.asarray(indices, dtype=np.int64)
-        if self.cap is not None and any(len(matrix) != count for matrix in matrices.values()):
-            raise ShapeError("a cap needs one row an example in every layer; choose `pool`, `mean` or `flatten`.")
-        if len(np.unique(np.concatenate([self._indices, places]))) < len(self._indices) + len(places):
+    def _refuse_known(self, places: np.ndarray, fresh: int) -> None:
+        """Refuse examples that are there already; numbers from `fresh` on can't be."""
+        known = np.concatenate(self._layers[self.names[0]].numbers or [places[:0]])
+        if len(np.unique(places)) < len(places) or (places.min() < fresh and np.isin(places, known).any()):
             raise ShapeError(
                 "two batches hold the same examples by their `indices`; give each example a number of its own."
             )
-        return places
-
-    def promising(self, places: np.ndarray) -> Tensor:
-        """Return which of the examples numbered `places` may be among those kept in the end."""
-        if self.cap is None or len(self._indices) + len(places) <= self.cap:
-            return torch.arange(len(places))
-        hashes = _hashes(self.seed, np.concatenate([self._indices, places]))
-        bar = np.partition(hashes, self.cap - 1)[self.cap - 1]
-        return torch.from_numpy(np.flatnonzero(hashes[len(self._indices) :] <= bar))
 
     @property
-    def widths(self) -> dict[str, int]:
+    def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
-        return {name: parts[0].shape[1] for name, parts in self._parts.items() if parts}
+        return {name: layer.parts[0].shape[1] for name, layer in self._layers.items() if layer.parts}
 
-    def _refuse_other_widths(self, widths: Mapping[str, int]) -> None:
+    def _refuse_other_widths(self, widths: Mapping[Key, int]) -> None:
         for name, width in self.widths.items():
             refuse_other_width(name, widths.get(name, width), width)
 
-    def __getitem__(self, pair: tuple[str, str]) -> Rows:
-        """Return the rows of the layers `a` and `b`, in that order."""
-        for name in pair:
-            if name not in self._parts:
-                raise UnknownName(f"no layer {name!r} in these rows{did_you_mean(name, self.names)}")
-        return Rows(self._sample(pair[0]), self._sample(pair[1]))
-
     @property
     def n(self) -> int:
-        """The number of examples kept."""
-        return len(self._indices) if self.cap is None else min(len(self._indices), self.cap)
+        """The number of rows kept of the first layer."""
+        held = self._layers[self.names[0]].held
+        return held if self.cap is None else min(held, self.cap)
+
+    @property
+    def seen(self) -> int:
+        """The number of rows of the layer with most of them, kept or not."""
+        return max(layer.seen for layer in self._layers.values())
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Rows:
+        """Return the rows of the layers `a` and `b`, in that order."""
+        for key in (a, b):
+            if key not in self._layers:
+                hint = did_you_mean(name_of(key), map(name_of, self.names))
+                raise UnknownName(f"no layer {name_of(key)!r} in these rows{hint}")
+        rows = Rows(self.sample(a, without), self.sample(b, without))
+        x, y = self._layers[a], self._layers[b]
+        if not np.array_equal(x.numbers[0], y.numbers[0]):
+            raise NoValue(
+                f"{label(a)} gives {x.seen:,} rows and {label(b)} {y.seen:,} for the same examples, which do not pair "
+                "up; compare layers of the same size, or choose another shape."
+            )
+        return rows
+
+    def sample(self, name: Key, without: int | None = None) -> Sample:
+        """Return the kept rows of one layer, without those of one chunk."""
+        layer = self._layers[name]
+        if not layer.parts:
+            raise NoValue("no batch has been folded in yet; call `update` first.")
+        if (name, without) not in self._samples:
+            rows = layer.in_order(self.cap, self.seed)
+            if without is not None:
+                stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
+                rows = rows[stays.to(rows.device)]
+            self._samples[name, without] = Sample(rows, label(name))
+        return self._samples[name, without]
+
+    def release(self) -> None:
+        self._samples = {}
+
+    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        if self.cap is None or self.seen <= self.cap:
+            return "exact"
+        unit = "examples" if self.seen == self._counts.sum() else "rows"
+        return f"a sample of {self.cap:,} of {self.seen:,} {unit}"
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        if not self.chunks:
+            return ()
+        layer = self._layers[self.names[0]]
+        layer.in_order(self.cap, self.seed)
+        kept = np.unique(np.concatenate(layer.examples))
+        return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
+
+    # --- merging and files --------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
         """Return the rows of both, up to the cap."""
-        self._refuse_unlike(other, layers="names", cap="cap", seed="seed")
+        self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
         self._refuse_other_widths(other.widths)
-        merged = type(self)(self.names, cap=self.cap, seed=self.seed)
-        merged.seen, merged._indices = self.seen + other.seen, np.concatenate([self._indices, other._indices])
-        merged._next = max(self._next, other._next)
-        if len(np.unique(merged._indices)) < len(merged._indices):
-            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
-        merged._parts = {name: [*self._parts[name], *other._parts[name]] for name in self.names}
-        if self.cap is not None:
-            merged._shrink()
+        merged = type(self)(self.names, cap=self.cap, seed=self.seed, chunks=self.chunks)
+        merged._counts = self._counts + other._counts
+        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
+        for name in self.names:
+            merged._layers[name] = self._layers[name].joined(other._layers[name])
+            if self.cap is not None:
+                merged._layers[name].shrink(self.cap, self.seed)
         return merged
 
     def renumbered(self, start: int) -> Self:
         """Return the same rows with `start` added to the numbers of their examples."""
-        moved = self.merge(type(self)(self.names, cap=self.cap, seed=self.seed))
-        moved._indices, moved._next = moved._indices + start, moved._next + start
+        moved = self._copy()
+        moved._numbers.next += start
+        for layer in moved._layers.values():
+            layer.numbers = [part + start for part in layer.numbers]
         return moved
 
-    def _sample(self, name: str) -> Sample:
-        if not self._parts[name]:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
-        if name not in self._samples:
-            if self.cap is not None:
-                self._shrink()
-            self._samples[name] = Sample(self._together(name), f"layer {name!r}")
-        return self._samples[name]
-
-    def _shrink(self) -> None:
-        """Keep the rows with the smallest hashes, in the order of their indices."""
-        order = np.argsort(_hashes(self.seed, self._indices), kind="stable")[: self.cap]
-        order = order[np.argsort(self._indices[order])]
-        chosen = torch.from_numpy(order)
-        for name in self.names if len(self._indices) else []:
-            together = self._together(name)
-            self._parts[name] = [together[chosen.to(together.device)]]
-        self._indices = self._indices[order]
-
-    def _together(self, name: str) -> Tensor:
-        if len(self._parts[name]) > 1:
-            self._parts[name] = [torch.cat(self._parts[name])]
-        return self._parts[name][0]
-
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"rows.{i}": self._together(name) for i, name in enumerate(self.names) if self._parts[name]}
-        header = {"names": self.names, "cap": self.cap, "seed": self.seed, "seen": self.seen, "next": self._next}
-        return tensors | {"indices": torch.from_numpy(self._indices)}, header
+        tensors: dict[str, Tensor] = {}
+        for i, layer in enumerate(self._layers.values()):
+            if layer.parts:
+                tensors[f"rows.{i}"] = layer.in_order(self.cap, self.seed)
+                tensors[f"numbers.{i}"] = torch.from_numpy(layer.numbers[0])
+                tensors |= {f"examples.{i}": torch.from_numpy(part) for part in layer.examples}
+        header = {
+            "names": self.names,
+            "cap": self.cap,
+            "seed": self.seed,
+            "chunks": self.chunks,
+            "counts": self._counts.tolist(),
+            "seen": [layer.seen for layer in self._layers.values()],
+            "next": self._numbers.next,
+        }
+        return tensors, header
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(header["names"], cap=header["cap"], seed=header["seed"])
-        statistic.seen, statistic._next, statistic._indices = header["seen"], header["next"], tensors["indices"].numpy()
-        if "rows.0" in tensors:
-            statistic._parts = {name: [tensors[f"rows.{i}"]] for i, name in enumerate(statistic.names)}
+        names = [key_from(name) for name in header["names"]]
+        statistic = cls(names, cap=header["cap"], seed=header["seed"], chunks=header["chunks"])
+        statistic._counts, statistic._numbers = np.array(header["counts"], dtype=np.int64), Numbers(header["next"])
+        for i, (layer, seen) in enumerate(zip(statistic._layers.values(), header["seen"], strict=True)):
+            if f"rows.{i}" in tensors:
+                examples = tensors.get(f"examples.{i}")
+                own = None if examples is None else examples.numpy()
+                layer.add(tensors[f"rows.{i}"], tensors[f"numbers.{i}"].numpy(), own)
+            layer.seen = seen
         return statistic
 
 
-def _hashes(seed: int, indices: np.ndarray) -> np.ndarray:
-    """Return a well-mixed 64-bit number for every (seed, index): the finaliser of SplitMix64."""
-    with np.errstate(over="ignore"):
-        mixed = indices.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
-        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier)
-        return mixed ^ (mixed >> np.uint64(31))
+class _LayerRows:
+    """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.numbers: list[np.ndarray] = []
+        self.examples: list[np.ndarray] = []
+        self.seen, self.held = 0, 0
+        self.bar: np.uint64 | None = None  # rows whose hash is larger are not among those kept
+
+    def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
+        """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
+        if self.bar is None:
+            self.add(rows.clone(), numbers, examples)
+            return
+        chosen = np.flatnonzero(hashes(seed, numbers) <= self.bar)
+        self.seen += len(rows) - len(chosen)
+        index = torch.from_numpy(chosen).to(rows.device)
+        self.add(rows[index], numbers[chosen], None if examples is None else examples[chosen])
+
+    def add(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None) -> None:
+        self.parts.append(rows)
+        self.numbers.append(numbers)
+        self.examples += [] if examples is None else [examples]
+        self.seen, self.held = self.seen + len(rows), self.held + len(rows)
+
+    def joined(self, other: _LayerRows) -> _LayerRows:
+        """Return the rows of both, none of which may be the same."""
+        both = _LayerRows()
+        both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
+        both.examples = [*self.examples, *other.examples]
+        both.seen, both.held = self.seen + other.seen, self.held + other.held
+        every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
+        if len(np.unique(every)) < len(every):
+            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
+        return both
+
+    def shrink(self, cap: int, seed: int) -> None:
+        """Keep the rows with the smallest hashes, by rising numbers."""
+        if self.parts:
+            every = np.concatenate(self.numbers)
+            mixed = hashes(seed, every)
+            chosen = np.argsort(mixed, kind="stable")[:cap]
+            self.bar = mixed[chosen[-1]] if len(chosen) == cap else None
+            self._keep(chosen[np.argsort(every[chosen], kind="stable")])
+
+    def in_order(self, cap: int | None, seed: int) -> Tensor:
+        """Return the rows by rising numbers, at most `cap`."""
+        if cap is not None and self.held > cap:
+            self.shrink(cap, seed)
+        every = np.concatenate(self.numbers)
+        if len(self.parts) > 1 or (np.diff(every) < 0).any():
+            self._keep(np.argsort(every, kind="stable"))
+        return self.parts[0]
+
+    def _keep(self, chosen: np.ndarray) -> None:
+        together = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        if not np.array_equal(chosen, np.arange(len(together))):
+            together = together[torch.from_numpy(chosen).to(together.device)]
+        self.parts, self.numbers = [together], [np.concatenate(self.numbers)[chosen]]
+        self.examples = [np.concatenate(self.examples)[chosen]] if self.examples else []
+        self.held = len(chosen)
+
+
+class LinearRows(Collector):
+    """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
+
+    kind = "LinearRows"
+    holds = "Rows"
+    settings_for = LinearSettings.of
+
+    def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
+        self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
+        self.chunks = chunks
+        self.rows = LayerRows(keys_of(self.rectangles), chunks=chunks)
+
+    @classmethod
+    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+        streamed = LayerMoments.price(settings, study)
+        if streamed is None:
+            return None
+        sizes, n = study.sizes, study.examples
+        # data that do not tell how many they are begin with one batch, and are watched
+        count = n if n is not None else max(layer.examples for layer in sizes)
+        product = settings.precision(study).itemsize
+        size = sum(_bytes(settings, layer, layer.rows_of(count), product, study.chunks) for layer in sizes)
+        if n is None:
+            words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
+            return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
+        wide = any(layer.width > layer.rows_of(n) for layer in sizes)
+        why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
+        return Price(
+            size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
+            cls._operations(study, n), 0 if wide and size < streamed.bytes else 2,
+        )  # fmt: skip
+
+    @staticmethod
+    def _operations(study: Study, n: int) -> int:
+        """Count XᵀX or XXᵀ of every layer, whichever is smaller, and what pairs make of them."""
+
+        def side(layer: LayerSize) -> int:
+            return min(layer.width, layer.rows_of(n))
+
+        own = sum(layer.rows_of(n) * layer.width * side(layer) for layer in study.sizes)
+        return own + sum(x.rows_of(n) * side(x) * side(y) for x, y in study.pairs())
+
+    @classmethod
+    def start(cls, settings: LinearSettings, study: Study) -> Self:
+        return cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+
+    def serves(self, settings: LinearSettings) -> str:
+        return settings.lacking(self.precision, debiased=True)
+
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        self.rows.update(rows, numbers, owners=owners)
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
+        """Return the moments of the layers `a` and `b`, in that order."""
+        place_of(self.rectangles, a, b, self.rows.names, "rows")
+        return self.rows.pair(a, b, without).moments(self.precision)
+
+    def release(self) -> None:
+        self.rows.release()
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return self.rows.chunk_sizes
+
+    def like(self, other: Collector) -> Collector:
+        """Return the moments of these rows, where `other` holds moments."""
+        if not isinstance(other, LayerMoments):
+            return self
+        moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
+        layers = self.rows._layers
+        if all(layer.parts for layer in layers.values()):
+            kept = {name: layer.in_order(None, 0) for name, layer in layers.items()}
+            moments.take_rows(kept, {name: layer.examples for name, layer in layers.items()}, self.rows._counts)
+        return moments
+
+    def merge(self, other: Self) -> Self:
+        """Return the rows of both."""
+        self._refuse_unlike(other, layers="rectangles", precision="precision", chunks="chunks")
+        merged = type(self)(self.rectangles, precision=self.precision, chunks=self.chunks)
+        merged.rows = self.rows.merge(other.rows)
+        return merged
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, header = self.rows._state()
+        precision = "float32" if self.precision == torch.float32 else "float64"
+        return tensors, {"rectangles": self.rectangles, "precision": precision, "rows": header}
+
+    @classmethod
+    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
+        statistic = cls(
+            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
+            chunks=header["rows"]["chunks"],
+        )  # fmt: skip
+        statistic.rows = LayerRows._restored(tensors, header["rows"])
+        return statistic
+
+
+def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:
+    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
+    width, twice = layer.width, 2 if settings.uncentred else 1
+    if width <= n:
+        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
+    else:
+        sides = twice * n * n * (5 if settings.whitens else 3 if settings.precise else 1)
+    return layer.itemsize * n * width * (2 if chunks else 1) + product * sides

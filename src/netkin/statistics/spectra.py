@@ -3,27 +3,58 @@
 On data closed under translation features of different frequencies don't correlate, so that the covariance of flattened
 maps falls into blocks of c × c, one for each place of the map (theorem 1 of Raghu et al. 2017, arXiv:1706.05806), and
 these blocks are all there is. On other data they are a part; `off_block_share` tells how much lies outside them.
+
+`LayerSpectra` is a transform in front of `LayerMoments`: maps are shifted and scaled, transformed, and added up in
+blocks. A *view* is a layer on a grid: its own, or a smaller one on which it meets smaller maps.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_maps, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.statistics.frequencies import apart, common_grid, in_words, off_block_share, placed
-from netkin.statistics.layer_moments import Rectangle
+from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    LayerSize,
+    Numbers,
+    Price,
+    Rectangle,
+    Study,
+    chunk_of,
+    key_from,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    place_of,
+    rectangles_from,
+    refuse_missing,
+)
+from netkin.statistics.frequencies import (
+    Frequencies,
+    Grid,
+    apart,
+    common_grid,
+    frequencies,
+    in_words,
+    off_block_share,
+    placed,
+    regrouped,
+)
+from netkin.statistics.kernels import power_of_two
+from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import LayerRows
-from netkin.statistics.spectral_sides import SpectralSide
-from netkin.statistics.spectral_sums import Blocks, Cross, Desk, Key, Layer, View
-from netkin.statistics.statistic import Statistic, refuse_missing
+from netkin.statistics.sides import Side, squared_norm
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,6 +63,9 @@ FOLD = 64  # examples gathered before they are transformed
 CHUNK = 256  # examples transformed at a time, at most
 CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
 SAMPLE = 64  # examples whose maps are kept, to tell how much lies off the blocks
+WAYS = """shape='pool', pairs='corresponding', resize='average'"""
+
+View = tuple[Key, Grid]
 
 
 class Spectra(Moments):
@@ -57,11 +91,11 @@ class Spectra(Moments):
             refuse_non_finite(maps, name)
         collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
         collector.called = {"X": "`X`", "Y": "`Y`"}
-        collector._fold({"X": X, "Y": Y.to(X.device)})
-        return collector["X", "Y"]
+        collector._fold({"X": X, "Y": Y.to(X.device)}, np.arange(len(X)))
+        return collector.pair("X", "Y")
 
 
-class LayerSpectra(Statistic):
+class LayerSpectra(Collector):
     """Spectra of many layers; `collector[a, b]` is the pair that a measure reads.
 
     `rectangles` says which pairs are wanted: each is (names, names), all of the first with all of the second.
@@ -78,6 +112,9 @@ class LayerSpectra(Statistic):
     """
 
     kind = "LayerSpectra"
+    holds = "Spectra"
+    numbers_rows = False
+    settings_for = LinearSettings.of
 
     def __init__(
         self,
@@ -86,274 +123,465 @@ class LayerSpectra(Statistic):
         precision: torch.dtype = torch.float64,
         sample: int = SAMPLE,
         seed: int = 0,
+        chunks: int = 0,
     ):
         self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names = list(dict.fromkeys(name for pair in self.rectangles for side in pair for name in side))
-        self.precision, self.sample, self.seed = precision, sample, seed
-        self.called: dict[str, str] = {}  # what messages call a layer, where not by its name
-        self._layers: dict[str, Layer] = {}
-        self._views: dict[Key, View] = {}
-        self._crosses: list[Cross] = []
-        self._waiting: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        self._rows = LayerRows(self.names, cap=sample, seed=seed) if sample else None
-        self._batches, self._seen, self._desk = 0, 0, Desk()
-        self._sides: dict[tuple[Key, bool], SpectralSide] = {}
-        self._shares: dict[Key, float] = {}
+        self.names = keys_of(self.rectangles)
+        self.precision, self.sample, self.seed, self.chunks = precision, sample, seed, chunks
+        self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
+        self._shifts: dict[Key, Tensor] = {}  # the mean map of each layer's first examples
+        self._moments = LayerMoments([], precision=precision, chunks=chunks)
+        self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
+        self._waiting_numbers: list[np.ndarray] = []
+        self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
+        self._batches, self._numbers, self._space = 0, Numbers(), _Workspace()
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)
+        self._sides: dict[tuple[View, bool, int | None], SpectralSide] = {}
+        self._shares: dict[View, float] = {}
 
-    # --- reading -------------------------------------------------------------------------------------------------
+    @classmethod
+    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+        if not study.spectral:
+            return None
+        cls._refuse_unfit(settings)
+        views, crosses = _views(study), _crosses(study)
+        sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in crosses)
+        pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in crosses), default=0)
+        own = sum(_half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in views)
+        sides = 2 * own * (3 if settings.whitens else 1)
+        maps = sum(layer.width * layer.itemsize for layer in study.sizes)
+        reading = FOLD * maps + _transform_bytes(study, views)
+        total = 16 * max(study.chunks, 1) * (own + sums) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
+        precision = str(settings.precision(study)).removeprefix("torch.")
+        operations = None if study.examples is None else study.examples * _operations(views, crosses)
+        return Price(
+            total, f"Spectra, streamed, products in {precision}", "spectra", operations,
+            why=", as they hold any number of examples", ways=WAYS,
+        )  # fmt: skip
 
-    def __getitem__(self, pair: tuple[str, str]) -> Spectra:
+    @classmethod
+    def _refuse_unfit(cls, settings: LinearSettings) -> None:
+        if settings.unfit_for_spectra:
+            raise ValueFault(cls.unfit(settings.unfit_for_spectra))
+
+    @classmethod
+    def start(cls, settings: LinearSettings, study: Study) -> Self:
+        return cls(study.rectangles, precision=settings.precision(study), seed=study.seed, chunks=study.chunks)
+
+    def serves(self, settings: LinearSettings) -> str:
+        self._refuse_unfit(settings)
+        return settings.lacking(self.precision, debiased=False)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
-        cross, x, y, turned = self._find(*pair)
-        first, second = (self._side(key, cross.dtype.is_complex) for key in (x, y))
-        whole = cross.whole(x, y)
-        return Spectra(second, first, whole.mH) if turned else Spectra(first, second, whole)
+        self._fold_waiting()
+        place_of(self.rectangles, a, b, self.names, "spectra")
+        if not self._shifts:
+            raise NoValue("no batch has been folded in yet; call `update` first.")
+        grid = common_grid(self._grid(a), self._grid(b))
+        if grid is None:
+            raise NoValue(apart(self._label(a), self._grid(a), self._label(b), self._grid(b)))
+        x, y = (a, grid or self._grid(a)), (b, grid or self._grid(b))
+        block, turned = self._moments._find(x, y)
+        cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
+        cross = cross.mH if turned else cross
+        first, second = (self._side(view, cross.is_complex(), without) for view in (x, y))
+        if not grid and cross.is_complex():  # a layer without space meets the zero frequency of a map alone
+            others = math.prod(x[1] or y[1]) - 1
+            return Spectra(first, second, torch.cat([cross, cross.new_zeros(others, *cross.shape[1:])]))
+        return Spectra(first, second, frequencies(grid, cross.device).whole(cross))
 
-    def _side(self, key: Key, in_complex: bool) -> SpectralSide:
-        if (key, in_complex) not in self._sides:
-            side = self._views[key].side(self._spoken(key[0]), torch.finfo(self.precision).eps)
+    def _grid(self, key: Key) -> Grid:
+        return tuple(self._shifts[key].shape[1:])
+
+    def _side(self, view: View, in_complex: bool, without: int | None) -> SpectralSide:
+        if (view, in_complex, without) not in self._sides:
+            layer, here = self._moments._layers[view], frequencies(view[1], self._shifts[view[0]].device)
+            n, mean, half = layer.centred(without)
+            side = SpectralSide(
+                self._label(view[0]), n, here.whole(mean), half, here, scale=layer.scale,
+                resolution=layer.resolution, rounding=torch.finfo(self.precision).eps,
+            )  # fmt: skip
             if not bool(torch.isfinite(side.total)):
                 raise ValueFault(
                     f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
                 )
-            self._sides[key, in_complex] = side.in_complex if in_complex and not side.mean.is_complex() else side
-        return self._sides[key, in_complex]
+            side = side.in_complex if in_complex and not side.mean.is_complex() else side
+            self._sides[view, in_complex, without] = side
+        return self._sides[view, in_complex, without]
 
-    def _find(self, a: str, b: str) -> tuple[Cross, Key, Key, bool]:
-        """Return where two layers meet, by which views, and whether they stand there the other way round."""
-        self._fold_waiting()
-        for name in (a, b):
-            if name not in self.names:
-                raise UnknownName(f"no layer {name!r} in these spectra{did_you_mean(name, self.names)}")
-        if not self._layers:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
-        for turned in (False, True):
-            for cross in self._crosses:
-                found = cross.find(*((b, a) if turned else (a, b)))
-                if found:
-                    return cross, *found, turned
-        sizes = [self._layers[name].space for name in (a, b)]
-        if common_grid(*sizes) is None:
-            raise NoValue(apart(self._spoken(a), sizes[0], self._spoken(b), sizes[1]))
-        raise NoValue(f"the pair {a!r}, {b!r} was not collected.")
+    def release(self) -> None:
+        self._sides = {}
 
     @property
     def n(self) -> int:
         """The number of examples so far."""
-        self._fold_waiting()
-        return max((layer.n for layer in self._layers.values()), default=0)
+        return int(self._counts.sum())
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def sizes(self) -> dict[Key, tuple[int, ...]]:
         """The channels and the size of the map of every layer seen so far."""
-        return {name: layer.size for name, layer in self._layers.items()}
+        return {name: tuple(shift.shape) for name, shift in self._shifts.items()}
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return tuple(self._counts.tolist()) if self.chunks else ()
 
     @property
     def sampled(self) -> int:
         """The number of examples whose maps are kept."""
-        return self._rows.n if self._rows else 0
+        return self._kept.n if self._kept else 0
 
-    def off_block_share(self, name: str, other: str | None = None) -> float:
+    def off_block_share(self, name: Key, other: Key | None = None) -> float:
         """Return which share of the energy of a layer's covariance lies off its blocks, from the sample.
 
         The blocks are those of the grid on which it meets the layer `other`; by default those of its own grid.
         """
         self._fold_waiting()
-        if self._rows is None or not self._rows.n:
+        if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
-        layer = self._layers[name]
-        grid = layer.space if other is None else common_grid(layer.space, self._layers[other].space) or layer.space
+        own = self._grid(name)
+        grid = own if other is None else common_grid(own, self._grid(other)) or own
         if (name, grid) not in self._shares:
-            rows = self._rows[name, name].x.X
-            self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *layer.size), grid)
+            rows = self._kept.sample(name).X
+            self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
         return self._shares[name, grid]
 
-    # --- folding -------------------------------------------------------------------------------------------------
+    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        """Return how exact blocks for each frequency are for the layers of these pairs."""
+        self._fold_waiting()
+        exact = "exact for data closed under translation"
+        mapped = [(x, y) for pair in pairs for x, y in (pair, pair[::-1]) if self._grid(x)]
+        if self.sampled < 4 or not mapped:
+            return exact
+        shares = [self.off_block_share(*pair) for pair in mapped]
+        ends = dict.fromkeys(f"{share:.1%}" for share in (min(shares), max(shares)))
+        sample = f" (on a sample of {self.sampled:,} of {self.n:,} examples)" if self.sampled < self.n else ""
+        return f"{exact}; here {' to '.join(ends)} of a layer's covariance energy lies off the blocks{sample}"
 
-    def update(self, maps: Mapping[str, Any]) -> None:
+    # --- folding ------------------------------------------------------------------------------------------------------
+
+    def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
         """Fold in one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
+        maps = one_feed(self, maps)
         refuse_missing(self.names, maps)
         given = {name: self._checked(name, maps[name]) for name in self.names}
-        first = self.names[0]
         _refuse_unpaired(given)
-        self._keep_some(given)
+        places = self._numbers.take(numbers, len(given[self.names[0]]))
+        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        if self._kept is not None:
+            self._kept.update({name: array.flatten(1) for name, array in given.items()}, places)
+        self._batches += 1
+        self._waiting_numbers.append(places)
+        fold = sum(map(len, self._waiting_numbers)) >= FOLD
         for name, array in given.items():
             # what waits must not change when the caller's array does
-            self._waiting[name].append(array if len(array) >= FOLD else array.clone())
-        self._batches += 1
-        if sum(map(len, self._waiting[first])) >= FOLD:
+            self._waiting[name].append(array if fold else array.clone())
+        if fold:
             self._fold_waiting()
 
-    def _keep_some(self, maps: Mapping[str, Tensor]) -> None:
-        """Keep the maps of those examples that may be in the sample."""
-        places = self._seen + np.arange(len(maps[self.names[0]]))
-        self._seen += len(places)
-        if self._rows is None:
-            return
-        chosen = self._rows.promising(places)
-        if len(chosen):
-            rows = {name: array[chosen.to(array.device)].flatten(1) for name, array in maps.items()}
-            self._rows.update(rows, places[chosen.numpy()])
-
-    def _checked(self, name: str, maps: Any) -> Tensor:
-        array, waiting = placed(as_maps(maps, name).detach()), self._waiting[name]
-        before = self._layers[name].size if name in self._layers else waiting[0].shape[1:] if waiting else None
-        if before is not None and tuple(array.shape[1:]) != tuple(before):
+    def _checked(self, name: Key, maps: Any) -> Tensor:
+        array, waiting = placed(as_maps(maps, name_of(name)).detach()), self._waiting[name]
+        before = self.sizes.get(name) or (tuple(waiting[0].shape[1:]) if waiting else None)
+        if before is not None and tuple(array.shape[1:]) != before:
             raise ShapeError(
-                f"{self._spoken(name)} gave {_sized(array.shape[1:])} in batch {self._batches} and {_sized(before)} "
+                f"{self._label(name)} gave {_sized(array.shape[1:])} in batch {self._batches} and {_sized(before)} "
                 "before; bring all inputs to one size, or choose the shape 'pool'."
             )
         if array.device.type == "cpu":
-            refuse_non_finite(array, f"{self._spoken(name)} in batch {self._batches}")
+            refuse_non_finite(array, f"{self._label(name)} in batch {self._batches}")
         return array
 
-    def _spoken(self, name: str) -> str:
-        return self.called.get(name, f"layer {name!r}")
+    def _label(self, name: Key) -> str:
+        return self.called.get(name, label(name))
 
     def _fold_waiting(self) -> None:
         """Transform what waits."""
-        if self._waiting[self.names[0]]:
+        if self._waiting_numbers:
             maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items()}
-            self._waiting = {name: [] for name in self.names}
-            self._fold(maps)
+            numbers = np.concatenate(self._waiting_numbers)
+            self._waiting, self._waiting_numbers = {name: [] for name in self.names}, []
+            self._fold(maps, numbers)
 
-    def _fold(self, maps: Mapping[str, Tensor]) -> None:
+    def _fold(self, maps: Mapping[Key, Tensor], numbers: np.ndarray) -> None:
         self._sides, self._shares = {}, {}
-        if not self._layers:
+        if not self._shifts:
             self._begin(maps)
-        first = maps[self.names[0]]
-        step = self._step() if first.device.type == "cpu" else 8 * CHUNK
-        for start in range(0, len(first), step):
-            self._fold_chunk({name: array[start : start + step] for name, array in maps.items()})
+        chunks = chunk_of(numbers, self.chunks)
+        step = self._step(maps[self.names[0]].device)
+        for start in range(0, len(numbers), step):
+            here = slice(start, start + step)
+            order, parts = by_chunk([chunks[here]]) if self.chunks else (None, [(0, slice(None))])
+            self._add({name: array[here] for name, array in maps.items()}, order, parts)
 
-    def _step(self) -> int:
+    def _add(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
+        """Add the products of a few examples."""
+
+        def columns_of(view: Any) -> tuple[Tensor, Parts]:
+            name, grid = view
+            array = maps[name] if order is None else maps[name][order.to(maps[name].device)]
+            blocks = frequencies(grid, array.device).blocks(regrouped(self._centred(name, view, array), grid))
+            columns = blocks.new_ones(*blocks.shape[:2], blocks.shape[2] + 1)
+            if blocks.requires_grad:
+                return torch.cat([blocks, columns[..., -1:]], -1), parts
+            columns[..., :-1] = blocks
+            return columns, parts
+
+        self._moments.add_columns(columns_of)
+
+    def _centred(self, name: Key, view: View, maps: Tensor) -> Tensor:
+        """Return maps about the shift, in the layer's scale: before the transform, which would spread their offset."""
+        layer = self._moments._layers[view]
+        layer.resolution = max(layer.resolution, torch.finfo(maps.dtype).eps)
+        centred = self._space.difference(maps, self._shifts[name].to(_working(maps, self.precision)))
+        if not layer.varies:
+            scale = power_of_two(centred)
+            usual = 2.0**-20 < scale < 2.0**20  # ordinary numbers are left as they are
+            self._moments.rescale(view, 1.0 if usual else scale)
+        return centred if layer.scale == 1 else centred * layer.scale
+
+    def _step(self, device: torch.device) -> int:
         """Return how many examples to take at a time."""
-        widest = max((view.width for view in self._views.values()), default=0)
-        largest = max(layer.shift.numel() for layer in self._layers.values())
-        step = examples_at_once(largest, widest)
+        if device.type != "cpu":
+            return 8 * CHUNK
+        widest = max((layer.width for layer in self._moments._layers.values()), default=0)
+        step = _examples_at_once(max(shift.numel() for shift in self._shifts.values()), widest)
         # sums are kept in float64, and adding to them costs float32 more than its caches save
         return step if self.precision == torch.float64 else 2 * step
 
-    def _fold_chunk(self, maps: Mapping[str, Tensor]) -> None:
-        """Add the products of a few examples, each view held only while some pair still needs it."""
-        taken: dict[Key, Blocks] = {}
-        uses = Counter(key for cross in self._crosses for key in cross.keys)
-        for cross in self._crosses:
-            for name, _ in cross.keys:
-                self._take(name, maps[name], taken)
-            cross.add(taken)
-            uses.subtract(cross.keys)
-            for key in cross.keys:
-                if not uses[key]:
-                    del taken[key]
-
-    def _take(self, name: str, maps: Tensor, taken: dict[Key, Blocks]) -> None:
-        """Transform one layer on all its grids, unless that is done."""
-        keys = [key for key in self._views if key[0] == name]
-        if not any(key in taken for key in keys):
-            centred = self._layers[name].centred(maps, self.precision, self._desk)
-            taken |= {key: self._views[key].take(centred) for key in keys}
-
-    def _begin(self, maps: Mapping[str, Tensor]) -> None:
+    def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers meet."""
-        self._layers = {name: Layer.starting(array, self.precision) for name, array in maps.items()}
-        for left, right in self.rectangles:
-            for ours in self._by_size(left):
-                for theirs in self._by_size(right):
-                    self._join(ours, theirs)
+        self._shifts = {name: _first_shift(array, self.precision) for name, array in maps.items()}
+        joined = (
+            self._joined(x, y)
+            for left, right in self.rectangles
+            for x in self._by_size(left)
+            for y in self._by_size(right)
+        )
+        self._open([rectangle for rectangle in joined if rectangle])
 
-    def _by_size(self, names: Sequence[str]) -> list[list[str]]:
-        sizes = {name: self._layers[name].space for name in names}
+    def _open(self, rectangles: list[Rectangle]) -> None:
+        self._moments = LayerMoments(rectangles, precision=self.precision, chunks=self.chunks)
+        for view in self._moments.names:
+            shift, here = self._shifts[view[0]], frequencies(view[1], self._shifts[view[0]].device)  # type: ignore[index]
+            self._moments.open_layer(view, here.blocks(regrouped(shift.unsqueeze(0), here.grid))[:, 0], 0.0)
+        self._moments.open_blocks(dict.fromkeys(self._moments.names))
+
+    def _by_size(self, names: Sequence[Key]) -> list[list[Key]]:
+        sizes = {name: self._grid(name) for name in names}
         return [[name for name in names if sizes[name] == size] for size in dict.fromkeys(sizes.values())]
 
-    def _join(self, left: list[str], right: list[str]) -> None:
-        """Set layers of one size beside layers of another, on the grid that they have in common."""
-        ours, theirs = (self._layers[names[0]].space for names in (left, right))
+    def _joined(self, left: list[Key], right: list[Key]) -> Rectangle | None:
+        """Return layers of one size and layers of another as views on the grid that they have in common."""
+        ours, theirs = self._grid(left[0]), self._grid(right[0])
         grid = common_grid(ours, theirs)
         if grid is None:
-            return
-        keys = [(name, grid or ours) for name in left], [(name, grid or theirs) for name in right]
-        for key in (*keys[0], *keys[1]):
-            if key not in self._views:
-                self._views[key] = View(self._layers[key[0]], key[1])
-        self._crosses.append(Cross(keys[0], keys[1], self._views))
+            return None
+        return [(name, grid or ours) for name in left], [(name, grid or theirs) for name in right]
 
-    # --- merging and files ---------------------------------------------------------------------------------------
+    # --- merging and files --------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
         """Return the spectra of the data of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision", sample="sample", seed="seed")
+        facts = {"layers": "rectangles", "precision": "precision", "sample": "sample", "seed": "seed"}
+        self._refuse_unlike(other, **facts, chunks="chunks")
         self._fold_waiting()
         other._fold_waiting()
-        first, second = (self, other) if self._layers else (other, self)
+        first, second = (self, other) if self._shifts else (other, self)
         merged = first._copy()
-        if first._layers and second._layers:
-            merged._add(second)
+        if first._shifts and second._shifts:
+            self._refuse_unlike(other, sizes="sizes")
+            merged._moments = first._moments.merge(second._moments)
+            if merged._kept is not None and second._kept is not None:
+                start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
+                merged._kept = merged._kept.merge(second._kept.renumbered(start))
+            merged._batches, merged._counts = first._batches + second._batches, first._counts + second._counts
+            merged._numbers.next = max(first._numbers.next, second._numbers.next)
         return merged
-
-    def _copy(self) -> Self:
-        tensors, header = self._state()
-        return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-
-    def _add(self, other: LayerSpectra) -> None:
-        self._refuse_unlike(other, sizes="sizes")
-        for name, layer in self._layers.items():
-            if not layer.varies:
-                layer.scale, layer.varies = other._layers[name].scale, other._layers[name].varies
-        for cross, more in zip(self._crosses, other._crosses, strict=True):
-            cross.merge(more)
-        for key, view in self._views.items():
-            view.add(other._views[key])
-        for name, layer in self._layers.items():
-            layer.add(other._layers[name])
-        if self._rows is not None and other._rows is not None:
-            self._rows = self._rows.merge(other._rows.renumbered(self._seen))
-        self._batches, self._seen = self._batches + other._batches, self._seen + other._seen
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         self._fold_waiting()
-        tensors: dict[str, Tensor] = {}
-        for i, layer in enumerate(self._layers.values()):
-            tensors |= {f"shift.{i}": layer.shift, f"total.{i}": layer.total}
-        tensors |= {f"own.{i}": _real(view.own) for i, view in enumerate(self._views.values())}
-        tensors |= {f"cross.{i}": _real(cross.sums) for i, cross in enumerate(self._crosses)}
-        header: dict[str, Any] = {
+        moments, header = self._moments._state()
+        tensors = {f"moments/{name}": tensor for name, tensor in moments.items()}
+        tensors |= {f"shift.{i}": shift for i, shift in enumerate(self._shifts.values())}
+        whole: dict[str, Any] = {
             "rectangles": self.rectangles,
             "precision": "float32" if self.precision == torch.float32 else "float64",
             "sample": self.sample,
             "seed": self.seed,
+            "chunks": self.chunks,
             "batches": self._batches,
-            "seen": self._seen,
-            "layers": [[name, v.scale, v.resolution, v.n, v.varies] for name, v in self._layers.items()],
-            "views": list(self._views),
-            "crosses": [[cross.left, cross.right] for cross in self._crosses],
+            "counts": self._counts.tolist(),
+            "numbers": [self._numbers.next, self._numbers.given],
+            "begun": bool(self._shifts),
+            "moments": header,
         }
-        if self._rows is not None:
-            rows, header["rows"] = self._rows._state()
-            tensors |= {f"rows/{name}": tensor for name, tensor in rows.items()}
-        return tensors, header
+        if self._kept is not None:
+            rows, whole["kept"] = self._kept._state()
+            tensors |= {f"kept/{name}": tensor for name, tensor in rows.items()}
+        return tensors, whole
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        rectangles = [(left, right) for left, right in header["rectangles"]]
+        options = {name: header[name] for name in ("sample", "seed", "chunks")}
         precision = getattr(torch, header["precision"])
-        statistic = cls(rectangles, precision=precision, sample=header["sample"], seed=header["seed"])
-        statistic._batches, statistic._seen = header["batches"], header["seen"]
-        for i, (name, *facts) in enumerate(header["layers"]):
-            statistic._layers[name] = Layer(tensors[f"shift.{i}"], *facts)
-            statistic._layers[name].total = tensors[f"total.{i}"]
-        for i, key in enumerate(map(_key, header["views"])):
-            statistic._views[key] = View(statistic._layers[key[0]], key[1], _complex(tensors[f"own.{i}"], 3))
-        for i, sides in enumerate(header["crosses"]):
-            left, right = ([_key(key) for key in keys] for keys in sides)
-            statistic._crosses.append(Cross(left, right, statistic._views, _complex(tensors[f"cross.{i}"], 3)))
-        if "rows" in header:
-            rows = {name.removeprefix("rows/"): one for name, one in tensors.items() if name.startswith("rows/")}
-            statistic._rows = LayerRows._restored(rows, header["rows"])
+        statistic = cls(rectangles_from(header["rectangles"]), precision=precision, **options)
+        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
+        statistic._numbers = Numbers(*header["numbers"])
+        if header["begun"]:
+            statistic._shifts = {name: tensors[f"shift.{i}"] for i, name in enumerate(statistic.names)}
+            statistic._moments = LayerMoments._restored(_inside(tensors, "moments/"), _with_views(header["moments"]))
+        if "kept" in header:
+            statistic._kept = LayerRows._restored(_inside(tensors, "kept/"), header["kept"])
         return statistic
 
 
-def examples_at_once(largest: int, widest: int) -> int:
+class SpectralSide(Side):
+    """A side of streamed spectra; `half` are the second moments of the chosen frequencies, (chosen, c, c).
+
+    Measures see a block for each frequency: the chosen ones first, then their conjugates. Decompositions are taken of
+    the half alone.
+    """
+
+    lacks = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
+
+    def __init__(
+        self,
+        name: str,
+        n: int,
+        mean: Tensor,
+        half: Tensor,
+        frequencies: Frequencies,
+        *,
+        scale: float,
+        resolution: float,
+        rounding: float,
+    ):
+        self.name, self.n, self.mean, self.scale = name, n, mean, scale
+        self.resolution, self.rounding, self._half, self._frequencies = resolution, rounding, half, frequencies
+        self.width = half.shape[-1] * math.prod(frequencies.grid)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The grid whose frequencies the blocks are."""
+        return self._frequencies.grid
+
+    @property
+    def block_width(self) -> int:
+        return self._half.shape[-1]
+
+    @property
+    def in_complex(self) -> SpectralSide:
+        """The same side in complex numbers, to meet one that has several frequencies."""
+        dtype = torch.complex128 if self._half.dtype in (torch.float64, torch.complex128) else torch.complex64
+        facts = {"scale": self.scale, "resolution": self.resolution, "rounding": self.rounding}
+        return SpectralSide(self.name, self.n, self.mean.to(dtype), self._half.to(dtype), self._frequencies, **facts)
+
+    @cached_property
+    def second(self) -> Tensor:
+        return self._frequencies.whole(self._half)
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self._half.requires_grad
+
+    @property
+    def variances(self) -> Tensor:
+        return self._frequencies.whole(torch.diagonal(self._half, dim1=-2, dim2=-1)).real
+
+    @cached_property
+    def total(self) -> Tensor:
+        return self.variances.sum()
+
+    @cached_property
+    def squared(self) -> Tensor:
+        return squared_norm(self._half) + squared_norm(self._half[self._frequencies.twice])
+
+    @property
+    def units(self) -> Tensor:
+        raise NoValue(f"{self.name} is held as spectra: a frequency has part in all places, so there are no units.")
+
+    @property
+    def norm_squares(self) -> Tensor:
+        raise NoValue(f"{self.name} {self.lacks}")
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = torch.linalg.eigh(self._half.detach())
+        whole = self._frequencies.whole
+        return whole(values.flip(-1).clamp(min=0)), whole(vectors.flip(-1))
+
+    def _varies(self) -> bool:
+        """Tell whether any channel moves by more than the rounding of its mean, which a transform spreads evenly."""
+        spread = 2 * self.resolution * self.scale * self.mean.detach().abs().to(self.total)
+        noise = self.n * spread.square().mean(0)
+        variances = self.variances.detach().to(noise)
+        return bool(variances.sum() > len(self.mean) * noise.sum()) or bool((variances > noise).any())
+
+
+class _Workspace:
+    """Memory for shifted maps, used again for each layer: asking for it anew would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def difference(self, maps: Tensor, shift: Tensor) -> Tensor:
+        """Return ``maps - shift`` until the next one is asked for; a fresh tensor where gradients are wanted."""
+        if maps.requires_grad:
+            return maps - shift
+        memory = self._memory
+        if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
+            memory = self._memory = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
+        return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
+
+
+def _views(study: Study) -> list[tuple[LayerSize, Grid]]:
+    """Return every layer on every grid on which it meets others."""
+    found: dict[tuple[Key, Grid], None] = {}
+    for left, right in study.rectangles:
+        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
+        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
+    return [(study.layers[key], grid) for key, grid in found]
+
+
+def _crosses(study: Study) -> list[tuple[list[int], list[int], int]]:
+    """Return of every rectangle the widths of its blocks on both sides, and how many blocks are summed."""
+    found = []
+    for left, right in study.rectangles:
+        x, y = ([study.layers[key] for key in keys] for keys in (left, right))
+        grid = common_grid(x[0].space, y[0].space) or ()
+        widths = [[layer.width // math.prod(grid or layer.space) for layer in side] for side in (x, y)]
+        found.append((widths[0], widths[1], _half(grid)))
+    return found
+
+
+def _half(grid: Grid) -> int:
+    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
+    return math.prod(grid) // 2 + 1
+
+
+def _operations(views: list[tuple[LayerSize, Grid]], crosses: list[tuple[list[int], list[int], int]]) -> int:
+    """Count for one example the transforms, and the complex products of every view and every pair."""
+    total = sum(4 * count * sum(left) * sum(right) for left, right, count in crosses)
+    for layer, grid in views:
+        places = math.prod(grid)
+        total += int(layer.width * math.log2(places)) + 4 * _half(grid) * (layer.width // places) ** 2
+    return total
+
+
+def _transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
+    """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
+    largest = max(layer.width for layer, _ in views)
+    step = _examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
+    once = all(len(side) == 1 for rectangle in study.rectangles for side in rectangle)
+    held = 2 * largest if once else sum(layer.width for layer, _ in views)
+    return 8 * step * (2 * largest + 4 * held)
+
+
+def _examples_at_once(largest: int, widest: int) -> int:
     """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
 
     Few fit the caches, but blocks far wider than that would be read and written too often.
@@ -361,13 +589,26 @@ def examples_at_once(largest: int, widest: int) -> int:
     return min(max(CACHED // largest, widest // 2, 16), CHUNK)
 
 
-def _refuse_unpaired(maps: Mapping[str, Tensor]) -> None:
+def _first_shift(maps: Tensor, precision: torch.dtype) -> Tensor:
+    double = summing_dtype(maps.device)
+    shift = maps.detach().mean(0, dtype=double)
+    # what is taken off must be exact in the precision of the products
+    return shift.to(maps.dtype).to(double) if precision == torch.float32 else shift
+
+
+def _working(maps: Tensor, precision: torch.dtype) -> torch.dtype:
+    """Return the precision to work in: never less than the data's own."""
+    double = summing_dtype(maps.device)
+    return double if precision == torch.float64 else torch.promote_types(maps.dtype, torch.float32)
+
+
+def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
     first, *others = maps
     for name in others:
         if len(maps[name]) != len(maps[first]):
             raise ShapeError(
-                f"layers {first!r} and {name!r} gave {len(maps[first]):,} and {len(maps[name]):,} examples in one "
-                "batch; feed all layers the same examples."
+                f"layers {name_of(first)!r} and {name_of(name)!r} gave {len(maps[first]):,} and {len(maps[name]):,} "
+                "examples in one batch; feed all layers the same examples."
             )
 
 
@@ -376,15 +617,22 @@ def _sized(size: Sequence[int]) -> str:
     return f"{channels} channels of {in_words(space)}" if space else f"{channels} features"
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _complex(tensor: Tensor, axes: int) -> Tensor:
-    """Return a tensor of so many axes; one more are real and imaginary parts, as files know no complex numbers."""
-    return torch.view_as_complex(tensor) if tensor.ndim > axes else tensor
+def _with_views(header: dict[str, Any]) -> dict[str, Any]:
+    """Return a header of moments whose keys are views, (layer, grid), as they were before a file held them."""
 
+    def view(written: Any) -> View:
+        return key_from(written[0]), tuple(written[1])
 
-def _key(written: Any) -> Key:
-    name, grid = written
-    return name, tuple(grid)
+    def rectangles(written: Any) -> list[Rectangle]:
+        return [([view(key) for key in left], [view(key) for key in right]) for left, right in written]
+
+    layers = [[view(key), *facts] for key, *facts in header["layers"]]
+    return header | {
+        "rectangles": rectangles(header["rectangles"]),
+        "blocks": rectangles(header["blocks"]),
+        "layers": layers,
+    }

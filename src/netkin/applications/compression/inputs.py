@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from netkin.arrays import exact_products, refuse_non_finite
-from netkin.comparing.plan import free_memory, size_of
+from netkin.comparing.planning import free_memory
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
 from netkin.representations import batches_of, guest
 from netkin.representations.calls import in_the_open
@@ -26,6 +26,7 @@ from netkin.representations.feeding import Forward, Transform, call, mask_of, pr
 from netkin.representations.layers import modules, spoken
 from netkin.representations.recording import apart, main_tensor
 from netkin.statistics import LayerMoments, Moments
+from netkin.statistics.collector import size_in_words
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ def _refuse_too_wide(rows: Mapping[str, Tensor]) -> None:
     if needed > free:
         widest = max(widths, key=lambda name: widths[name])
         raise MemoryLimit(
-            f"the moments of these layers need {size_of(needed)} and {size_of(free)} are free; the widest is "
-            f"{widest!r} with {widths[widest]:,} features. Leave it out, or take one at a time: order='from_the_top'."
+            f"the moments of these layers need {size_in_words(needed)} and {size_in_words(free)} are free; the widest "
+            f"is {widest!r} with {widths[widest]:,} features. Leave it out, or take one at a time: "
+            "order='from_the_top'."
         )
 
 

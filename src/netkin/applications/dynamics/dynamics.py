@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.comparing import compare
-from netkin.comparing.remembering import Remembered
-from netkin.comparing.subjects import ModelSubject
+from netkin.comparing.cache import CachedRunner
+from netkin.comparing.subjects import ModelRunner
 from netkin.measures.registry import Measure, find
 from netkin.representations.feeding import Forward, Transform, device_of
 from netkin.representations.layers import Spec
@@ -132,17 +132,17 @@ class _Study:
             self.weights[step] = digest(self.run.at(step).state_dict())
 
     @cached_property
-    def _final(self) -> nn.Module | Remembered:
+    def _final(self) -> nn.Module | CachedRunner:
         """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
         model, others = self.run.final, self.options.others
         if self.options.needs_space or not self.data.is_held:
             return model
-        subject = ModelSubject(
+        subject = ModelRunner(
             f"{self.run.unit} {self.run.steps[-1]}",
             model,
             *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
         )
-        return Remembered(subject, spare(torch.device(others["device"] or device_of(model))))
+        return CachedRunner(subject, spare(torch.device(others["device"] or device_of(model))))
 
     def _compared(self, step: int) -> Comparison:
         last = self.run.steps[-1]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from netkin.comparing.compare import name_of
-from netkin.comparing.plan import free_memory, size_of
+from netkin.comparing.planning import free_memory
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.representations import batches_of
 from netkin.representations.feeding import length_if_known
 from netkin.representations.nesting import leaves
 from netkin.sources.checkpoints import digest
+from netkin.statistics.collector import size_in_words
 
 
 class Held:
@@ -32,8 +33,8 @@ class Held:
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
             raise MemoryLimit(
-                f"the data are a stream of more than {size_of(limit)}, which is read once for each checkpoint; pass "
-                "a loader, or fewer `examples`."
+                f"the data are a stream of more than {size_in_words(limit)}, which is read once for each checkpoint; "
+                "pass a loader, or fewer `examples`."
             )
 
     @property

@@ -12,13 +12,12 @@ import torch
 
 from netkin import __version__
 from netkin.applications.dynamics.states import LayerState
-from netkin.comparing.meeting import Layer, Meeting
-from netkin.comparing.pairing import Pairs
-from netkin.comparing.tabulating import NOT_ASKED
+from netkin.comparing.alignment import Alignment, Pairs
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.results import Comparison, Values
-from netkin.statistics import Moments
+from netkin.results.listings import NOT_ASKED
+from netkin.statistics import LayerSize, Moments
 from netkin.statistics.sides import RowsSide
 
 Pair = tuple[str, str]
@@ -42,10 +41,10 @@ class Moment:
         self._sides.clear()
 
     @property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[LayerSize]:
         """The layers as a comparison knows them."""
         return [
-            Layer(self.name, name, state.width, len(state.rows), self.examples, state.shape)
+            LayerSize(self.name, name, state.width, len(state.rows), self.examples, state.shape)
             for name, state in self.states.items()
         ]
 
@@ -108,11 +107,11 @@ class _Found:
 
 def _found(a: Moment, b: Moment, measures: Sequence[Measure], wanted: Sequence[Pair]) -> _Found:
     """Return what the measures say of the wanted pairs; what they share of a pair is computed once."""
-    found, meeting = _Found(measures), Meeting([*a.layers, *b.layers], [])
+    found, alignment = _Found(measures), Alignment([*a.layers, *b.layers], [])
     with torch.no_grad():
         for x, y in wanted:
             try:
-                meeting.pair(f"{a.name}/{x}", f"{b.name}/{y}")
+                alignment.pair((a.name, x), (b.name, y))
                 moments = Moments(a.side(x), b.side(y))
             except NoValue as reason:
                 for measure in measures:

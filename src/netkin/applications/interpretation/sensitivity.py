@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.comparing.compare import compare_subjects
-from netkin.comparing.subjects import Keep, ModelSubject, Subject
+from netkin.comparing.compare import compare_runners
+from netkin.comparing.subjects import Keep, ModelRunner, Runner
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations import rows_of
-from netkin.representations.feeding import Forward, Transform, call, labels_of, length_if_known
+from netkin.representations.feeding import Forward, Transform, call, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.recording import main_tensor
 from netkin.representations.shapes import Shape
@@ -57,17 +57,17 @@ def class_sensitivity(
         (('cat', 'dog', 'car'), 1.0)
     """
     logits = Logits(classes, names, forward)
-    rows = ModelSubject("layers", model, layers, shape, logits.run, transform, device)
-    comparison = compare_subjects(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
+    rows = ModelRunner("layers", model, layers, shape, logits.run, transform, device)
+    comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()
     return comparison
 
 
-class Logits(Subject):
-    """The columns of a model's output, each a subject's "layer"; `run` is the forward that lets it see them."""
+class Logits(Runner):
+    """The columns of a model's output, each a "layer"; `run` is the forward that lets it see them."""
 
     def __init__(self, classes: Any, names: Sequence[str] | None, forward: Forward | None):
-        self.name, self.kind, self.shapes, self._shape = "classes", "logits", {}, None
+        self.name, self.kind, self.shapes = "classes", "logits", {}
         self._asked, self._names, self._forward = _listed(classes), names, forward
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
@@ -82,9 +82,6 @@ class Logits(Subject):
         """Run the model as it would be, and keep what it gives until the batch is done."""
         self._output = call(model, batch, self._forward)
         return self._output
-
-    def length(self, batch: Any) -> int | None:
-        return length_if_known(batch)
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from netkin.applications.stitching.ends import End, Meeting, Pair
 from netkin.applications.stitching.fitting import ends_of, named, refuse_unsteady
 from netkin.applications.stitching.joining import Cutting
-from netkin.comparing.pairing import Pairs
+from netkin.comparing.alignment import Pairs
 from netkin.errors import NetkinError, ShapeError, ValueFault
 from netkin.representations import recording
 from netkin.representations.cutting import known_layer

@@ -31,7 +31,7 @@ from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts,
 from netkin.comparing import compare
 from netkin.comparing.compare import name_of
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.plan import free_memory
+from netkin.comparing.planning import free_memory
 from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
 from netkin.representations import batches_of
 from netkin.representations.feeding import device_of

@@ -10,9 +10,10 @@ import numpy as np
 
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation
-from netkin.comparing.tabulating import INTERRUPTED, NOT_ASKED
+from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.results import Comparison, Values
+from netkin.results.listings import NOT_ASKED
 
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements

@@ -1,0 +1,222 @@
+"""Alignment: which layers are set beside each other, and where they give the same rows for the same examples.
+
+Layers with as many rows meet as they are. With ``resize="average"`` feature maps of different sizes meet at the smaller
+one: the larger map is averaged down, beside its rows at full size, and goes by a name such as ``layer1@8x8``. With the
+shape `dft` maps meet at the frequencies that they have in common, unless larger ones are to be averaged down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.representations.shapes import positions, resize_to
+from netkin.statistics.collector import Key, LayerSize, Rectangle, name_of
+from netkin.statistics.frequencies import apart, common_grid, in_words, placed
+
+DFT = "dft"
+AVERAGED = "dft, larger maps averaged down"
+COMMON = "dft, frequencies common to maps of different sizes"
+AVERAGED_POSITIONS = "positions, larger maps averaged down"
+ONE_ROW = (AVERAGED, COMMON, "cls", DFT, "flatten", "last", "matrix", "mean", "pool")  # one row an example
+
+
+class Pairs:
+    """The pairs asked for: `of` the models, and within each pair of models "all", "corresponding" or a list."""
+
+    def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
+        self.of = [(a, b) for a, b in of]
+        self.which: Any = which if isinstance(which, str) else _listed(which)
+        if isinstance(which, str) and which not in ("all", "corresponding"):
+            raise UnknownName(f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}.")
+
+    def rectangles(self, layers: Mapping[str, Sequence[str]]) -> list[Rectangle]:
+        """Return the pairs as (keys, keys), each meaning all of the first against all of the second."""
+        if self.which == "all":
+            return [([(a, x) for x in layers[a]], [(b, y) for y in layers[b]]) for a, b in self.of]
+        return [([(a, x)], [(b, y)]) for a, b in self.of for x, y in self.listed(layers, a, b)]
+
+    def listed(self, layers: Mapping[str, Sequence[str]], a: str, b: str) -> list[tuple[str, str]]:
+        """Return the pairs of layers wanted of models `a` and `b`."""
+        if self.which == "all":
+            return [(x, y) for x in layers[a] for y in layers[b]]
+        if self.which == "corresponding":
+            return corresponding(layers[a], layers[b])
+        for x, y in self.which:
+            _refuse_unknown(x, a, layers[a])
+            _refuse_unknown(y, b, layers[b])
+        return list(self.which)
+
+    @property
+    def words(self) -> str:
+        return self.which if isinstance(self.which, str) else f"{len(self.which):,} listed"
+
+
+def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    """Return layers of the same name in both; if no name is shared, layers of the same place.
+
+    Example:
+        >>> corresponding(["conv1", "fc"], ["conv1", "conv2", "fc"])
+        [('conv1', 'conv1'), ('fc', 'fc')]
+    """
+    shared = [(name, name) for name in a if name in b]
+    if shared:
+        return shared
+    if len(a) != len(b):
+        raise ShapeError(
+            f"the models share no layer names and have {len(a)} and {len(b)} layers, so none correspond; "
+            "pass `pairs=[(layer, layer), ...]`."
+        )
+    return list(zip(a, b, strict=True))
+
+
+def size_of_layer(model: str, name: str, rows: Tensor, shape: str, space: tuple[int, ...], resizes: bool) -> LayerSize:
+    """Return a layer as the rows or maps that it gave show it; `space` is known of maps that may be resized."""
+    spectral = shape == DFT
+    if resizes:
+        shape = AVERAGED if spectral else AVERAGED_POSITIONS if space else "matrix"
+    space = tuple(placed(rows).shape[2:]) if spectral else space
+    width, size = rows.shape[1:].numel(), rows.element_size()
+    return LayerSize(model, name, width, len(rows), shape=shape, space=space, itemsize=size, spectral=spectral)
+
+
+class Alignment:
+    """Where the layers of the wanted pairs meet: `layers` by key, averaged ones included, and their `rectangles`."""
+
+    def __init__(self, layers: Iterable[LayerSize], rectangles: Iterable[Rectangle]):
+        given = list(layers)
+        # beside layers taken by their frequencies all others count as layers without space
+        spectral = any(layer.spectral for layer in given)
+        self.given: dict[Key, LayerSize] = {layer.key: replace(layer, spectral=spectral) for layer in given}
+        self.layers: dict[Key, LayerSize] = {}
+        self.rectangles: list[Rectangle] = []
+        self._averaged: dict[Key, tuple[LayerSize, LayerSize]] = {}
+        for left, right in rectangles:
+            for ours in self._by_size(left):
+                for theirs in self._by_size(right):
+                    self._join(ours, theirs)
+
+    def pair(self, a: Key, b: Key) -> tuple[Key, Key]:
+        """Return the keys under which layers `a` and `b` meet."""
+        x, y = self.given[a], self.given[b]
+        size = _common(x, y)
+        if size is None:
+            raise NoValue(_apart(x, y))
+        return _at(x, size).key, _at(y, size).key
+
+    def apart(self, a: Key, b: Key) -> str:
+        """Return why the layers `a` and `b` don't meet; empty if they do."""
+        x, y = self.given[a], self.given[b]
+        return _apart(x, y) if _common(x, y) is None else ""
+
+    @property
+    def shown(self) -> list[LayerSize]:
+        """The layers as a result shows them: maps that meet others of another size at common frequencies say so."""
+        spaces = {key: layer.space for key, layer in self.layers.items() if layer.shape == DFT and layer.space}
+        sides = [(x, y) for left, right in self.rectangles for x in left for y in right if {x, y} <= spaces.keys()]
+        common = {key for x, y in sides if spaces[x] != spaces[y] for key in (x, y)}
+        return [replace(one, shape=COMMON) if key in common else one for key, one in self.given.items()]
+
+    def resized(self, rows: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return the rows as the models gave them, and those of averaged maps."""
+        return {**rows, **{key: _average(rows[x.key], x, y.space) for key, (x, y) in self._averaged.items()}}
+
+    @property
+    def resizes(self) -> bool:
+        return bool(self._averaged)
+
+    def plainly(self, sentence: str) -> str:
+        """Return a sentence with the layers' own names."""
+        for key, (layer, _) in self._averaged.items():
+            sentence = sentence.replace(repr(name_of(key)), repr(name_of(layer.key)))
+        return sentence
+
+    def _by_size(self, keys: Sequence[Key]) -> list[list[LayerSize]]:
+        layers = [self.given[key] for key in keys]
+        sizes = dict.fromkeys(map(_size, layers))
+        return [[layer for layer in layers if _size(layer) == size] for size in sizes]
+
+    def _join(self, ours: list[LayerSize], theirs: list[LayerSize]) -> None:
+        size = _common(ours[0], theirs[0])
+        if size is not None:
+            self.rectangles.append(([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs]))
+
+    def _at(self, layer: LayerSize, size: tuple[int, ...]) -> Key:
+        here = _at(layer, size)
+        self.layers[here.key] = here
+        if here is not layer:
+            self._averaged[here.key] = (layer, here)
+        return here.key
+
+
+def _size(layer: LayerSize) -> tuple[int, ...]:
+    return layer.space if layer.spectral else layer.space or (layer.rows,)
+
+
+def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
+    """Return the size at which two layers meet, if they do."""
+    if _size(x) == _size(y):
+        return _size(x)
+    if x.spectral and AVERAGED not in (x.shape, y.shape):
+        return common_grid(x.space, y.space)
+    if x.spectral and not (x.space and y.space):
+        return ()
+    if x.space and len(x.space) == len(y.space):
+        return tuple(map(min, x.space, y.space))
+    return None
+
+
+def _at(layer: LayerSize, size: tuple[int, ...]) -> LayerSize:
+    """Return a layer as it meets others at `size`: averaged down where that was asked for."""
+    if size == _size(layer) or (layer.spectral and (layer.shape != AVERAGED or not size)):
+        return layer
+    name, share = f"{layer.name}@{'x'.join(map(str, size))}", (math.prod(size), math.prod(layer.space))
+    if layer.spectral:
+        return replace(layer, name=name, width=layer.width * share[0] // share[1], space=size)
+    return replace(layer, name=name, rows=layer.rows * share[0] // share[1], space=size)
+
+
+def _average(rows: Tensor, layer: LayerSize, size: tuple[int, ...]) -> Tensor:
+    if not layer.spectral:
+        maps = rows.reshape(-1, *layer.space, rows.shape[1]).movedim(-1, 1)
+        return positions(resize_to(maps, size))
+    if tuple(rows.shape[2:]) != layer.space:
+        raise ShapeError(
+            f"layer {name_of(layer.key)!r} gave maps of {in_words(rows.shape[2:])} and of {in_words(layer.space)} "
+            "before; bring all inputs to one size, or choose the shape 'pool'."
+        )
+    return resize_to(rows, size)
+
+
+def _apart(x: LayerSize, y: LayerSize) -> str:
+    if x.spectral:
+        return apart(f"layer {x.name!r} of {x.model!r}", x.space, f"layer {y.name!r} of {y.model!r}", y.space)
+    maps = x.shape == y.shape == "positions"
+    return (
+        f"layer {x.name!r} of {x.model!r} gives {x.rows_per_example:,g} rows an example and layer {y.name!r} of "
+        f"{y.model!r} {y.rows_per_example:,g}; "
+        + ("""say resize="average" to average the larger map down, or use """ if maps else "use ")
+        + "a shape with one row an example, such as 'pool' or 'mean'."
+    )
+
+
+def _listed(which: Any) -> list[tuple[str, str]]:
+    """Return a list of pairs without repetitions."""
+    found = list(which) if isinstance(which, Iterable) else [which]
+    wrong = [pair for pair in found if not (isinstance(pair, (tuple, list)) and len(pair) == 2)]
+    if wrong or not found:
+        got = repr(wrong[0]) if wrong else "an empty list"
+        raise ValueFault(f"`pairs` must hold (layer, layer), as in [('conv1', 'conv2')]; got {got}.")
+    return list(dict.fromkeys((x, y) for x, y in found))
+
+
+def _refuse_unknown(name: str, model: str, layers: Sequence[str]) -> None:
+    if name not in layers:
+        raise UnknownName(
+            f"`pairs` names layer {name!r}, which {model!r} does not give{did_you_mean(name, layers) or '.'}"
+        )

@@ -1,0 +1,292 @@
+"""The plan: which collector serves which measure, what it will cost, and whether it fits; `explain` shows it.
+
+Nothing here knows a collector by name. A measure names its pair type, the pair type its candidate collectors, and each
+of these prices itself for the study at hand.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from netkin.comparing.alignment import Alignment, Pairs, size_of_layer
+from netkin.comparing.subjects import RecordedRunner, Runner
+from netkin.errors import MemoryLimit, NetkinError, ValueFault
+from netkin.measures.registry import Measure
+from netkin.representations.feeding import take
+from netkin.statistics.collector import Collector, LayerSize, Price, Study, size_in_words
+
+LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
+THOUSANDS = ("", " thousand", " million", " billion", " trillion")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What some measures must have collected: the candidates of their pair type, and settings that serve them all."""
+
+    candidates: tuple[type[Collector], ...]
+    settings: Any
+    measures: tuple[str, ...]
+
+    @property
+    def feeds(self) -> frozenset[str]:
+        return self.candidates[0].feeds
+
+    def chosen(self, study: Study) -> tuple[type[Collector], Price]:
+        """Return the first candidate that fits the memory, in the order of their ranks, and its price."""
+        offers = [(one, price) for one in self.candidates if (price := one.price(self.settings, study)) is not None]
+        if not offers:
+            raise ValueFault(self.candidates[0].unfit(self.measures[0].partition("(")[0]))
+        offers.sort(key=lambda offer: offer[1].rank)
+        for kind, price in offers:
+            if price.bytes <= study.limit:
+                return kind, price
+        kind, price = min(offers, key=lambda offer: offer[1].bytes)
+        refuse_over(study.limit, price.bytes, study.sizes, price.what, price.ways)
+        return kind, price
+
+
+def needs_of(measures: Sequence[Measure]) -> list[Need]:
+    """Return what must be collected for some measures, each thing once."""
+    needs: list[Need] = []
+    for measure in measures:
+        candidates = measure.facts.reads.collectors
+        wanted = candidates[0].settings_for(measure)
+        for place, need in enumerate(needs):
+            joined = need.settings.joined(wanted) if need.candidates == candidates else None
+            if joined is not None:
+                needs[place] = Need(candidates, joined, (*need.measures, measure.id))
+                break
+        else:
+            needs.append(Need(candidates, wanted, (measure.id,)))
+    return needs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The collectors chosen, their memory in bytes and the reason; `explain` adds what else the work will take."""
+
+    bytes: int
+    limit: int
+    lines: tuple[str, ...]
+    kinds: tuple[type[Collector], ...] = ()  # the collector of each need
+    widths: dict[str, dict[str, int]] = field(default_factory=dict)  # of each model's layers
+    pairs: int = 0
+    measures: dict[str, str] = field(default_factory=dict)  # the statistic that each is read from
+    examples: int | None = None
+    passes: int | None = None  # forward passes of all models together
+    operations: int | None = None  # multiply-adds of the statistics
+    refused: str = ""  # the sentence that `compare` would refuse with
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def make_plan(needs: Sequence[Need], study: Study) -> Plan:
+    """Choose a collector for each need; refuse what does not fit the memory, naming the ways out."""
+    offers = [need.chosen(study) for need in needs]
+    total = sum(price.bytes for _, price in offers)
+    refuse_over(study.limit, total, study.sizes, "the statistics")
+    counts = [price.operations for _, price in offers]
+    why = {
+        name: price.words + price.why for need, (_, price) in zip(needs, offers, strict=True) for name in need.measures
+    }
+    return Plan(
+        total, study.limit, tuple(f"{price.words}: {size_in_words(price.bytes)}" for _, price in offers),
+        tuple(kind for kind, _ in offers), measures=why,
+        operations=None if None in counts else sum(count or 0 for count in counts),
+    )  # fmt: skip
+
+
+def refuse_over(limit: int, size: int, layers: Sequence[LayerSize], what: str, ways: str | None = None) -> None:
+    """Refuse a size over the limit, naming the widest layer and the ways out."""
+    if size <= limit:
+        return
+    widest = max(layers, key=lambda layer: layer.width)
+    raise MemoryLimit(
+        f"{what} need {size_in_words(size)} and the limit is {size_in_words(limit)}; the widest layer is "
+        f"{widest.name!r} of {widest.model!r} with {widest.width:,} features. Use {ways or Price.ways}, "
+        "fewer `layers=`, or a higher `memory=`."
+    )
+
+
+def memory_limit(memory: int | None) -> int:
+    """Return the bytes that statistics may take: what is asked for, or a quarter of what is free."""
+    return free_memory() // 4 if memory is None else memory
+
+
+def free_memory() -> int:
+    """Return how many bytes of memory are free now."""
+    info = Path("/proc/meminfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# --- explaining -------------------------------------------------------------------------------------------------------
+
+
+def explained(
+    runners: Sequence[Runner],
+    measures: Sequence[Measure],
+    pairs: Pairs,
+    batches: Iterable[Mapping[Runner, Any]],
+    study: Study,
+) -> Plan:
+    """Return the plan for these runners; `study` tells how many examples the data will give and the memory limit."""
+    findings = _Findings(runners, measures, pairs, study)
+    findings.look(batches)
+    try:
+        findings.align()
+        findings.choose()
+    except NetkinError as refusal:
+        return findings.plan(str(refusal))
+    return findings.plan()
+
+
+def refuse_stream(data: Any) -> None:
+    """Refuse data that can be read only once: a look at them would take the first batch away."""
+    if isinstance(data, Iterator):
+        raise ValueFault(
+            "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a list."
+        )
+
+
+class _Findings:
+    """What has been found out so far; after a refusal the rest stays unknown."""
+
+    def __init__(self, runners: Sequence[Runner], measures: Sequence[Measure], pairs: Pairs, study: Study) -> None:
+        self.runners, self.measures, self.pairs, self.study = runners, measures, pairs, study
+        self.layers: dict[str, dict[str, LayerSize]] = {runner.name: {} for runner in runners}
+        self.batch = 0  # examples in the first batch
+        self.wanted: list[tuple[tuple[str, str], tuple[str, str]]] = []
+        self.holes: list[str] = []
+        self.alignment = Alignment([], [])
+        self.chosen = Plan(0, 0, ())
+
+    def look(self, batches: Iterable[Mapping[Runner, Any]]) -> None:
+        """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
+        with ExitStack() as stack:
+            for runner in self.runners:
+                stack.enter_context(runner.ready(self._keeper(runner)))
+            for runner, batch in next(iter(batches)).items():
+                self.batch = self.batch or runner.length(batch) or 1
+                self._run(runner, batch)
+
+    def _run(self, runner: Runner, batch: Any) -> None:
+        try:
+            names, seen = list(runner.rows(_beginning(batch))), min(LOOK, self.batch)
+        except Exception:  # an exported program may take whole batches only; what else is wrong comes up again here
+            names, seen = list(runner.rows(batch)), self.batch
+        found = self.layers[runner.name]
+        grown = {name: replace(found[name], rows=found[name].rows * self.batch // seen) for name in names}
+        self.layers[runner.name] = {name: replace(layer, examples=self.batch) for name, layer in grown.items()}
+
+    def align(self) -> None:
+        """Find out which pairs are wanted, and which of them will have no value."""
+        names = {model: list(found) for model, found in self.layers.items()}
+        everything = [layer for found in self.layers.values() for layer in found.values()]
+        self.alignment = Alignment(everything, self.pairs.rectangles(names))
+        self.wanted = [((a, x), (b, y)) for a, b in self.pairs.of for x, y in self.pairs.listed(names, a, b)]
+        self.holes = [reason for pair in self.wanted if (reason := self.alignment.apart(*pair))]
+
+    def choose(self) -> None:
+        """Choose the collectors as `compare` does, and count their work."""
+        self.study = replace(self.study, layers=self.alignment.layers, rectangles=self.alignment.rectangles)
+        if self.alignment.layers:
+            self.chosen = make_plan(needs_of(self.measures), self.study)
+
+    def plan(self, refused: str = "") -> Plan:
+        """Return all that is known, in figures and in words."""
+        known = replace(
+            self.chosen,
+            widths={model: {name: one.width for name, one in found.items()} for model, found in self.layers.items()},
+            pairs=len(self.wanted),
+            measures={measure.id: self._statistic(measure) for measure in self.measures},
+            examples=self.study.examples,
+            passes=self._passes(),
+            refused=refused,
+        )
+        return replace(known, lines=tuple(self._lines(known)))
+
+    def _keeper(self, runner: Runner) -> Any:
+        def keep(name: str, rows: Tensor) -> bool:
+            shape, space = runner.shapes[name], runner.space(name) if runner.resizes else ()
+            self.layers[runner.name][name] = size_of_layer(runner.name, name, rows, shape, space, runner.resizes)
+            return True
+
+        return keep
+
+    def _passes(self) -> int | None:
+        if all(isinstance(runner, RecordedRunner) for runner in self.runners):
+            return 0
+        return None if self.study.examples is None else len(self.runners) * self._batches()
+
+    def _batches(self) -> int:
+        return math.ceil((self.study.examples or 0) / self.batch)
+
+    def _statistic(self, measure: Measure) -> str:
+        """Return which collector a measure is read from, and why; its pair type where none could be chosen."""
+        names = [kind.__name__ for kind in measure.facts.reads.collectors]
+        return self.chosen.measures.get(
+            measure.id, f"{measure.facts.reads.__name__}, collected by {' or '.join(names)}"
+        )
+
+    def _lines(self, plan: Plan) -> Iterator[str]:
+        for model, found in self.layers.items():
+            yield f"{model}: {_layers_in_words(found)}"
+        yield f"pairs: {plan.pairs:,}"
+        if self.holes:
+            yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"
+        yield f"examples: {self._examples_in_words()}"
+        yield f"forward passes: {self._passes_in_words(plan.passes)}"
+        yield "measures:"
+        yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
+        if plan.limit:
+            yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
+        if plan.operations is not None:
+            yield f"work: {_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"
+        if plan.refused:
+            yield f"would be refused: {plan.refused}"
+
+    def _examples_in_words(self) -> str:
+        if self.study.examples is None:
+            return f"not known before they are read; batches of {self.batch:,}"
+        batches = "1 batch" if self._batches() == 1 else f"{self._batches():,} batches of up to {self.batch:,}"
+        return f"{self.study.examples:,}, in {batches}"
+
+    def _passes_in_words(self, passes: int | None) -> str:
+        if passes is None:
+            return "one of each model on each batch"
+        return "none, the rows are recorded" if passes == 0 else f"{passes:,}, one of each model on each batch"
+
+
+def _beginning(batch: Any) -> Any:
+    """Return the first examples of a batch, or all of it where they can't be counted."""
+    if isinstance(batch, slice):
+        return slice(batch.start, min(batch.stop, batch.start + LOOK))
+    try:
+        return take(batch, LOOK)
+    except NetkinError:
+        return batch
+
+
+def _layers_in_words(found: Mapping[str, LayerSize]) -> str:
+    widest = max(found.values(), key=lambda layer: layer.width)
+    count = "1 layer" if len(found) == 1 else f"{len(found):,} layers"
+    return f"{count}, the widest {widest.name!r} with {widest.width:,} features ({widest.shape})"
+
+
+def _in_words(count: int) -> str:
+    """Return a large number with three digits at most, as in "4.19 billion"."""
+    power = min((len(str(count)) - 1) // 3, len(THOUSANDS) - 1)
+    return f"{count / 1000**power:.3g}{THOUSANDS[power]}"

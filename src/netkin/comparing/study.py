@@ -1,0 +1,257 @@
+"""`Statistics`: what a pass leaves. It is saved, merged and read by any measure later, without model or data."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from netkin import __version__, files
+from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.planning import Need, Plan
+from netkin.comparing.subjects import Runner
+from netkin.errors import ShapeError, ValueFault
+from netkin.measures.registry import Measure, find, measures
+from netkin.results import Comparison, Comparisons
+from netkin.results.records import now
+from netkin.statistics.collector import Collector, Key, LayerSize, Study
+
+KIND = "statistics"
+
+
+class Statistics:
+    """What one pass over the data, or over a part of them, left of the layers of some models.
+
+    `examples` counts those that were seen and `ranges` are the numbers they have in the whole data. `compare` reads
+    measures from it, `merge` adds another part, `save` and `nk.load` keep it in a file.
+    """
+
+    def __init__(
+        self, runners: Sequence[Runner], pairs: Pairs, study: Study, alignment: Alignment, needs: Sequence[Need]
+    ):
+        self.pairs, self.study, self.alignment, self.needs = pairs, study, alignment, list(needs)
+        self.models = [runner.name for runner in runners]
+        self.origins = {runner.name: runner.origin for runner in runners}
+        self.resizes = any(runner.resizes for runner in runners)
+        self.collectors: list[list[Collector]] = [[] for _ in needs]
+        self.plan = ""
+        self.names: dict[str, str] = {}  # what results call the models, where not by their own names
+        self.data, self.examples, self.ranges = "", 0, [(0, 0)]
+        self.ended: set[str] = set()  # the stages that were interrupted
+        self.warnings: list[str] = []
+        self.created = now()
+
+    def open(self, plan: Plan, collectors: Sequence[list[Collector]]) -> None:
+        """Take the collectors that a plan has chosen."""
+        self.plan, self.collectors = str(plan), list(collectors)
+
+    def finish(self, start: int, examples: int, ended: set[str]) -> None:
+        """Note what was seen, at the end of a pass."""
+        self.examples, self.ranges, self.ended = examples, [(start, start + examples)], set(ended)
+
+    @property
+    def layers(self) -> dict[str, list[LayerSize]]:
+        """The layers of each model, as the first batch showed them."""
+        return {name: [layer for layer in self.alignment.shown if layer.model == name] for name in self.models}
+
+    @property
+    def products(self) -> str:
+        """The precision of the products."""
+        found = {str(getattr(one, "precision", "")).removeprefix("torch.") for one in self._every()} - {""}
+        return ", ".join(sorted(found)) or ("float64" if self.study.doubles else "float32")
+
+    def _every(self) -> Iterator[Collector]:
+        for collectors in self.collectors:
+            yield from collectors
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, measure: Measure, a: Key, b: Key, without: int | None = None) -> Any:
+        """Return the layers `a` and `b`, each (model, layer), as the measure reads them."""
+        x, y = self.alignment.pair(a, b)
+        return self.collector(measure, x).pair(x, y, without)
+
+    def collector(self, measure: Measure, key: Key | None = None) -> Collector:
+        """Return the collector that a measure is read from, of those that hold the layer `key`."""
+        lacking = []
+        for collectors in self.collectors:
+            for collector in collectors:
+                if type(collector) not in measure.facts.reads.collectors:
+                    continue
+                missing = collector.serves(type(collector).settings_for(measure))
+                if missing:
+                    lacking.append(f"{collector.kind} without {missing}")
+                elif key is None or key in getattr(collector, "names", [key]):
+                    return collector
+        held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self._every()])) or "nothing"
+        raise ValueFault(
+            f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
+        )
+
+    def compare(self, asked: Any = None) -> Comparison | Comparisons:
+        """Return the comparison by some measures, by default those that were collected for, without model or data.
+
+        Of several pairs of models it gives all their comparisons.
+        """
+        from netkin.comparing.tabulating import comparison_of  # it reads statistics
+
+        found = (
+            [find(name) for need in self.needs for name in need.measures] if asked is None else found_measures(asked)
+        )
+        for measure in found if any(self.collectors) else ():
+            self.collector(measure)
+        made = [comparison_of(self, found, pair) for pair in self.pairs.of]
+        return made[0] if len(made) == 1 else Comparisons(made)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self._every())) or "nothing"
+        return f"Statistics({', '.join(map(repr, self.models))}; {self.examples:,} examples; {kinds})"
+
+    # --- merging and files --------------------------------------------------------------------------------------------
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Return the statistics of the data of both parts; neither is changed."""
+        self._refuse_unlike(other)
+        merged = self._shallow()
+        merged.collectors = [
+            [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
+            for x, y in zip(self.collectors, other.collectors, strict=True)
+        ]
+        merged.examples, merged.ranges = self.examples + other.examples, _joined([*self.ranges, *other.ranges])
+        merged.ended = self.ended | other.ended
+        return merged
+
+    def _refuse_unlike(self, other: Statistics) -> None:
+        if not isinstance(other, Statistics):
+            raise ShapeError(f"statistics can't be merged with a {type(other).__name__}; load its file with `nk.load`.")
+        for what, mine, theirs in _differences(self, other):
+            if mine != theirs:
+                raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
+        for start, stop in self.ranges:
+            for begin, end in other.ranges:
+                if max(start, begin) < min(stop, end):
+                    raise ShapeError(
+                        f"these parts overlap: both hold the examples {max(start, begin):,} to "
+                        f"{min(stop, end) - 1:,}; merge each part once, and give separate loaders their `start`."
+                    )
+
+    def _shallow(self) -> Statistics:
+        copy = object.__new__(Statistics)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all to one file; the file appears whole or not at all."""
+        arrays: dict[str, np.ndarray] = {}
+        held: list[list[dict[str, Any]]] = []
+        for i, collectors in enumerate(self.collectors):
+            held.append([])
+            for j, collector in enumerate(collectors):
+                tensors, header = collector._state()
+                arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
+                held[-1].append({"kind": collector.kind, "state": header})
+        files.write(path, KIND, self._header() | {"collectors": held}, arrays)
+
+    def _header(self) -> dict[str, Any]:
+        kept = ("models", "origins", "resizes", "plan", "names", "data", "examples", "ranges", "warnings", "created")
+        return {name: getattr(self, name) for name in kept} | {
+            "version": __version__,
+            "ended": sorted(self.ended),
+            "pairs": [self.pairs.of, self.pairs.which],
+            "layers": [asdict(layer) for layer in self.alignment.given.values()],
+            "needs": [{"measures": need.measures, "settings": need.settings.to_json()} for need in self.needs],
+            "study": {name: getattr(self.study, name) for name in ("examples", "chunks", "seed")},
+        }
+
+
+def load_statistics(path: str | os.PathLike[str]) -> Statistics:
+    """Return the statistics that were saved at `path`."""
+    header, arrays = files.read(path, KIND)
+    with files.damage_reported(path):
+        return _restored(header, arrays)
+
+
+def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
+    of, which = header["pairs"]
+    pairs = Pairs([(a, b) for a, b in of], which)
+    given = [LayerSize(**{**one, "space": tuple(one["space"])}) for one in header["layers"]]
+    names = {model: [layer.name for layer in given if layer.model == model] for model in header["models"]}
+    alignment = Alignment(given, pairs.rectangles(names))
+    study = Study(alignment.layers, alignment.rectangles, **header["study"])
+    needs = [_need(one) for one in header["needs"]]
+    statistics = Statistics([], pairs, study, alignment, needs)
+    for name in ("models", "origins", "resizes", "plan", "names", "data", "examples", "warnings", "created"):
+        setattr(statistics, name, header[name])
+    statistics.ranges, statistics.ended = [(a, b) for a, b in header["ranges"]], set(header["ended"])
+    known = {kind.kind: kind for measure in measures().values() for kind in measure.facts.reads.collectors}
+    for i, held in enumerate(header["collectors"]):
+        statistics.collectors[i] = [
+            known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
+        ]
+    return statistics
+
+
+def _need(header: Mapping[str, Any]) -> Need:
+    measure = find(header["measures"][0])
+    candidates = measure.facts.reads.collectors
+    settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
+    return Need(candidates, settings, tuple(header["measures"]))
+
+
+def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
+    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {name: torch.from_numpy(array.copy()) for name, array in mine.items()}
+
+
+def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:
+    yield "models", one.models, other.models
+    for name in one.models:
+        mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
+        yield f"layers of {name!r}", mine, theirs
+        shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]
+        yield f"shapes of {name!r}", shapes[0], shapes[1]
+    yield "pairs", one.pairs.words, other.pairs.words
+    asked = [[list(need.measures) for need in part.needs] for part in (one, other)]
+    yield "measures", asked[0], asked[1]
+    yield "numbers of chunks", one.study.chunks, other.study.chunks
+    yield "seeds", one.study.seed, other.study.seed
+    yield "data", one.data, other.data
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges of numbers in their order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def found_measures(asked: Any) -> list[Measure]:
+    """Return the measures asked for, each once."""
+    listed = [asked] if isinstance(asked, str) or callable(asked) or isinstance(asked, Measure) else asked
+    found = list({measure.id: measure for measure in map(find, listed)}.values())
+    if not found:
+        raise ValueFault("`measures` is empty; name at least one, e.g. 'cka'.")
+    return found
+
+
+def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
+    """Return how two models were compared, in words."""
+    sides = (("a", statistics.origins[a]), ("b", statistics.origins[b]))
+    return {
+        **{f"{what} {side}": text for side, origin in sides for what, text in origin.items()},
+        "pairs": statistics.pairs.words,
+        "resize": "average" if statistics.resizes else "none",
+        "plan": statistics.plan,
+        "products": statistics.products,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,388 @@
+"""What all statistics share, and what makes one of them a collector that the pass can drive without knowing it.
+
+A *statistic* is updated, merged, written to a file and read back. A *collector* is a statistic of many layers. It
+states the feeds it takes, the settings of several measures join into the least that serves all, it prices itself for a
+study before anything runs, and it hands out the pair of two layers that a measure reads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from netkin import files
+from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FEEDS = ("activations", "gradients", "outputs", "weights")
+SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
+WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
+
+Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
+Rectangle = tuple[Sequence[Key], Sequence[Key]]
+
+
+class Statistic(ABC):
+    """A small, mergeable summary of data that have been seen and forgotten."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def update(self, *args: Any, **options: Any) -> None:
+        """Fold one batch in."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Return the statistic of the data of both; neither is changed."""
+
+    @abstractmethod
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a file must hold: named tensors, and the rest as JSON."""
+
+    @classmethod
+    @abstractmethod
+    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
+        """Return the statistic that `_state` described."""
+
+    def _copy(self) -> Self:
+        tensors, header = self._state()
+        return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
+
+    def to_file(self, path: str | Path) -> None:
+        """Write the statistic to one file, at once or not at all."""
+        tensors, header = self._state()
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+        files.write(path, kind=self.kind, header=header, arrays=arrays)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Return the statistic that was written to `path`; it goes on as if never stopped."""
+        header, arrays = files.read(path, kind=cls.kind)
+        with files.damage_reported(path):
+            return cls._restored({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, header)
+
+    def _refuse_unlike(self, other: Any, **facts: str) -> None:
+        """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
+        if type(self) is not type(other):
+            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
+        for what, attribute in facts.items():
+            mine, theirs = getattr(self, attribute), getattr(other, attribute)
+            if mine != theirs:
+                raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
+
+
+# --- what a study is --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """What the first batch told of one layer."""
+
+    model: str
+    name: str
+    width: int
+    rows: int
+    examples: int = 1
+    shape: str = "matrix"
+    space: tuple[int, ...] = ()  # the size of its map, where maps may be resized or are taken by their frequencies
+    itemsize: int = 4
+    spectral: bool = False  # whether it is taken by its frequencies, or stands beside one that is
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.model, self.name
+
+    @property
+    def rows_per_example(self) -> float:
+        return self.rows / self.examples
+
+    def rows_of(self, examples: int) -> int:
+        """Return how many rows so many examples give."""
+        return int(examples * self.rows_per_example)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What collectors are priced and started with: the layers and pairs, over all parts of the data.
+
+    `examples` is None where the data do not tell how many they are; `seen` is true where `examples` are those that were
+    read so far, and not all. `chunks` is how many partial sums are kept apart for standard errors, 0 for none.
+    """
+
+    layers: Mapping[Key, LayerSize]
+    rectangles: Sequence[Rectangle]
+    examples: int | None = None
+    limit: int = 2**62
+    chunks: int = 0
+    seed: int = 0
+    seen: bool = False
+
+    @property
+    def sizes(self) -> list[LayerSize]:
+        return list(self.layers.values())
+
+    @property
+    def spectral(self) -> bool:
+        return any(layer.spectral for layer in self.layers.values())
+
+    @property
+    def doubles(self) -> bool:
+        """Whether some layer comes in float64, in which products then are taken."""
+        return any(layer.itemsize == 8 for layer in self.layers.values())
+
+    def pairs(self) -> Iterator[tuple[LayerSize, LayerSize]]:
+        """Yield the layers of every wanted pair."""
+        for left, right in self.rectangles:
+            yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a collector would cost: bytes held, multiply-adds, and the words in which a plan tells it.
+
+    Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
+    measure's collector is explained.
+    """
+
+    bytes: int
+    words: str
+    what: str
+    operations: int | None = None
+    rank: int = 0
+    why: str = ""
+    ways: str = WAYS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a measure wants of a collector; without fields of its own every measure wants the same."""
+
+    def joined(self, other: Self) -> Self | None:
+        """Return the least that serves both; None where one collector can't."""
+        return self if self == other else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, header: Mapping[str, Any]) -> Self:
+        return cls(**header)
+
+
+class Collector(Statistic):
+    """A statistic of many layers, driven by the pass.
+
+    A collector outside the package needs `kind`, `update`, `merge`, `pair`, `_state`, `_restored`, `price` and `start`;
+    what else stands here suits most.
+    """
+
+    holds: ClassVar[str] = ""  # what a result says that its values were read from
+    feeds: ClassVar[frozenset[str]] = frozenset({"activations"})
+    pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
+    numbers_rows: ClassVar[bool] = True  # whether rows must be told apart, and not examples alone
+    reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
+    exactness: ClassVar[str] = "exact"
+
+    @classmethod
+    def settings_for(cls, measure: Any) -> Settings:
+        """Return what `measure` wants to have collected."""
+        return Settings()
+
+    @classmethod
+    @abstractmethod
+    def price(cls, settings: Any, study: Study) -> Price | None:
+        """Return what collecting costs, None where this collector is not for such layers."""
+
+    @classmethod
+    def unfit(cls, measure: str) -> str:
+        """Return why no collector serves `measure` for the layers at hand."""
+        return (
+            f"{measure!r} can't be read from spectra, which hold moments for each frequency and no rows; "
+            "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "
+            "'cka', or take shape='flatten'."
+        )
+
+    @classmethod
+    @abstractmethod
+    def start(cls, settings: Any, study: Study) -> Self:
+        """Return an empty collector for the layers and pairs of a study."""
+
+    @abstractmethod
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
+        """Return the layers `a` and `b` as a measure reads them; `without` one chunk of the examples."""
+
+    def __getitem__(self, pair: tuple[Key, Key]) -> Any:
+        return self.pair(*pair)
+
+    def serves(self, settings: Any) -> str:
+        """Return what this collector lacks for a measure that wants `settings`; empty if nothing."""
+        return ""
+
+    def reduce(self, key: Key, rows: Tensor, numbers: np.ndarray) -> Tensor:
+        """Return what must be kept of a layer's rows until the batch is folded in."""
+        return rows
+
+    def like(self, other: Collector) -> Collector:
+        """Return this collector in the form that can be merged with `other`."""
+        return self
+
+    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        """Return how exact the values of these pairs are, in words."""
+        return self.exactness
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """The number of examples, or of mini-batches, in each chunk; empty where no chunks are kept."""
+        return ()
+
+    def release(self) -> None:
+        """Forget what was computed for pairs that were read, and can be computed again."""
+
+
+def one_feed(collector: Collector, rows: Mapping[Any, Any]) -> Mapping[Key, Any]:
+    """Return the rows of a collector's only feed, given alone or as ``{feed: {key: rows}}``."""
+    (feed,) = collector.feeds
+    inner = rows.get(feed)
+    return inner if isinstance(inner, Mapping) else rows
+
+
+def label(key: Key) -> str:
+    """Return how a sentence names a layer."""
+    return f"layer {name_of(key)!r}"
+
+
+def name_of(key: Key) -> str:
+    """Return a key as one text: ``model/layer``."""
+    return "/".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def key_from(written: Any) -> Key:
+    """Return a key as it was before a file held it."""
+    return tuple(written) if isinstance(written, list) else written
+
+
+def rectangles_from(written: Any) -> list[Rectangle]:
+    """Return rectangles as they were before a file held them."""
+    return [([key_from(key) for key in left], [key_from(key) for key in right]) for left, right in written]
+
+
+def keys_of(rectangles: Sequence[Rectangle]) -> list[Key]:
+    """Return every layer of some rectangles once."""
+    return list(dict.fromkeys(key for pair in rectangles for side in pair for key in side))
+
+
+def place_of(rectangles: Sequence[Rectangle], a: Key, b: Key, known: Sequence[Key], where: str) -> tuple[int, bool]:
+    """Return which rectangle holds the pair, and whether it stands there the other way round."""
+    for key in (a, b):
+        if key not in known:
+            hint = did_you_mean(name_of(key), map(name_of, known))
+            raise UnknownName(f"no layer {name_of(key)!r} in these {where}{hint}")
+    for turned, (x, y) in ((False, (a, b)), (True, (b, a))):
+        for place, (left, right) in enumerate(rectangles):
+            if x in left and y in right:
+                return place, turned
+    raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
+
+
+def size_in_words(count: float) -> str:
+    """Return a number of bytes in the unit that people would use."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
+    """Refuse a batch that lacks a layer."""
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise ShapeError(
+            f"this batch lacks rows for {name_of(missing[0])!r}; every update needs all {len(names)} layers."
+        )
+
+
+def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> None:
+    """Refuse a layer whose width is not what it was `before`; `when` names the batch in the sentence."""
+    if width != before:
+        raise ShapeError(
+            f"{label(key)} gave {width} features{when} and {before} before; choose a shape whose width does not change."
+        )
+
+
+# --- the numbers of examples ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Numbers:
+    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
+
+    next: int = 0
+    given: bool = field(default=False)  # whether the numbers come from outside, and so tell examples apart
+
+    def take(self, numbers: Any, count: int) -> np.ndarray:
+        """Return the numbers of `count` examples, given or counted."""
+        if numbers is None:
+            places = self.next + np.arange(count)
+        else:
+            places, self.given = np.asarray(numbers, dtype=np.int64), True
+        self.next = max(self.next, int(places.max(initial=-1)) + 1)
+        return places
+
+
+def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """Return a number for each of `count` rows of the examples `numbers`.
+
+    `owners` tells for each row the place of its example, where examples have different numbers of rows.
+    """
+    if owners is not None:
+        within = np.arange(count) - np.searchsorted(owners, owners)
+        return numbers[owners] * 2**20 + within
+    if count == len(numbers):
+        return numbers
+    if count % len(numbers):  # examples of unequal length, told apart by nothing but their order
+        return numbers[0] * 2**20 + np.arange(count)
+    return (numbers[:, None] * (count // len(numbers)) + np.arange(count // len(numbers))).ravel()
+
+
+def row_examples(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """Return for each of `count` rows the number of its example."""
+    if owners is not None:
+        return numbers[owners]
+    if count % len(numbers):
+        raise ShapeError(
+            f"{count:,} rows can't be told apart by {len(numbers):,} examples; pass `owners`, the place of each row's "
+            "example in the batch."
+        )
+    return np.repeat(numbers, count // len(numbers))
+
+
+def hashes(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Return a well-mixed 64-bit number for every (seed, number): the finaliser of SplitMix64."""
+    with np.errstate(over="ignore"):
+        mixed = numbers.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
+        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def chunk_of(numbers: np.ndarray, chunks: int) -> np.ndarray:
+    """Return the chunk of every example: a salted hash of its number, so that no order of the data matters."""
+    return (hashes(SALT, numbers) % np.uint64(max(chunks, 1))).astype(np.int64)
+
+
+def summed(sums: Tensor, without: int | None) -> Tensor:
+    """Return the sum over chunks, the leading axis, but for one that is left out."""
+    if len(sums) == 1:
+        return sums[0]
+    total = sums.sum(0)
+    return total if without is None else total - sums[without]
