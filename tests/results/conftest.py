@@ -14,11 +14,13 @@ def table(id="cka", rows=("conv1", "conv2", "head"), columns=("conv1", "conv2", 
 
 
 def jackknifed(chunks=5, spread=0.01, seed=0, **changes):
-    """A table with replicates: values off their bounds, and chunks of unequal sizes."""
+    """A table with replicates and no bias: values off their bounds, and chunks of unequal sizes."""
     sides = {name: changes[name] for name in ("rows", "columns") if name in changes}
     values = np.asarray(changes.pop("values", 0.9 * table(**sides).values))
     noise = np.random.default_rng(seed).normal(size=(chunks, *values.shape))
-    facts = {"replicates": values + spread * noise, "chunk_sizes": tuple(range(10, 10 + chunks))}
+    sizes = np.arange(10, 10 + chunks)
+    noise -= np.average(noise, axis=0, weights=1 - sizes / sizes.sum())
+    facts = {"replicates": values + spread * noise, "chunk_sizes": tuple(sizes.tolist())}
     return table(**{"values": values} | facts | changes)
 
 

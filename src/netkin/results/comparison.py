@@ -65,6 +65,11 @@ class Comparison:
         """The ids of the measures, in the order they were asked for."""
         return tuple(self.tables)
 
+    @property
+    def needs_no_data(self) -> bool:
+        """Whether the numbers come from the weights alone, so that no examples were run."""
+        return self.examples == 0
+
     @overload
     def __getitem__(self, key: str) -> Values: ...
 
@@ -91,7 +96,8 @@ class Comparison:
         return rebuild, (Comparison, plain_fields(self))
 
     def __repr__(self) -> str:
-        size = f"{len(self.layers_a)} × {len(self.layers_b)} layers, {self.examples:,} examples"
+        data = "weights alone" if self.needs_no_data else f"{self.examples:,} examples"
+        size = f"{len(self.layers_a)} × {len(self.layers_b)} layers, {data}"
         return f"Comparison({self.a!r}, {self.b!r}, measures={list(self.measures)}, {size})"
 
     def __str__(self) -> str:
