@@ -69,6 +69,14 @@ def test_every_number_in_the_data_is_the_saved_one(made, tmp_path):
     assert tables[1]["errors"] == saved["procrustes_distance"].errors.tolist()
 
 
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
+def test_a_page_under_another_name_is_refused(made, tmp_path, name):
+    with pytest.raises(ValueFault, match=rf"a page whose name ends in \.html or \.htm; got '.*{name}'"):
+        report(made.comparison(), tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert report(made.comparison(), tmp_path / "page.HTM").exists()
+
+
 def test_every_cell_shows_its_number(made):
     comparison = made.comparison(made.holed(), made.distance())
     shown = read(comparison).heatmaps
@@ -257,8 +265,9 @@ def test_the_page_is_written_whole_or_not_at_all(made, tmp_path, monkeypatch):
 def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
     with pytest.raises(FileFault, match=r"cannot write '.*gone.page.html': No such file or directory."):
         report(made.comparison(), tmp_path / "gone" / "page.html")
+    (tmp_path / "folder.html").mkdir()
     with pytest.raises(FileFault, match=r"cannot write '.*': "):
-        report(made.comparison(), tmp_path)
+        report(made.comparison(), tmp_path / "folder.html")
 
 
 def test_what_is_no_comparison_is_refused(made, tmp_path):
