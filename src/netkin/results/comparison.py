@@ -141,9 +141,19 @@ class Comparison:
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
 
-    def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
-        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, measure, path, ax)
+    def plot(
+        self,
+        measure: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        profile: bool | None = None,
+    ) -> Any:
+        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        With standard errors, or where `profile` is True, the profile of corresponding layers stands below them.
+        """
+        return import_module("netkin.reporting").plot(self, measure, path, ax, profile=profile)
 
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""
