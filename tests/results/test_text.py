@@ -185,7 +185,7 @@ def test_more_bias_than_error_names_the_measure_without_it(made, wide):
     note = f"for 9 of 9 pairs the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
     for name, better in (("cka", "cka_debiased"), ("cka_rbf", "cka_rbf_debiased")):
         text = " ".join(str(made.jackknifed(id=name, **biased)).split())
-        assert f"bias: {note}; `{better}` corrects for it" in text
+        assert f"bias: {note}; {better} corrects for it" in text
     assert f"bias: {note} best" in " ".join(str(made.jackknifed(id="nbs", **biased)).split())
     assert "bias" not in str(table)
 

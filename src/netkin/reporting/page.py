@@ -10,8 +10,7 @@ from typing import Any
 
 from netkin import files
 from netkin.errors import ValueFault
-from netkin.reporting.articles import article
-from netkin.reporting.cards import holes
+from netkin.reporting.articles import article, holes
 from netkin.reporting.documents import document, footer, header, toolbar
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids

@@ -40,8 +40,7 @@ def table_fields(header: Mapping[str, Any], arrays: Arrays, key: str) -> dict[st
     holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
     reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
     own = {"bounds": bounds, "holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
-    own |= {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}
-    return {**header, **own}
+    return {**header, **own, **{name: arrays.get(f"{key}/{name}") for name in OPTIONAL}}
 
 
 def _arrays(table: Values, key: str) -> Arrays:

@@ -127,14 +127,20 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> list[list[str]]:
         >>> with_errors(np.array([[0.8312, 1.0]]), np.array([[0.0042, float("nan")]]))
         [['0.831 ±0.004', '1.000       ']]
     """
-    powers = _style(values) == ".1e"
-    style, spread = ".1e" if powers else f".{_decimals(errors)}f", error_cells(errors, powers)
-    room = max((len(text) + 2 for row in spread for text in row if text != HOLE), default=0)
-    tails = [["" if text == HOLE else f" ±{text}" for text in row] for row in spread]
+    texts, tails = values_and_errors(values, errors)
+    room = max((len(tail) + 1 for row in tails for tail in row if tail), default=0)
     return [
-        [_cell(value, style) + tail.ljust(room) for value, tail in zip(*row, strict=True)]
-        for row in zip(values.tolist(), tails, strict=True)
+        [f"{text}{f' {tail}' if tail else '':{room}}" for text, tail in zip(*row, strict=True)]
+        for row in zip(texts, tails, strict=True)
     ]
+
+
+def values_and_errors(values: np.ndarray, errors: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
+    """Return numbers with as many decimals as their errors need, and the errors, as ±0.02 or "" where there is none."""
+    powers = _style(values) == ".1e"
+    style = ".1e" if powers else f".{_decimals(errors)}f"
+    texts = [[_cell(value, style) for value in row] for row in values.tolist()]
+    return texts, [["" if text == HOLE else f"±{text}" for text in row] for row in error_cells(errors, powers)]
 
 
 def error_cells(errors: np.ndarray, powers: bool = False) -> list[list[str]]:
@@ -290,7 +296,7 @@ def bias_note(table: Values) -> str:
     known = int(np.isfinite(table.to_errors()).sum())
     where = f"for {len(pairs)} of {known} {'pair' if known == 1 else 'pairs'}"
     found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
-    return f"{found}; `{DEBIASED[table.name]}` corrects for it" if table.name in DEBIASED else found
+    return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
 
 
 def match_note(table: Values) -> str:

@@ -52,7 +52,7 @@ class Match(tuple[str, float]):
         match.margin, match.margin_error, match.clear = margin, margin_error, clear
         return match
 
-    def __getnewargs__(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def __getnewargs__(self) -> tuple[Any, ...]:
         return *self, self.error, self.second, self.margin, self.margin_error, self.clear
 
 
