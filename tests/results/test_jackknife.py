@@ -104,3 +104,33 @@ def test_what_is_no_jackknife_is_refused():
         quantile(1)
     with pytest.raises(ValueFault, match=r"between 0 and 1, as 0\.95; got 95"):
         quantile(5, 95)
+
+
+def leaving_out(measure, X, Y, chunks):
+    """Return the measure of two matrices, its replicates and the sizes of the chunks."""
+    parts = np.array_split(np.arange(len(X)), chunks)
+    replicates = [measure(np.delete(X, part, axis=0), np.delete(Y, part, axis=0)) for part in parts]
+    return measure(X, Y), replicates, [len(part) for part in parts]
+
+
+def test_the_error_of_a_correlation_is_fishers():
+    generator, n, found = np.random.default_rng(3), 1000, []
+    for _ in range(40):
+        x = generator.normal(size=n)
+        y = 0.6 * x + 0.8 * generator.normal(size=n)
+        found.append(standard_error(*leaving_out(lambda x, y: np.corrcoef(x, y)[0, 1], x, y, 20)))
+    spread = np.std(found) / len(found) ** 0.5
+    assert np.mean(found) == pytest.approx((1 - 0.6**2) / n**0.5, abs=4 * spread)
+
+
+@pytest.mark.parametrize("n, p, biased", [(40, 100, True), (200, 300, True), (2000, 20, False)])
+def test_wide_layers_on_few_examples_give_cka_more_bias_than_error(n, p, biased):
+    def cka(X, Y):
+        K, L = ((Z - Z.mean(axis=0)) @ (Z - Z.mean(axis=0)).T for Z in (X, Y))
+        return (K * L).sum() / np.linalg.norm(K) / np.linalg.norm(L)
+
+    generator = np.random.default_rng(4)
+    shared = np.pad(2 * generator.normal(size=(n, 5)), ((0, 0), (0, p - 5)))
+    X, Y = (generator.normal(size=(n, p)) + shared for _ in range(2))
+    told = leaving_out(cka, X, Y, 20)
+    assert (bias(*told) > standard_error(*told)) == biased
