@@ -35,6 +35,12 @@ def test_a_list_shows_its_errors(made):
     assert shown == [(f"{table.values[i, i]:.2f}", f"±{table.errors[i, i]:.2f}") for i in range(3)]
 
 
+def test_tables_in_one_list_say_whose_errors_they_tell(made):
+    ids = [f"svcca(variance={share})" for share in (0.9, 0.95)]
+    text = page(made.comparison(*(made.jackknifed(made.diagonal, id=id) for id in ids)))
+    assert all(f"Standard errors of {id}: median" in text for id in ids)
+
+
 def test_cells_without_room_leave_errors_to_the_line_below(made):
     rows = tuple(f"block{i}" for i in range(31))
     table = made.jackknifed(rows=rows)
@@ -69,7 +75,7 @@ def test_best_matches_come_with_their_margins(made):
         assert f"<td>{number(match.margin)} ± {number(match.margin_error)}</td>" in text
     unclear = sum(not match.clear for match in matches.values())
     assert f"Best matches: {unclear} of 3 {'is' if unclear == 1 else 'are'} not clearly better" in text
-    assert "how far the second best is behind" not in page(made.comparison(made.table()))
+    assert "how far the second is behind" not in page(made.comparison(made.table()))
 
 
 def test_the_headline_has_the_error_of_its_value(made):

@@ -21,6 +21,7 @@ from netkin.results import Comparison, Values
 from netkin.results.listings import column_label, has_classes
 from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
 
+MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons told in one place
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
@@ -62,7 +63,8 @@ def _figures(
         between = (a, " → " if grid.scale.worth else " and ", b) if grid.listed else ("↓ ", a, "  → ", b)
         axes, key = tag("p", *between, class_="axes"), f"{'list' if grid.listed else 'table'} {place} {k}"
         matches = [] if grid.listed else map(_matches, tables)
-        notes, caption = (holes(grid, said), *map(_errors, tables), *matches), _sides(comparison, grid, names)
+        errors = [_errors(table, len(tables) > 1) for table in tables]
+        notes, caption = (holes(grid, said), *errors, *matches), _sides(comparison, grid, names)
         yield card(tables[0], grid, key, f"{grid.id}: {caption}", *notes, axes=axes)
 
 
@@ -110,9 +112,12 @@ def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | Non
     return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", grid.id), line, axes))
 
 
-def _errors(table: Values) -> Markup | None:
-    """Return how large a table's standard errors are, why some are missing, and where its bias is larger."""
-    of = f" of {column_label(table)}" if "how" in table.parameters else ""
+def _errors(table: Values, several: bool) -> Markup | None:
+    """Return how large a table's standard errors are, why some are missing, and where its bias is larger.
+
+    With `several` tables in one card each line says which it is about.
+    """
+    of = f" of {column_label(table)}" if several else ""
     told = [f"Standard errors{of}: {error_summary(table)}."] if has_errors(table) else []
     without = Counter(table.error_reasons.values()).most_common(MOST)
     told += [f"No standard error{of}: {reason} ({count:,} {_pairs_of(count)})." for reason, count in without]
@@ -129,10 +134,8 @@ def _matches(table: Values) -> Markup | None:
     known = {row: match for row, match in table.best_matches().items() if match.clear is not None}
     rows = [[name(row), name(m.layer), _with(m.value, m.error), name(m.second or ""), _with(m.margin, m.margin_error),
              "yes" if m.clear else "no"] for row, m in known.items()]  # fmt: skip
-    head = ["layer", "best match", "value ± error", "second best", "difference ± error", "clear"]
-    more = tag(
-        "details", tag("summary", "Best matches, and how far the second best is behind"), plain_table(head, rows)
-    )
+    body = plain_table(["layer", "best", "value", "second", "difference", "clear"], rows, kind="matches", label=MATCHES)
+    more = tag("details", tag("summary", MATCHES), body)
     return joined(tag("p", f"{note[0].upper()}{note[1:]}.", class_="errors"), more)
 
 
