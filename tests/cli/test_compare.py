@@ -1,9 +1,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from netkin import results
+from netkin.cli.documents import as_json, comparison_document
 from netkin.comparing import compare
 from netkin.sources import load_data, load_model
 
@@ -57,6 +59,29 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     assert table["values"][0][1] is None
     assert {"layer_a", "layer_b", "reason"} == set(table["holes"][0])
     assert document["tables"]["gulp"]["bounds"] == [0, None]
+
+
+def test_json_carries_errors_with_their_reasons_and_margins():
+    values = np.array([[0.5, 0.6, 1.0]])
+    table = results.Values(
+        id="cka", name="cka", parameters={}, layers_a=("p",), layers_b=("r", "s", "t"), values=values, symmetric=True,
+        higher_is_closer=True, bounds=(0, 1), conventions="", statistic="Moments", chunk_sizes=(4, 5),
+        replicates=[values - 0.01, values + 0.01],
+    )  # fmt: skip
+    facts = {"data": "digits", "examples": 9, "seed": 0, "version": "1", "layers_a": ("p",), "layers_b": table.layers_b}
+    sides = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
+    comparison = results.Comparison(a="a", b="b", tables={"cka": table}, **facts, **sides)
+    text = as_json(comparison_document(comparison))
+    document = json.loads(text, parse_constant=pytest.fail)["tables"]["cka"]
+    assert document["standard_errors"] == [[*table.errors[0, :2].tolist(), None]]
+    assert document["high"] == [[*table.interval()[1][0, :2].tolist(), None]]
+    assert document["replicates"] == table.replicates.tolist()
+    assert document["chunk_sizes"] == [4, 5]
+    bound = "the value lies at the bound 1 of the measure"
+    assert document["error_reasons"] == [{"layer_a": "p", "layer_b": "t", "reason": bound}]
+    best = {"layer_a": "p", "layer_b": "t", "value": 1.0, "error": None, "second": "s", "clear": True}
+    (match,) = document["best_matches"]
+    assert match == best | {"margin": pytest.approx(0.4), "margin_error": pytest.approx(0, abs=1e-12)}
 
 
 def test_options_reach_the_library(netkin):

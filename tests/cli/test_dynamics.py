@@ -149,6 +149,7 @@ def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
     [
         ("--steps 1", "1 is not in the range x>=2"),
         ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--figure x.txt", "a figure's name ends in .png, .svg, .pdf; got 'x.txt'."),
     ],
 )

@@ -101,6 +101,14 @@ def test_a_figure_of_an_unknown_kind_is_found_before_the_work(netkin):
     assert "a figure's name ends in .png, .svg, .pdf; got 'ab.docx'." in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("line", ["compare netkin:digits --data digits:test --report ab.pdf", "report no --out ab.pdf"])
+def test_a_page_under_another_name_is_found_before_the_work(netkin, line):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a page's name ends in .html or .htm; got 'ab.pdf'." in " ".join(result.stderr.split())
+    assert not Path("ab.pdf").exists()
+
+
 def test_a_missing_matplotlib_is_found_before_the_work(netkin, monkeypatch):
     monkeypatch.setattr(sys.modules["netkin.cli.compare"], "find_spec", lambda name: None)
     result = netkin("compare netkin:digits --data digits:test --figure ab.png")

@@ -76,6 +76,7 @@ def test_results_as_json_and_elsewhere(netkin, checkout):
         ("reproduce toys --scale tpu", 2, "Invalid value for '--scale'"),
         ("reproduce", 2, "name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all."),
         ("reproduce --page gone/page.html", 2, "there is no folder 'gone' to write into."),
+        ("reproduce --page page.pdf", 2, "a page's name ends in .html or .htm; got 'page.pdf'."),
         (
             "reproduce --page page.html",
             1,

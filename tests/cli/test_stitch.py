@@ -237,6 +237,7 @@ def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path)
         ("--all --name one --name one", "models have different names; got one, one."),
         ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --how."),
         ("--at fc --how ridge --how procrustes --map m.netkin", "--map writes one stitch"),
+        ("--all --report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--all --figure x.gif", "a figure's name ends in .png, .svg, .pdf; got 'x.gif'."),
         ("--all --save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
     ],

@@ -1,5 +1,6 @@
 import math
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,16 @@ def table(id="cka", rows=("conv1", "conv2", "head"), columns=None, **changes):
     }
     words = {"symmetric": True, "conventions": "biased HSIC, centred", "statistic": "Moments", "exactness": "exact"}
     return Values(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
+
+
+def jackknifed(make=None, chunks=8, spread=0.02, shift=0.0, seed=0, **changes):
+    """A table off its bounds with replicates whose chunks have unequal sizes; `shift` gives it a bias."""
+    plain = (make or table)(**changes)
+    noise, sizes = np.random.default_rng(seed).normal(size=(chunks, *plain.values.shape)), np.arange(20, 20 + chunks)
+    noise -= np.average(noise, axis=0, weights=1 - sizes / sizes.sum())
+    values = 0.97 * plain.values
+    replicates = values + spread * noise / math.sqrt(chunks) + shift
+    return replace(plain, values=values, replicates=replicates, chunk_sizes=tuple(sizes.tolist()))
 
 
 def distance(id="procrustes_distance", rows=("conv1", "conv2", "head"), **changes):
@@ -141,6 +152,7 @@ def made():
     return SimpleNamespace(
         table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
         series=series, large_series=large_series, diagonal=diagonal, stitched=stitched, sweep=sweep,
+        jackknifed=jackknifed,
     )  # fmt: skip
 
 

@@ -69,6 +69,14 @@ def test_every_number_in_the_data_is_the_saved_one(made, tmp_path):
     assert tables[1]["errors"] == saved["procrustes_distance"].errors.tolist()
 
 
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
+def test_a_page_under_another_name_is_refused(made, tmp_path, name):
+    with pytest.raises(ValueFault, match=rf"a page whose name ends in \.html or \.htm; got '.*{name}'"):
+        report(made.comparison(), tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert report(made.comparison(), tmp_path / "page.HTM").exists()
+
+
 def test_every_cell_shows_its_number(made):
     comparison = made.comparison(made.holed(), made.distance())
     shown = read(comparison).heatmaps
@@ -143,6 +151,38 @@ def test_a_reason_that_several_measures_give_is_said_once(made):
     assert "(1 pair by every measure)" in read(made.comparison(made.holed(), made.holed("cka"))).text
 
 
+def test_a_comparison_without_data_says_so(made):
+    bare = made.comparison(made.table(), examples=0, data="", shapes_a={}, shapes_b={}, widths_a={}, widths_b={})
+    text = read(bare).text
+    assert text.count("from the weights alone: no data were run") == 2  # among the facts, and where numbers come from
+    assert "example" not in text.partition("How alike")[0]
+    assert "what one example is" not in text
+    assert "width" not in text
+    assert "from the weights alone: no data were run" in bare._repr_html_()
+
+
+def test_digests_are_folded(made):
+    digests = {
+        "weights a": "11aa",
+        "weights b": "22bb",
+        "data digest": "33cc",
+        "settings digest": "44dd",
+        "call": "55ee",
+    }
+    text = page(made.comparison(provenance={"device": "cpu", "model a": "a net"} | digests))
+    shown, _, folded = text.partition("Identity: digests of weights, data and settings</summary>")
+    folded = folded.partition("</details>")[0]
+    assert all(key in folded and value in folded for key, value in digests.items())
+    assert not any(f"<td>{value}" in shown for value in digests.values())
+    assert "<td>a net" in shown
+    assert "Identity" not in page(made.comparison())
+
+
+def test_layers_left_out_are_told(made):
+    text = read(made.comparison(warnings=("2 layers were left out: drop1, drop2 give no tensor",))).text
+    assert "Before you read the numbers 2 layers were left out: drop1, drop2 give no tensor" in text
+
+
 def test_warnings_stand_before_the_numbers(made):
     warning = "fewer examples than features: CCA values are inflated; 3,000 would do"
     text = page(made.comparison(warnings=(warning,)))
@@ -177,8 +217,9 @@ def test_everything_that_a_number_says_about_itself_is_told(made):
     text = read(made.comparison(table, made.distance(symmetric=False))).text
     for words in (
         "digits", "1,797", "pool", "7", "device", "cpu", "0.1.0", "variance = 0.95", "biased HSIC, centred", "Moments",
-        "exact", "similarity: higher is closer", "distance: lower is closer", "0 to √2 ≈ 1.41", "up to 0.2500",
-        "not asked for", "no: exchanging the models changes the values", "0 of 9", "16", "32",
+        "exact", "similarity: higher is closer", "distance: lower is closer", "0 to √2 ≈ 1.41",
+        "median 0.25, largest 0.25", "not asked for", "no: exchanging the models changes the values",
+        "0 of 9", "16", "32",
     ):  # fmt: skip
         assert words in text
 
@@ -257,8 +298,9 @@ def test_the_page_is_written_whole_or_not_at_all(made, tmp_path, monkeypatch):
 def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
     with pytest.raises(FileFault, match=r"cannot write '.*gone.page.html': No such file or directory."):
         report(made.comparison(), tmp_path / "gone" / "page.html")
+    (tmp_path / "folder.html").mkdir()
     with pytest.raises(FileFault, match=r"cannot write '.*': "):
-        report(made.comparison(), tmp_path)
+        report(made.comparison(), tmp_path / "folder.html")
 
 
 def test_what_is_no_comparison_is_refused(made, tmp_path):

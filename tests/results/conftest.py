@@ -13,6 +13,17 @@ def table(id="cka", rows=("conv1", "conv2", "head"), columns=("conv1", "conv2", 
     return Values(id=id, layers_a=rows, layers_b=columns, **(facts | words | changes))
 
 
+def jackknifed(chunks=5, spread=0.01, seed=0, **changes):
+    """A table with replicates and no bias: values off their bounds, and chunks of unequal sizes."""
+    sides = {name: changes[name] for name in ("rows", "columns") if name in changes}
+    values = np.asarray(changes.pop("values", 0.9 * table(**sides).values))
+    noise = np.random.default_rng(seed).normal(size=(chunks, *values.shape))
+    sizes = np.arange(10, 10 + chunks)
+    noise -= np.average(noise, axis=0, weights=1 - sizes / sizes.sum())
+    facts = {"replicates": values + spread * noise, "chunk_sizes": tuple(sizes.tolist())}
+    return table(**{"values": values} | facts | changes)
+
+
 def comparison(*tables, a="seed0", b="seed1", **changes):
     tables = tables or (table(),)
     rows, columns = tables[0].layers_a, tables[0].layers_b
@@ -30,5 +41,5 @@ def holed(**changes):
 
 @pytest.fixture
 def made():
-    """Small results to look at: `made.table()`, `made.holed()`, `made.comparison(*tables)`."""
-    return SimpleNamespace(table=table, holed=holed, comparison=comparison)
+    """Small results to look at: `made.table()`, `made.holed()`, `made.jackknifed()`, `made.comparison(*tables)`."""
+    return SimpleNamespace(table=table, holed=holed, jackknifed=jackknifed, comparison=comparison)

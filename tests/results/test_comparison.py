@@ -92,7 +92,7 @@ def test_numpy_stacks_several_measures(two):
 
 def test_pandas_is_a_table_for_one_and_a_list_for_several(two, made):
     frame = two.to_pandas()
-    assert list(frame.columns) == ["measure", "layer_a", "layer_b", "value", "error", "reason"]
+    assert list(frame.columns) == ["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"]
     assert len(frame) == 18
     assert frame[frame.measure == "svcca"].error.eq(0.125).all()
     assert two.to_pandas("cka").loc["conv1", "conv2"] == made.comparison().to_pandas().loc["conv1", "conv2"] == 0.5

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -49,6 +50,14 @@ def test_a_file_of_ours_that_is_no_result_is_refused(tmp_path):
     files.write(tmp_path / "m", "moments", {}, {"n": np.ones(1)})
     with pytest.raises(FileFault, match="m' holds 'moments', which is no result; those are 'comparison'"):
         load(tmp_path / "m")
+
+
+def test_statistics_are_loaded_by_those_who_know_them(tmp_path, monkeypatch):
+    files.write(tmp_path / "s", "statistics", {}, {"n": np.ones(1)})
+    study = ModuleType("netkin.comparing.study")
+    study.load_statistics = lambda path: ("statistics from", path)
+    monkeypatch.setitem(sys.modules, "netkin.comparing.study", study)
+    assert load(tmp_path / "s") == ("statistics from", tmp_path / "s")
 
 
 def test_a_loaded_result_is_frozen(made, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from netkin.results.text import brief
+from netkin.results.text import brief, with_errors
 
 LONG = tuple(f"encoder.layer.{block}.attention.output.{part}" for block in range(12) for part in ("dense", "dropout"))
 
@@ -120,9 +120,101 @@ def test_a_distance_is_called_one_with_its_range(made, wide, bounds, words):
     )
 
 
-def test_standard_errors_are_mentioned(made, wide):
-    assert "exact, standard errors up to 0.01\n" in str(made.table(errors=np.full((3, 3), 0.01)))
+def test_errors_that_are_given_are_summed_up(made, wide):
+    assert str(made.table(errors=np.full((3, 3), 0.01))).endswith("\nstandard errors: median 0.01, largest 0.01")
     assert "standard" not in str(made.table(errors=np.full((3, 3), np.nan)))
+
+
+def test_errors_stand_beside_the_values_where_they_fit(made, wide):
+    values = [[1.0, 0.6], [0.5, 0.9]]
+    table = made.jackknifed(rows=("p", "q"), columns=("r", "s"), values=values, spread=0.02)
+    errors = [[f"±{error:.2f}" for error in row] for row in table.errors.tolist()]
+    known = table.errors[np.isfinite(table.errors)]
+    assert str(table).splitlines()[1:5] == [
+        "            r           s",
+        f"p  1.00        0.60 {errors[0][1]}",
+        f"q  0.50 {errors[1][0]}  0.90 {errors[1][1]}",
+        f"standard errors: median {np.median(known):.2g}, largest {known.max():.2g}, by the jackknife over 5 chunks",
+    ]
+    assert "no standard error: the value lies at the bound 1 of the measure (1 pair)" in str(table)
+
+
+@pytest.mark.parametrize("columns, whole", [(5, "inside"), (9, "below"), (20, "summed up")])
+def test_errors_go_where_there_is_room(made, monkeypatch, columns, whole):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = tuple(f"b{i}" for i in range(columns))
+    text = str(made.jackknifed(rows=names, columns=names))
+    assert (f"0.90 ±{made.jackknifed(rows=names, columns=names).errors[0, 0]:.2f}" in text) == (whole == "inside")
+    assert ("\nstandard errors\n" in text) == (whole == "below")
+    assert "standard errors: median" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_list_shows_errors_beside_its_values(made, wide):
+    unasked = {(a, b): "this pair was not asked for" for a in "pq" for b in "pq" if a != b}
+    facts = {"rows": ("p", "q"), "columns": ("p", "q"), "values": [[0.5, np.nan], [np.nan, 0.7]], "holes": unasked}
+    table = made.jackknifed(**facts)
+    other = made.table("rsa", **facts, error_reasons={("p", "p"): "ranks", ("q", "q"): "ranks"})
+    lines = str(made.comparison(table, other)).splitlines()
+    assert f"p  0.50 ±{table.errors[0, 0]:.2f}" in lines
+    assert lines[-1] == "no standard error: ranks (2 pairs)"
+    ids = [f"svcca(variance={share})" for share in (0.9, 0.95)]
+    both = made.comparison(*(made.jackknifed(id=id, name="svcca", **facts) for id in ids))
+    assert any(line.startswith("standard errors of svcca(variance=0.95): ") for line in str(both).splitlines())
+
+
+@pytest.mark.parametrize(
+    "values, errors, shown",
+    [
+        ([[0.5]], [[0.0042]], "0.500 ±0.004"),
+        ([[0.5]], [[2e-7]], "0.5000 ±2e-07"),
+        ([[0.5]], [[0.0]], "0.50 ±0.00"),
+        ([[123456.0]], [[1234.0]], "1.2e+05 ±1.2e+03"),
+        ([[0.002]], [[0.0003]], "2.0e-03 ±3.0e-04"),
+        ([[np.nan]], [[np.nan]], "–"),
+    ],
+)
+def test_values_get_the_decimals_that_their_errors_need(values, errors, shown):
+    assert with_errors(np.array(values), np.array(errors)) == [[shown]]
+
+
+def test_more_bias_than_error_names_the_measure_without_it(made, wide):
+    table = made.jackknifed()
+    biased = {"replicates": table.replicates + 0.2, "errors": table.errors}
+    largest = np.abs(made.jackknifed(**biased).bias()).max()
+    note = f"for 9 of 9 pairs the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
+    for name, better in (("cka", "cka_debiased"), ("cka_rbf", "cka_rbf_debiased")):
+        text = " ".join(str(made.jackknifed(id=name, **biased)).split())
+        assert f"bias: {note}; {better} corrects for it" in text
+    assert f"bias: {note} best" in " ".join(str(made.jackknifed(id="nbs", **biased)).split())
+    assert "bias" not in str(table)
+
+
+def test_matches_that_are_not_clear_are_named(made, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    values = np.full((8, 2), 0.5)
+    values[:, 1] += 0.001
+    names = tuple(f"row{i}" for i in range(8))
+    table = made.jackknifed(rows=names, columns=("r", "s"), values=values)
+    last = str(table).splitlines()[-1]
+    assert last.startswith("best matches: 8 of 8 are not clearly better than the second best: row0 (s over r by 0.001")
+    assert last.endswith(", and 3 more")
+    sure = made.jackknifed(rows=("p",), columns=("r", "s"), values=[[0.1, 0.9]])
+    assert "each is clearly better than the second best" in str(sure)
+    assert "best matches" not in str(made.table())
+
+
+def test_a_comparison_without_data_says_so(made, wide):
+    bare = made.comparison(examples=0, data="", shapes_a={}, shapes_b={}, widths_a={}, widths_b={})
+    assert bare.needs_no_data
+    assert str(bare).splitlines()[:4] == [
+        "seed0 (rows) and seed1 (columns), layer by layer",
+        "from the weights alone: no data were run",
+        "",
+        "cka: similarity (higher is closer), 0 to 1, exact",
+    ]
+    assert repr(bare).endswith("3 × 3 layers, weights alone)")
+    assert not made.comparison().needs_no_data
 
 
 def test_warnings_and_interruptions_are_told(made, wide):

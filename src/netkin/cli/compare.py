@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json, comparison_document
-from netkin.cli.options import JSON, comparing_options, refuse_missing_folder
+from netkin.cli.options import JSON, comparing_options, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
 from netkin.cli.running import called
 from netkin.errors import InflatedWarning, MissingExtra
@@ -55,6 +55,7 @@ def compare(
 
     for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
         refuse_missing_folder(path, option)
+    refuse_other_page(report, "--report")
     refuse_figure(figure)
     with warnings.catch_warnings():
         # the comparison carries these warnings and its text shows them

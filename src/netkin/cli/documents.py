@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +66,25 @@ def _trend_document(series: Series, threshold: float, measure: str) -> dict[str,
 
 
 def _table_document(table: Values) -> dict[str, Any]:
-    holes = [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in table.holes.items()]
-    arrays = {
-        "values": table.values.tolist(),
-        "standard_errors": None if table.errors is None else table.errors.tolist(),
-    }
     facts = {name: getattr(table, name) for name in _TABLE}
-    return facts | {"bounds": table.bounds, "parameters": dict(table.parameters)} | arrays | {"holes": holes}
+    facts |= {"bounds": table.bounds, "parameters": dict(table.parameters), "values": table.values.tolist()}
+    matches = [{"layer_a": row, "layer_b": match.layer, **vars(match)} for row, match in table.best_matches().items()]
+    for match in matches:
+        del match["layer"]
+    return facts | _error_document(table) | {"holes": _reasons(table.holes), "best_matches": matches}
+
+
+def _error_document(table: Values) -> dict[str, Any]:
+    """Return standard errors, 95 % intervals and replicates, null where errors were not asked for."""
+    ends = (end.tolist() if table.chunk_sizes else None for end in table.interval())
+    arrays = {"standard_errors": table.errors, "replicates": table.replicates}
+    document = {name: None if array is None else array.tolist() for name, array in arrays.items()}
+    document |= dict(zip(("low", "high"), ends, strict=True)) | {"chunk_sizes": list(table.chunk_sizes)}
+    return document | {"error_reasons": _reasons(table.error_reasons)}
+
+
+def _reasons(reasons: Mapping[tuple[str, str], str]) -> list[dict[str, str]]:
+    return [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in reasons.items()]
 
 
 def _finite(content: Any) -> Any:

@@ -9,7 +9,7 @@ import click
 
 from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, series_document
-from netkin.cli.options import JSON, following_options, refuse_absent_device, refuse_missing_folder
+from netkin.cli.options import JSON, following_options, refuse_absent_device, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
 from netkin.cli.running import crashes_refused
 from netkin.errors import NetkinError
@@ -42,6 +42,7 @@ def dynamics(run: str, save: Path | None, report: Path | None, figure: Path | No
     """
     for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
         refuse_missing_folder(path, option)
+    refuse_other_page(report, "--report")
     refuse_figure(figure)
     try:
         series = _followed(run, save, **options)
@@ -78,7 +79,7 @@ def _tell_how_far(save: Path | None) -> None:
 
     try:
         series = Series.load(save)
-    except NetkinError:  # somebody else's file, which was not written to
+    except NetkinError:  # another result's file, which was not written to
         return
     total = len(series.steps) + len(series.missing)
     click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; the same command continues there.", err=True)

@@ -90,3 +90,9 @@ def refuse_missing_folder(path: Path | None, option: str) -> None:
     """Refuse a file whose folder does not exist, before hours of work are lost to it."""
     if path and not path.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)
+
+
+def refuse_other_page(path: Path | None, option: str) -> None:
+    """Refuse a page under a name that a browser would not open as one, before the work."""
+    if path and path.suffix.lower() not in (".html", ".htm"):
+        raise click.BadParameter(f"a page's name ends in .html or .htm; got {path.name!r}.", param_hint=option)

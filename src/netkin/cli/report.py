@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import JSON, refuse_missing_folder
+from netkin.cli.options import JSON, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
 from netkin.errors import ValueFault
 
@@ -39,6 +39,7 @@ def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
 
     page = out or files[0].with_suffix(".html")
     refuse_missing_folder(page, "--out")
+    refuse_other_page(page, "--out")
     saved = [load(file) for file in files]
     written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page)
     click.echo(as_json({"report": str(written)}) if json else str(written))

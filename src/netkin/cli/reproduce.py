@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder
+from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.errors import SourceError
 
@@ -60,6 +60,7 @@ def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bo
     if not (names or listing or page):
         raise click.UsageError("name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all.")
     refuse_missing_folder(page, "--page")
+    refuse_other_page(page, "--page")
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
     if listing:

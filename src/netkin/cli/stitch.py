@@ -12,7 +12,7 @@ import click
 
 from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, comparison_document
-from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder
+from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
 from netkin.cli.running import refuse_crash
 from netkin.errors import InflatedWarning, NoValue
@@ -92,6 +92,7 @@ def stitch(
     for option, path in outputs.items():
         refuse_missing_folder(path, option)
     _refuse_one_file_twice(outputs)
+    refuse_other_page(report, "--report")
     refuse_figure(figure)
     _refuse_no_map(map_file)
     if len(models) < 2:

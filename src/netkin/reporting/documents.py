@@ -1,4 +1,4 @@
-"""What every page shares: the document around it, its styles and scripts, and a policy by which it asks nobody."""
+"""What every page shares: the document around it, its styles and scripts, and a policy by which it loads nothing."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from netkin.reporting.scales import Scale, scales_of
 from netkin.reporting.step_axis import StepAxis
 from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
+from netkin.results.jackknife import quantile
 from netkin.results.listings import NOT_ASKED, listing
 
 
@@ -104,14 +105,32 @@ _MAPS = ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance")
 
 def _table(table: Values, scale: Scale) -> dict[str, Any]:
     errors = None if table.errors is None else _numbers(table.errors)
-    return _about_table(table) | {"errors": errors} | _drawable(replace(grid_of(table), scale=scale))
+    more = {"errors": errors, "without_error": _without_error(table), "margins": _margins(table)}
+    return _about_table(table) | more | _drawable(replace(grid_of(table), scale=scale))
+
+
+def _without_error(table: Values) -> list[list[Any]]:
+    """Return each reason why values have no error with their places, or null where it is that of all values."""
+    rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
+    found: dict[str, list[list[int]]] = {}
+    for (a, b), reason in table.error_reasons.items():
+        found.setdefault(reason, []).append([rows[a], columns[b]])
+    known = table.values.size - len(table.holes)
+    return [[reason, None if len(places) == known else places] for reason, places in found.items()]
+
+
+def _margins(table: Values) -> list[list[Any] | None]:
+    """Return for each row the second best column, and how far it is behind with the standard error of that."""
+    matches = table.best_matches()
+    found = [matches.get(row) for row in table.layers_a] if table.replicates is not None else []
+    return [[m.second, m.margin, m.margin_error] if m and m.margin_error is not None else None for m in found]
 
 
 def _about_table(table: Values) -> dict[str, Any]:
     words = ("id", "name", "higher_is_closer", "symmetric", "conventions", "statistic", "exactness")
     own = {word: _plain(getattr(table, word)) for word in words} | {"parameters": _plain(dict(table.parameters))}
     bounds = [value if math.isfinite(value) else None for value in table.bounds]
-    return own | {"bounds": bounds}
+    return own | {"bounds": bounds, "quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
 def _drawable(grid: Grid) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from netkin.errors import ShapeError, ValueFault
 from netkin.reporting.drawing import (
     bar_beside,
@@ -14,14 +16,24 @@ from netkin.reporting.drawing import (
     heatmap_into,
     kind_of,
     matplotlib,
+    name_axis,
     refuse_file,
     write_figure,
+    write_words,
 )
 from netkin.reporting.grids import Grid, grids_of, summary_grids
+from netkin.reporting.matching import partners
 from netkin.reporting.naming import told_apart
+from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
 from netkin.reporting.wording import shortened
-from netkin.results import Comparison, Comparisons, Series
+from netkin.results import Comparison, Comparisons, Series, Values
+from netkin.results.listings import pair_label
+from netkin.results.text import has_errors
+
+PROFILE = 2.6  # inches that the profile is high
+MARKS = "os^D"
+Profiled = tuple[Comparison, list[Values]]
 
 
 def plot(
@@ -31,19 +43,32 @@ def plot(
     ax: Any = None,
     *,
     steps: Sequence[int] | None = None,
+    profile: bool | None = None,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
 
     With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF.
     A series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go
-    the lines alone.
+    the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
+    95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`.
+
+    Args:
+        results: A comparison, several, or a series.
+        measure: The one measure to draw; by default all.
+        path: File to write the figure to.
+        ax: Matplotlib axes to draw into, for one measure.
+        steps: Steps of a series to draw.
+        profile: Whether to draw the profile.
     """
     kind = kind_of(path)
     refuse_file(measure)
     matplotlib("matplotlib")
-    figure = (
-        _of_series(results, measure, ax, steps) if isinstance(results, Series) else _of(results, measure, ax, steps)
-    )
+    if profile and not isinstance(results, Comparison):
+        raise ValueFault(f"`profile` is for a comparison; this is a {type(results).__name__}.")
+    if isinstance(results, Series):
+        figure = _of_series(results, measure, ax, steps)
+    else:
+        figure = _of(results, measure, ax, steps, profile)
     if path is not None:
         write_figure(figure, path, kind)
     return figure
@@ -62,12 +87,65 @@ def _of_series(series: Series, measure: str | None, ax: Any, steps: Sequence[int
     return ax.figure
 
 
-def _of(results: Comparison | Comparisons, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
+def _of(
+    results: Comparison | Comparisons, measure: str | None, ax: Any, steps: Sequence[int] | None, profile: bool | None
+) -> Any:
     if steps is not None:
         raise ValueFault(f"`steps` chooses among those of a series; this is a {type(results).__name__}.")
     grids = _grids(results, measure)
     names = _names(results, grids[0]) if isinstance(results, Comparison) else ("", "")
-    return _panels(grids, names) if ax is None else _inside(ax, grids, names)
+    profiled = _profiled(results, measure, profile) if isinstance(results, Comparison) else None
+    if ax is None:
+        return _panels(grids, names, profiled)
+    if profile and profiled:
+        profile_into(ax, *profiled)
+        return ax.figure
+    return _inside(ax, grids, names)
+
+
+def _profiled(comparison: Comparison, measure: str | None, wanted: bool | None) -> Profiled | None:
+    """Return the comparison and its tables whose profile is drawn; None where it is not asked for."""
+    tables = list(comparison.tables.values()) if measure is None else [comparison.table(measure)]
+    found = bool(partners(comparison)[0])
+    if wanted and not found:
+        raise ValueFault("no layers correspond, so that there is no profile to draw.")
+    drawn = found and (any(map(has_errors, tables)) if wanted is None else wanted)
+    return (comparison, tables) if drawn else None
+
+
+def profile_into(ax: Any, comparison: Comparison, tables: Sequence[Values]) -> None:
+    """Draw the values of corresponding layers, from the first to the last, with bars for their 95 % intervals.
+
+    Measures on one scale are drawn by their values, others by where these lie between far and close.
+    """
+    pairs, _ = partners(comparison)
+    rows, columns = ([pair[side] for pair in pairs] for side in (0, 1))
+    scales = scales_of(tables)
+    alike = len(set(scales.values())) == 1
+    for k, table in enumerate(tables):
+        values, *ends = (array[rows, columns] for array in (table.values, *table.interval()))
+        if not alike:
+            values, *ends = map(scales[table.id].closeness, (values, *ends))
+        reach = [np.nan_to_num(np.abs(values - end)) for end in np.sort(ends, axis=0)]
+        places = np.arange(len(pairs)) + 0.06 * (k - (len(tables) - 1) / 2)
+        ax.errorbar(places, values, yerr=reach, marker=MARKS[k % len(MARKS)], markersize=3, linewidth=1, capsize=2)
+    labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
+    _name_profile(ax, labels, tables, alike)
+
+
+def _name_profile(ax: Any, labels: Sequence[str], tables: Sequence[Values], alike: bool) -> None:
+    bars = "95 % intervals" if any(map(has_errors, tables)) else ""
+    name_axis(ax.xaxis, labels, "", upright=True)
+    said = [tables[0].name if alike and len({table.name for table in tables}) == 1 else "value" if alike else "", bars]
+    write_words(ax.set_ylabel, ", ".join(filter(None, said)), fontsize=8)
+    if not alike:
+        ax.set_ylim(-0.04, 1.04)
+        ax.set_yticks([0, 1], ["far", "close"])
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    legend = ax.legend([table.id for table in tables], fontsize=7, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]:
@@ -98,14 +176,18 @@ def _inside(ax: Any, grids: Sequence[Grid], names: tuple[str, str]) -> Any:
     return ax.figure
 
 
-def _panels(grids: Sequence[Grid], names: tuple[str, str]) -> Any:
+def _panels(grids: Sequence[Grid], names: tuple[str, str], profiled: Profiled | None) -> Any:
     columns = min(len(grids), 5 if grids[0].listed else 3 if len(grids) in (3, 5, 6, 9) else 2)
     rows = math.ceil(len(grids) / columns)
     width, height = _inches(grids[0])
-    figure = empty_figure(width * columns, height * rows)
-    for place, grid in enumerate(grids, start=1):
-        ax = figure.add_subplot(rows, columns, place)
+    heights = [height] * rows + [PROFILE] * (profiled is not None)
+    figure = empty_figure(width * columns, sum(heights))
+    places = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    for place, grid in enumerate(grids):
+        ax = figure.add_subplot(places[divmod(place, columns)])
         bar_beside(ax, heatmap_into(ax, grid, names), grid)
+    if profiled is not None:
+        profile_into(figure.add_subplot(places[rows, :]), *profiled)
     return figure
 
 

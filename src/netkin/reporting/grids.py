@@ -11,10 +11,11 @@ import numpy as np
 from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
 from netkin.results.listings import by_name, column_label, listing, pair_label
-from netkin.results.text import cells
+from netkin.results.text import cells, values_and_errors
 
 SAME_MODEL = "a model is not compared with itself here"
 NOT_COMPARED = "these two were not compared"
+ROOM = 30  # columns, up to which cells have room for standard errors
 NOTHING_SHARED = "compared, but without a value for any pair of layers that count"
 
 
@@ -40,12 +41,23 @@ class Grid:
     @property
     def texts(self) -> Sequence[Sequence[str]]:
         """The values as the cells show them."""
+        if self.errors is not None and self.tails:
+            return values_and_errors(self.values, self.errors)[0]
         return cells(self.values) if self.written is None else self.written
 
     @property
+    def tails(self) -> Sequence[Sequence[str]]:
+        """The standard errors as the cells show them, as ±0.02; none at all where there are none, or no room."""
+        known = self.errors is not None and bool(np.isfinite(self.errors).any())
+        if self.errors is None or not known or self.written is not None or len(self.columns) > ROOM:
+            return []
+        return values_and_errors(self.values, self.errors)[1]
+
+    @property
     def letters(self) -> int:
-        """How many letters the widest number takes."""
-        return max(self.widest, *(len(text) for line in self.texts for text in line), 0)
+        """How many letters the widest number takes; errors are written smaller."""
+        smaller = [len(tail) - 1 for line in self.tails for tail in line]
+        return max(self.widest, *(len(text) for line in self.texts for text in line), *smaller, 0)
 
     def pair(self, i: int, j: int) -> str:
         """Return what a cell is about."""

@@ -26,7 +26,7 @@ def heatmap(grid: Grid, caption: str) -> Markup:
     sizes = f"{counts};--label:{_room(rows)}px;--head:{_room(columns)}px"
     table = tag("table", tag("caption", caption), _head(grid, columns), _body(grid, rows), role="grid", class_="heat")
     sheet = tag("div", table, None if grid.listed else best_line(grid), class_="sheet")
-    return tag("div", sheet, class_="box", style=sizes)
+    return tag("div", sheet, class_="box with-errors" if grid.tails else "box", style=sizes)
 
 
 def legend(grid: Grid) -> Markup:
@@ -73,6 +73,8 @@ def _head(grid: Grid, labels: Sequence[str]) -> Markup:
 
 def _body(grid: Grid, labels: Sequence[str]) -> Markup:
     texts, shades = grid.texts, grid.scale.shade_numbers(grid.values).tolist()
+    tails = [[f"<i>{tail}</i>" if tail else "" for tail in line] for line in grid.tails]
+    texts = [list(map("".join, zip(*both, strict=True))) for both in zip(texts, tails, strict=True)] if tails else texts
     lines = zip(grid.rows, labels, texts, shades, strict=True)
     rows = [
         tag("tr", tag("th", name(label), scope="row", **_whole(full, label)), _cells(line, numbers, grid.best.get(i)))

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from netkin.reporting.colours import ink, palette
-from netkin.reporting.grids import Grid, grids_of, summary_grids
-from netkin.reporting.markup import Markup, name, tag
-from netkin.reporting.series_view import series_view
-from netkin.reporting.wording import number, shortened
-from netkin.results import Comparison, Comparisons, Series
-from netkin.results.text import cells
+import numpy as np
 
+from netkin.reporting.colours import depths, ink, level, palette
+from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
+from netkin.reporting.layer_lines import drawing, tick_names, zoomed
+from netkin.reporting.markup import Markup, joined, name, tag
+from netkin.reporting.panes import picture
+from netkin.reporting.settling import series_headline
+from netkin.reporting.step_axis import StepAxis, spread
+from netkin.reporting.wording import number_with_error, shortened
+from netkin.results import Comparison, Comparisons, Series
+from netkin.results.text import NO_DATA, error_lines
+
+FEW = 16  # columns, up to which cells show their values
 SHOWN = 4  # measures at most
 CELLS = 2500  # beyond so many only the first measure is shown
+PANES = 5
+PAPER = "background:#fff;color:#222;padding:10px 14px;max-width:760px"
+STRIP = "display:flex;flex-wrap:wrap;gap:10px;margin:0 0 12px"
+HATCHED = "background:repeating-linear-gradient(45deg,#fff 0 3px,#aaa 3px 4.5px)"
+FIELD = "position:relative;height:220px;margin:10px 12px 28px 44px"
 
 
 def notebook_view(results: Comparison | Comparisons | Series) -> str:
@@ -24,17 +36,20 @@ def notebook_view(results: Comparison | Comparisons | Series) -> str:
         grids = grids_of(results)
         sides = ("", "") if any(grid.listed for grid in grids) else (" (rows)", " (columns)")
         title = f"{results.a}{sides[0]} and {results.b}{sides[1]}"
-        words = f"{title}, {results.data}, {results.examples:,} examples"
+        words = f"{title}, {NO_DATA if results.needs_no_data else f'{results.data}, {results.examples:,} examples'}"
     else:
         grids, words = _summaries(results), f"{len(results.models)} models, {len(results)} pairs"
     shown = _few(grids)
     rest = [f"not shown here: {', '.join(grid.id for grid in grids[len(shown) :])}"] if len(shown) < len(grids) else []
-    tables = tag(
+    pictures = tag(
         "div", *map(_small, shown), style="display:flex;flex-wrap:wrap;gap:16px;overflow:auto;max-height:640px"
     )
     warnings = results.warnings if isinstance(results, Comparison) else ()
-    notes = [*(f"warning: {warning}" for warning in warnings), *rest]
-    return tag("div", tag("p", words), tables, *(tag("p", tag("small", note)) for note in notes))
+    drawn = {id_ for grid in shown for id_ in grid.listed or (grid.id,)}
+    tables = [t for t in results.tables.values() if t.id in drawn] if isinstance(results, Comparison) else []
+    errors = [f"{table.id}: {line}" for table in tables for line in error_lines([table])]
+    notes = [*(f"warning: {warning}" for warning in warnings), *errors, *rest]
+    return tag("div", tag("p", words), pictures, *(tag("p", tag("small", note)) for note in notes))
 
 
 def _summaries(results: Comparisons) -> list[Grid]:
@@ -62,29 +77,84 @@ def _small(grid: Grid) -> Markup:
 
 
 def _rows(grid: Grid) -> list[Markup]:
-    texts, shades = cells(grid.values), grid.scale.shade_numbers(grid.values)
-    few = len(grid.columns) <= 16
+    texts, shades = _texts(grid), grid.scale.shade_numbers(grid.values)
     return [
         tag(
             "tr",
             tag("th", name(label), title=grid.rows[i], style="text-align:right;padding:0 6px;font-weight:400"),
-            *(_cell(grid, i, j, int(shades[i, j]), texts[i][j] if few else "") for j in range(len(grid.columns))),
+            *(_cell(grid, i, j, int(shades[i, j]), texts[i][j]) for j in range(len(grid.columns))),
         )
         for i, label in enumerate(shortened(grid.rows))
     ]
 
 
-def _cell(grid: Grid, i: int, j: int, shade: int, text: str) -> Markup:
+def _texts(grid: Grid) -> list[list[Markup]]:
+    """Return what the cells show: nothing where they are many, else values with any standard errors below."""
+    if len(grid.columns) > FEW:
+        return [[joined()] * len(grid.columns)] * len(grid.rows)
+    tails = grid.tails or [[""] * len(grid.columns)] * len(grid.rows)
+    return [
+        [joined(text, tag("br") if tail else None, tag("small", tail) if tail else None)
+         for text, tail in zip(*row, strict=True)]
+        for row in zip(grid.texts, tails, strict=True)
+    ]  # fmt: skip
+
+
+def _cell(grid: Grid, i: int, j: int, shade: int, text: Markup) -> Markup:
     pair, room = f"{grid.pair(i, j)}: ", "padding:3px 5px;min-width:10px;text-align:center"
     if shade < 0:
         return tag("td", "–", title=f"{pair}no value, {grid.holes[i, j]}", style=f"{room};background:#8884")
     colour = palette()[shade]
     ring = ";outline:2px solid #fff;outline-offset:-3px" if grid.best.get(i) == j else ""
     style = f"{room};background:{colour};color:{ink(colour)}{ring}"
-    return tag("td", text, title=pair + number(float(grid.values[i, j])), style=style)
+    error = math.nan if grid.errors is None else float(grid.errors[i, j])
+    return tag("td", text, title=pair + number_with_error(float(grid.values[i, j]), error), style=style)
 
 
 def _upright(label: str) -> Markup:
     return tag(
         "span", name(label), style="writing-mode:vertical-rl;transform:rotate(180deg);font-weight:400;max-height:160px"
     )
+
+
+def series_view(series: Series) -> str:
+    """Return a series as HTML for a notebook: its first measure, and the names of the others."""
+    if not series.measures:
+        return tag("div", tag("p", series_headline(series)))
+    measure, *rest = series.measures
+    notes = [f"warning: {warning}" for warning in series.warnings]
+    notes += [f"not shown here: {', '.join(rest)}"] if rest else []
+    about = f"{series.run}: {measure} of the layers (rows) with those of the final {series.unit} (columns)"
+    shown = [tag("p", series_headline(series)), tag("p", about, style="font-weight:600"), _strip(series, measure)]
+    return tag("div", *shown, _lines(series, measure), *(tag("p", tag("small", note)) for note in notes), style=PAPER)
+
+
+def _strip(series: Series, measure: str) -> Markup:
+    grids, side = frames(series, measure), f"width:120px;height:120px;image-rendering:pixelated;display:block;{HATCHED}"
+    items = [
+        tag("div", picture(grids[k], side), tag("small", f"{series.unit} {series.steps[k]:,}"))
+        for k in spread(StepAxis.of(series.steps), PANES)
+    ]
+    return tag("div", *items, style=STRIP)
+
+
+def _lines(series: Series, measure: str) -> Markup | None:
+    own, axis = series.own(measure), StepAxis.of(series.steps)
+    if not np.isfinite(own).any():
+        return None
+    scale = zoomed(series.table(measure), own)
+    colours = [depths()[level(k, own.shape[1])] for k in range(own.shape[1])]
+    field = tag("div", drawing(own, scale, axis, colours), *tick_names(scale, axis), style=FIELD)
+    key = [
+        tag(
+            "span",
+            tag("span", "━ ", style=f"color:{colour}"),
+            name(label),
+            style="margin-right:12px;display:inline-block",
+            title=layer,
+        )
+        for layer, label, colour in zip(series.layers, shortened(series.layers), colours, strict=True)
+    ]
+    kind = " (logarithmic axis)" if axis.logarithmic else ""
+    words = tag("small", f"each layer with its own final state, over the {series.unit}s{kind}", style="display:block")
+    return tag("div", words, field, tag("small", *key))

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from netkin.reporting.markup import Markup, name, tag
-from netkin.reporting.wording import direction, number, range_of
+from netkin.reporting.wording import direction, range_of
 from netkin.results import Comparison, Values
 from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.text import NO_DATA, error_summary, has_errors
 
+_IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
 _OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
 
 
@@ -21,7 +23,19 @@ def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
         folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
         folded(f"The layers of {names[comparison.a]}", layer_table(comparison, "a")),
         folded(f"The layers of {names[comparison.b]}", layer_table(comparison, "b")),
+        identity(comparison.provenance),
     )
+
+
+def identity(provenance: Mapping[str, str]) -> Markup | None:
+    """Return digests and calls, which tell results apart and are seldom read, folded; None where there are none."""
+    found = {key: value for key, value in provenance.items() if is_identity(key)}
+    return folded("Identity: digests of weights, data and settings", _facts(found)) if found else None
+
+
+def is_identity(key: str) -> bool:
+    """Tell whether a word of provenance is about a digest or a call."""
+    return _IDENTITY.fullmatch(key) is not None
 
 
 def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
@@ -36,7 +50,8 @@ def _general(comparison: Comparison) -> dict[str, Any]:
         sides[0]: f"{comparison.a}, {len(comparison.layers_a)} layers",
         sides[1]: f"{comparison.b}, {len(comparison.layers_b)} layers",
     } | common_facts(comparison)
-    more = {key: value for key, value in comparison.provenance.items() if key not in facts}
+    provenance = comparison.provenance.items()
+    more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
     return facts | grouped(more, comparison.layers_b)
 
 
@@ -68,10 +83,12 @@ def _told_of(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -
 def common_facts(comparison: Comparison) -> dict[str, Any]:
     """Return what a comparison says of its data and its making."""
     shapes = sorted({*comparison.shapes_a.values(), *comparison.shapes_b.values()})
-    return {
+    data = {
         "data": comparison.data,
         "examples": f"{comparison.examples:,}",
         "what one example is": ", ".join(shapes) or "not said",
+    }
+    return ({"data": NO_DATA} if comparison.needs_no_data else data) | {
         "seed": comparison.seed,
         "complete": "yes" if comparison.complete else "no, it was interrupted",
         "made": comparison.created,
@@ -126,17 +143,18 @@ def _missing(table: Values) -> str:
 
 
 def _errors(table: Values) -> str:
-    if table.errors is None:
-        return "not asked for"
-    known = table.errors[table.errors == table.errors]
-    return f"up to {number(float(known.max()))}" if known.size else "none could be had"
+    if has_errors(table):
+        return error_summary(table)
+    return "; ".join(dict.fromkeys(table.error_reasons.values())) or "not asked for"
 
 
 def layer_table(comparison: Comparison, side: str) -> Markup:
-    """Return the layers of side a or b, with what one example is and how wide they are."""
-    layers, shapes, widths = (getattr(comparison, f"{word}_{side}") for word in ("layers", "shapes", "widths"))
-    rows = [[name(layer), shapes.get(layer, "–"), widths.get(layer, "–")] for layer in layers]
-    return plain_table(["layer", "what one example is", "width"], rows)
+    """Return the layers of side a or b, with what one example is and how wide they are, as far as that is known."""
+    told = {"what one example is": f"shapes_{side}", "width": f"widths_{side}"}
+    known = {words: getattr(comparison, field) for words, field in told.items() if getattr(comparison, field)}
+    layers = getattr(comparison, f"layers_{side}")
+    rows = [[name(layer), *(own.get(layer, "–") for own in known.values())] for layer in layers]
+    return plain_table(["layer", *known], rows)
 
 
 def folded(title: str, body: Markup, open_: bool = False) -> Markup:

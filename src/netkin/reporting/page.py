@@ -1,4 +1,4 @@
-"""The report: one HTML page that holds everything it needs and asks nothing of anybody."""
+"""The report: one HTML page that holds everything it needs and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 from netkin import files
 from netkin.errors import ValueFault
-from netkin.reporting.articles import article
-from netkin.reporting.cards import holes
+from netkin.reporting.articles import article, holes
 from netkin.reporting.documents import document, footer, header, toolbar
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
@@ -24,6 +23,7 @@ from netkin.reporting.wording import headline
 from netkin.results import Comparison, Comparisons, Series
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
+ENDINGS = (".html", ".htm")
 FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 
@@ -33,8 +33,10 @@ Results = Comparison | Comparisons | Series | Iterable[Comparison]
 def report(results: Results, path: str | os.PathLike[str]) -> Path:
     """Write one comparison or several, or a series, as a single HTML page to `path`, and return the path.
 
-    The page opens in any browser without a network; it is there whole or not at all.
+    The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm.
     """
+    if not str(path).lower().endswith(ENDINGS):
+        raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
     files.write_text(path, page(results))
     return Path(path)
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.matching import partners
 from netkin.reporting.scales import Scale, scales_of
-from netkin.reporting.wording import bound, number, shortened
+from netkin.reporting.wording import bound, number_with_error, shortened
 from netkin.results import Comparison, Values
 from netkin.results.listings import by_name, pair_label
+from netkin.results.text import has_errors
 
 WIDTH, HEIGHT = 960, 236  # of the field of the lines, with its margins above, left and right
 LEFT, RIGHT, TOP = 64, 20, 16
@@ -27,6 +28,7 @@ class Point:
     x: float
     y: float
     says: str
+    ends: tuple[float, float] | None = None  # of the interval, lower end first
 
 
 def profile(comparison: Comparison) -> Markup | None:
@@ -37,7 +39,8 @@ def profile(comparison: Comparison) -> Markup | None:
     tables = list(comparison.tables.values())
     labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
     scales = scales_of(tables)
-    lines = [_line(table, scales[table.id], pairs, labels) for table in tables]
+    apart = _apart(tables, len(pairs))
+    lines = [_line(table, scales[table.id], pairs, labels, apart[k]) for k, table in enumerate(tables)]
     ends = _ends(list(scales.values()))
     chart = tag("div", _chart(comparison, lines, labels, ends), class_="chart")
     title = "Profile of corresponding layers" if how else "Profile of the pairs that were compared"
@@ -48,7 +51,8 @@ def profile(comparison: Comparison) -> Markup | None:
 def _words(tables: Sequence[Values], how: str, ends: tuple[str, str]) -> str:
     which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
     shared = ", the same for all its methods or parameters" if len(by_name(tables)) < len(tables) else ""
-    return f"{which}. Each measure has its own scale{shared}; {ends[1]} is up."
+    bars = " Bars are 95 % intervals." if any(map(has_errors, tables)) else ""
+    return f"{which}. Each measure has its own scale{shared}; {ends[1]} is up.{bars}"
 
 
 def _ends(scales: Sequence[Scale]) -> tuple[str, str]:
@@ -57,14 +61,28 @@ def _ends(scales: Sequence[Scale]) -> tuple[str, str]:
     return " or ".join(low for low, _ in words), " or ".join(high for _, high in words)
 
 
-def _line(table: Values, scale: Scale, pairs: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Point]:
-    closeness = scale.closeness(table.values)
-    step = (WIDTH - LEFT - RIGHT) / max(len(pairs) - 1, 1)
-    return [
-        Point(LEFT + k * step, _height(closeness[i, j]), f"{label}, {table.id}: {number(table.values[i, j])}")
-        for k, ((i, j), label) in enumerate(zip(pairs, labels, strict=True))
-        if math.isfinite(table.values[i, j])
-    ]
+def _apart(tables: Sequence[Values], count: int) -> list[float]:
+    """Return how far to the side each measure's points stand, so that bars do not hide each other."""
+    if not any(map(has_errors, tables)):
+        return [0.0] * len(tables)
+    gap = min(7.0, (WIDTH - LEFT - RIGHT) / max(count - 1, 1) / (len(tables) + 1))
+    return [gap * (k - (len(tables) - 1) / 2) for k in range(len(tables))]
+
+
+def _line(
+    table: Values, scale: Scale, pairs: Sequence[tuple[int, int]], labels: Sequence[str], aside: float
+) -> list[Point]:
+    closeness, ends = scale.closeness(table.values), [scale.closeness(end) for end in table.interval()]
+    step, errors = (WIDTH - LEFT - RIGHT) / max(len(pairs) - 1, 1), table.to_errors()
+    points = []
+    for k, ((i, j), label) in enumerate(zip(pairs, labels, strict=True)):
+        if not math.isfinite(table.values[i, j]):
+            continue
+        says = f"{label}, {table.id}: {number_with_error(table.values[i, j], errors[i, j])}"
+        low, high = sorted(_height(end[i, j]) for end in ends)
+        bar = (high, low) if math.isfinite(errors[i, j]) and math.isfinite(low) else None
+        points.append(Point(LEFT + k * step + aside, _height(closeness[i, j]), says, bar))
+    return points
 
 
 def _height(closeness: float) -> float:
@@ -105,8 +123,13 @@ def _ticks(labels: Sequence[str]) -> Iterator[Markup]:
 
 def _drawn(kind: int, points: Sequence[Point], measure: str) -> Markup:
     path = " ".join(f"{p.x:.1f},{p.y:.1f}" for p in points)
+    bars = [_bar(point.x, *point.ends) for point in points if point.ends]
     marks = [_mark(kind, point) for point in points]
-    return tag("g", tag("polyline", points=path), *marks, class_=f"line k{kind % KINDS}", data_measure=measure)
+    return tag("g", tag("polyline", points=path), *bars, *marks, class_=f"line k{kind % KINDS}", data_measure=measure)
+
+
+def _bar(x: float, low: float, high: float) -> Markup:
+    return tag("path", d=f"M{x:.1f} {low:.1f}V{high:.1f}m-3.5 0h7M{x - 3.5:.1f} {low:.1f}h7", class_="whisker")
 
 
 def _mark(kind: int, point: Point) -> Markup:
@@ -152,4 +175,4 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], labels: S
 
 
 def _number(table: Values, i: int, j: int) -> str:
-    return number(table.values[i, j]) if math.isfinite(table.values[i, j]) else "–"
+    return number_with_error(table.values[i, j], table.to_errors()[i, j])

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from netkin.reporting.cards import card, reason_list
+from netkin.reporting.articles import card, reason_list
 from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded_series
 from netkin.reporting.grids import Grid, frames
 from netkin.reporting.layer_lines import depth_rules, layer_lines
 from netkin.reporting.markup import Markup, joined, tag
-from netkin.reporting.origins import common_facts, folded, layer_table, measure_table, plain_table, section
+from netkin.reporting.origins import (
+    common_facts,
+    folded,
+    identity,
+    is_identity,
+    layer_table,
+    measure_table,
+    plain_table,
+    section,
+)
 from netkin.reporting.panes import panes
 from netkin.reporting.settling import series_headline, settling
 from netkin.reporting.step_axis import StepAxis, spread
 from netkin.results import Series
+from netkin.results.text import NO_DATA
 
 SCRIPTS = ("telling", "heatmaps", "pictures", "saving", "timeline", "layer_lines", "controls", "theme", "scrolling")
 PANES = 6
@@ -77,7 +87,8 @@ def _facts(series: Series) -> Markup:
     steps = f"{len(series)} {series.unit}s, {series.steps[0]:,} to {series.final_step:,}"
     measures = f"{len(series.measures)} measure{'s' if len(series.measures) != 1 else ''}"
     size = f"{len(final.layers_a)} × {len(layers)} layers"
-    return facts([final.data, f"{final.examples:,} examples", steps, size, measures, final.created[:10]])
+    data = [NO_DATA] if final.needs_no_data else [final.data, f"{final.examples:,} examples"]
+    return facts([*data, steps, size, measures, final.created[:10]])
 
 
 def _said(series: Series) -> list[str]:
@@ -154,6 +165,7 @@ def _origins(series: Series, grids: dict[str, list[Grid]]) -> Markup:
         None if same else folded("The layers of the checkpoints", layer_table(final, "a")),
         None if same else folded("The layers of the final checkpoint", layer_table(final, "b")),
         folded(f"The {series.unit}s", _steps(series)),
+        identity(_unchanging(series)),
     )
 
 
@@ -166,8 +178,14 @@ def _general(series: Series) -> dict[str, Any]:
     facts["complete"] = "yes" if series.complete else "no, it was interrupted"
     if series.missing:
         facts[f"{series.unit}s missing"] = ", ".join(f"{step:,}" for step in series.missing)
-    own = {key: value for key, value in final.provenance.items() if key not in _changing(series)}
-    return facts | {key: value for key, value in (own | dict(series.provenance)).items() if key not in facts}
+    own = _unchanging(series).items()
+    return facts | {key: value for key, value in own if key not in facts and not is_identity(key)}
+
+
+def _unchanging(series: Series) -> dict[str, str]:
+    """Return the provenance that is the same at every step."""
+    final, changing = series.comparisons[-1].provenance, _changing(series)
+    return {key: value for key, value in final.items() if key not in changing} | dict(series.provenance)
 
 
 def _changing(series: Series) -> list[str]:

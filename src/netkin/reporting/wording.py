@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from netkin.reporting.grids import Grid
 from netkin.reporting.matching import partners
 from netkin.reporting.naming import LONGEST, told_apart
-from netkin.results import Comparison, Values
+from netkin.results import Comparison, Match, Values
 from netkin.results.listings import has_classes, is_worth, listing, pair_label
 from netkin.results.text import brief
 
@@ -25,6 +25,18 @@ def number(value: float) -> str:
         digits, _, power = f"{value:.3e}".partition("e")
         return f"{digits}e{int(power):+d}"
     return f"{abs(value) if value == 0 else value:.4f}"
+
+
+def number_with_error(value: float, error: float) -> str:
+    """Return a number with its standard error, as far as there are such.
+
+    Example:
+        >>> number_with_error(0.83125, 0.0125), number_with_error(0.5, math.nan), number_with_error(math.nan, math.nan)
+        ('0.8313 ± 0.0125', '0.5000', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    return number(value) if math.isnan(error) else f"{number(value)} ± {number(error)}"
 
 
 def bound(value: float) -> str:
@@ -93,17 +105,16 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
     return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
 
 
-def _closest(table: Values, best: dict[str, tuple[str, float]], what: str) -> str:
+def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:
     choose = max if table.higher_is_closer else min
-    row, (column, value) = choose(best.items(), key=lambda item: item[1][1])
+    row, match = choose(best.items(), key=lambda item: item[1].value)
+    at = f"{match.value:.2f}" if match.error is None else f"{match.value:.2f} ± {match.error:.1g}"
     if is_worth(table):
-        return f"the best stitch is that at {pair_label([table], row, column)}, at {value:.2f}"
-    return f"the closest pair of {what} is {row} × {column} at {value:.2f}"
+        return f"the best stitch is that at {pair_label([table], row, match.layer)}, at {at}"
+    return f"the closest pair of {what} is {row} × {match.layer} at {at}"
 
 
-def _agreement(
-    comparison: Comparison, table: Values, best: dict[str, tuple[str, float]], names: Mapping[str, str]
-) -> str:
+def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match], names: Mapping[str, str]) -> str:
     pairs, how = partners(comparison)
     matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
     met = sum(best[a][0] == b for a, b in matched.items() if a in best)

@@ -7,12 +7,14 @@ from netkin.results.loading import load
 from netkin.results.series import Series
 from netkin.results.spreads import Spread
 from netkin.results.trends import THRESHOLDS, Trend
+from netkin.results.values import Match
 
 __all__ = [
     "THRESHOLDS",
     "Claim",
     "Comparison",
     "Comparisons",
+    "Match",
     "Measured",
     "Series",
     "Spread",

@@ -19,9 +19,11 @@ from netkin.results.listings import NOT_ASKED
 from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
 from netkin.results.records import distinct, freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
-from netkin.results.values import Values
+from netkin.results.values import Match, Values
 
 __all__ = ["Comparison", "Values", "unpacked"]
+
+NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason")  # columns of the long form
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -63,6 +65,11 @@ class Comparison:
         """The ids of the measures, in the order they were asked for."""
         return tuple(self.tables)
 
+    @property
+    def needs_no_data(self) -> bool:
+        """Whether the numbers come from the weights alone, so that no examples were run."""
+        return self.examples == 0
+
     @overload
     def __getitem__(self, key: str) -> Values: ...
 
@@ -89,7 +96,8 @@ class Comparison:
         return rebuild, (Comparison, plain_fields(self))
 
     def __repr__(self) -> str:
-        size = f"{len(self.layers_a)} × {len(self.layers_b)} layers, {self.examples:,} examples"
+        data = "weights alone" if self.needs_no_data else f"{self.examples:,} examples"
+        size = f"{len(self.layers_a)} × {len(self.layers_b)} layers, {data}"
         return f"Comparison({self.a!r}, {self.b!r}, measures={list(self.measures)}, {size})"
 
     def __str__(self) -> str:
@@ -99,7 +107,7 @@ class Comparison:
         """Return the table of `measure`; with one measure it need not be named."""
         return self._only() if measure is None else self._named(measure)
 
-    def best_matches(self, measure: str | None = None) -> dict[str, tuple[str, float]]:
+    def best_matches(self, measure: str | None = None) -> dict[str, Match]:
         """Return for every layer of the first model its closest layer of the second and the value there."""
         return self.table(measure).best_matches()
 
@@ -109,26 +117,43 @@ class Comparison:
             return np.array([table.values for table in self.tables.values()])
         return self.table(measure).to_numpy()
 
-    def to_pandas(self, measure: str | None = None) -> Any:
-        """Return a measure's table as a data frame; without `measure` and with several, one row for each number."""
-        if measure is None and len(self.tables) != 1:
-            names = ["measure", "layer_a", "layer_b", "value", "error", "reason"]
-            return optional("pandas").DataFrame(list(self.numbers()), columns=names)
+    def to_pandas(self, measure: str | None = None, *, long: bool = False) -> Any:
+        """Return a measure's table as a data frame, or one row for each number.
+
+        One row for each number, with its standard error, the ends of its 95 % interval and the reason why it or its
+        error is missing, comes back where `long` is asked for, and without `measure` where there are several.
+        """
+        if long or (measure is None and len(self.tables) != 1):
+            return optional("pandas").DataFrame(list(self.numbers(measure)), columns=list(NUMBERS))
         return self.table(measure).to_pandas()
 
     def to_xarray(self) -> Any:
-        """Return a data set with an array for each measure, one for its standard errors, and the provenance."""
+        """Return a data set with an array for each measure, for its standard errors and replicates, and provenance."""
         arrays = {name: table.to_xarray() for name, table in self.tables.items()}
+        sides, parts = ("layer_a", "layer_b"), {len(table.chunk_sizes) for table in self.tables.values()} - {0}
         for name, table in self.tables.items():
             if table.errors is not None:
-                arrays[f"{name} standard error"] = (("layer_a", "layer_b"), table.errors.copy())
+                arrays[f"{name} standard error"] = (sides, table.errors.copy())
+            if table.replicates is not None:
+                chunk = "chunk" if len(parts) == 1 else f"chunk of {len(table.replicates)}"
+                arrays[f"{name} replicates"] = ((chunk, *sides), table.replicates.copy())
         words = ("a", "b", "data", "examples", "seed", "version", "created")
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
 
-    def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
-        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, measure, path, ax)
+    def plot(
+        self,
+        measure: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        profile: bool | None = None,
+    ) -> Any:
+        """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        With standard errors, or where `profile` is True, the profile of corresponding layers stands below them.
+        """
+        return import_module("netkin.reporting").plot(self, measure, path, ax, profile=profile)
 
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""
@@ -173,14 +198,18 @@ class Comparison:
     def _listed(self) -> str:
         return ", ".join(self.tables) or "none"
 
-    def numbers(self) -> Iterator[tuple[str, str, str, float, float, str]]:
-        """Yield measure, both layers, value, standard error and reason for each number and each hole asked for."""
-        for name, table in self.tables.items():
-            errors = np.full_like(table.values, np.nan) if table.errors is None else table.errors
+    def numbers(self, measure: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
+        """Yield `NUMBERS` for each value and each hole asked for, of `measure` or of all.
+
+        The reason says why there is no value or, beside a value, why it has no standard error.
+        """
+        for table in self.tables.values() if measure is None else [self.table(measure)]:
+            arrays = (table.values, table.to_errors(), *table.interval())
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
-                reason = table.holes.get((a, b), "")
+                reason = table.holes.get((a, b), table.error_reasons.get((a, b), ""))
                 if reason != NOT_ASKED:
-                    yield name, a, b, float(table.values[i, j]), float(errors[i, j]), reason
+                    value, error, low, high = (float(array[i, j]) for array in arrays)
+                    yield table.id, a, b, value, error, low, high, reason
 
     def _refuse_stranger(self, name: str, table: Values) -> None:
         if table.id != name:

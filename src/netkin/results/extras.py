@@ -1,4 +1,4 @@
-"""Optional packages, imported only when somebody asks for what they make."""
+"""Optional packages, imported only when a method needs them."""
 
 from __future__ import annotations
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from netkin import files
 from netkin.errors import FileFault
-from netkin.results.comparison import Comparison, unpacked
-from netkin.results.comparisons import Comparisons, all_unpacked
-from netkin.results.series import Series, series_unpacked
+from netkin.results.comparison import unpacked
+from netkin.results.comparisons import all_unpacked
+from netkin.results.series import series_unpacked
 
-KINDS = {"comparison": unpacked, "comparisons": all_unpacked, "series": series_unpacked}
+KINDS: dict[object, Callable[..., Any]] = {
+    "comparison": unpacked,
+    "comparisons": all_unpacked,
+    "series": series_unpacked,
+}
 READERS = {  # of files that take more than their path to read
     "compressed": "nk.load_compressed(path, model)",
     "recording": "DynamicsRecorder.load(path)",
@@ -18,15 +25,19 @@ READERS = {  # of files that take more than their path to read
 }
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Series:
-    """Return the result that was saved at `path`."""
+def load(path: str | os.PathLike[str]) -> Any:
+    """Return what was saved at `path`: a `Comparison`, `Comparisons`, a `Series`, or statistics to compare from.
+
+    Only statistics need torch, which is imported for them alone.
+    """
     header, arrays = files.read(path)
     kind = header.get("kind")
+    if kind == "statistics":
+        return import_module("netkin.comparing.study").load_statistics(path)
     if kind not in KINDS:
         raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; {_instead(kind)}.")
     with files.damage_reported(path):
-        result: Comparison | Comparisons | Series = KINDS[kind](header, arrays)  # type: ignore[operator]
-        return result
+        return KINDS[kind](header, arrays)
 
 
 def _instead(kind: object) -> str:

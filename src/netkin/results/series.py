@@ -13,7 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.comparison import Comparison, unpacked
+from netkin.results.comparison import NUMBERS, Comparison, unpacked
 from netkin.results.extras import optional
 from netkin.results.packing import Arrays, packed
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild, same_fields
@@ -174,8 +174,8 @@ class Series:
         """Return `own` as a data frame, steps × layers; without `measure` and with several, one row for each number."""
         pandas = optional("pandas")
         if measure is None and len(self.measures) != 1:
-            names = [self.unit, "measure", "layer_a", "layer_b", "value", "error", "reason"]
-            return pandas.DataFrame([(s, *row) for s in self.steps for row in self[s].numbers()], columns=names)
+            rows = [(step, *row) for step in self.steps for row in self[step].numbers()]
+            return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measure), index=steps, columns=layers)
 

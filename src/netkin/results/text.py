@@ -29,9 +29,12 @@ from netkin.results.listings import (
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
-    from netkin.results.values import Values
+    from netkin.results.values import Match, Values
 
 HOLE = "–"
+NAMED = 5  # best matches that are told one by one
+NO_DATA = "from the weights alone: no data were run"
+DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures free of the bias of others
 
 
 def comparison_as_text(comparison: Comparison) -> str:
@@ -62,23 +65,39 @@ def values_as_text(table: Values) -> str:
 
 
 def _matrix_as_text(table: Values, width: int) -> str:
-    lines = [wrapped(_about(table), width), *grid(table.layers_a, table.layers_b, cells(table.values), width)]
-    return "\n".join([*lines, *(wrapped(line, width) for line in reasons(table.holes))])
+    lines = [wrapped(_about(table), width), *_numbers(table, width)]
+    below = [*reasons(table.holes), *error_lines([table]), match_note(table)]
+    return "\n".join([*lines, *(wrapped(line, width) for line in below if line)])
+
+
+def _numbers(table: Values, width: int) -> list[str]:
+    """Return the matrix with its standard errors: in its cells, else below as a matrix where that fits."""
+    plain, sides = cells(table.values), (table.layers_a, table.layers_b)
+    if not has_errors(table):
+        return grid(*sides, plain, width)
+    both, spread = with_errors(table.values, table.to_errors()), error_cells(table.to_errors())
+    if _fits(*sides, both, width):
+        return grid(*sides, both, width)
+    below = ["standard errors", *grid(*sides, spread, width)] if _fits(*sides, spread, width) else []
+    return [*grid(*sides, plain, width), *below]
 
 
 def _list_as_text(tables: Sequence[Values], pairs: Sequence[tuple[int, int]], width: int) -> str:
     """Return tables of one name side by side, a row for each pair of layers."""
     rows, columns = zip(*pairs, strict=True)
     labels = [pair_label(tables, tables[0].layers_a[i], tables[0].layers_b[j]) for i, j in pairs]
-    entries = cells(np.array([table.values[rows, columns] for table in tables]).T)
+    values, errors = (
+        np.array([array[rows, columns] for array in arrays]).T
+        for arrays in ([table.values for table in tables], [table.to_errors() for table in tables])
+    )
     holes = {(f"{a} {b}", why): why for t in tables for (a, b), why in t.holes.items() if why != NOT_ASKED}
     lines = [wrapped(_about(table), width) for table in tables]
-    lines += grid(labels, list(map(column_label, tables)), entries, width)
-    return "\n".join([*lines, *(wrapped(line, width) for line in reasons(holes))])
+    lines += grid(labels, list(map(column_label, tables)), with_errors(values, errors), width)
+    return "\n".join([*lines, *(wrapped(line, width) for line in [*reasons(holes), *error_lines(tables)])])
 
 
 def _about(table: Values) -> str:
-    return f"{table.id}: {direction(table)}, {_range(table)}, {table.exactness}{_error(table)}"
+    return f"{table.id}: {direction(table)}, {_range(table)}, {table.exactness}"
 
 
 def summary_as_text(comparisons: Comparisons) -> str:
@@ -97,9 +116,56 @@ def cells(values: np.ndarray) -> list[list[str]]:
         >>> cells(np.array([[0.123, -0.001], [float("nan"), 12.0]]))
         [['0.12', '0.00'], ['–', '12.00']]
     """
-    largest = np.nanmax(np.abs(values)) if np.isfinite(values).any() else 0.0
-    style = ".2f" if largest == 0 or 0.1 <= largest < 1e5 else ".1e"
+    style = _style(values)
     return [[_cell(value, style) for value in row] for row in values.tolist()]
+
+
+def with_errors(values: np.ndarray, errors: np.ndarray) -> list[list[str]]:
+    """Return numbers with their standard errors, both with as many decimals as the errors need, four at most.
+
+    Example:
+        >>> with_errors(np.array([[0.8312, 1.0]]), np.array([[0.0042, float("nan")]]))
+        [['0.831 ±0.004', '1.000       ']]
+    """
+    texts, tails = values_and_errors(values, errors)
+    room = max((len(tail) + 1 for row in tails for tail in row if tail), default=0)
+    return [
+        [f"{text}{f' {tail}' if tail else '':{room}}" for text, tail in zip(*row, strict=True)]
+        for row in zip(texts, tails, strict=True)
+    ]
+
+
+def values_and_errors(values: np.ndarray, errors: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
+    """Return numbers with as many decimals as their errors need, and the errors, as ±0.02 or "" where there is none."""
+    powers = _style(values) == ".1e"
+    style = ".1e" if powers else f".{_decimals(errors)}f"
+    texts = [[_cell(value, style) for value in row] for row in values.tolist()]
+    return texts, [["" if text == HOLE else f"±{text}" for text in row] for row in error_cells(errors, powers)]
+
+
+def error_cells(errors: np.ndarray, powers: bool = False) -> list[list[str]]:
+    """Return standard errors with two to four decimals, those that would be zero, or all, as powers of ten.
+
+    Example:
+        >>> error_cells(np.array([[0.0042, 0.02, 1e-9, float("nan")]]))
+        [['0.004', '0.020', '1e-09', '–']]
+    """
+    style = ".1e" if powers or np.nanmax(errors, initial=0) >= 1e5 else f".{_decimals(errors)}f"
+    return [
+        [f"{error:.0e}" if error > 0 and not float(f"{error:{style}}") else _cell(error, style) for error in row]
+        for row in errors.tolist()
+    ]
+
+
+def _decimals(errors: np.ndarray) -> int:
+    """Return how many decimals show the first digit of the median error: from two to four."""
+    known = errors[np.isfinite(errors) & (errors > 0)]
+    return int(np.clip(np.ceil(-np.log10(np.median(known))), 2, 4)) if known.size else 2
+
+
+def _style(values: np.ndarray) -> str:
+    largest = np.nanmax(np.abs(values)) if np.isfinite(values).any() else 0.0
+    return ".2f" if largest == 0 or 0.1 <= largest < 1e5 else ".1e"
 
 
 def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> list[str]:
@@ -148,16 +214,22 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{i} {name}" for i, name in enumerate(names, start=1))
 
 
+def _fits(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> bool:
+    return not (rows and columns) or len(_block(list(rows), list(columns), entries)[0]) <= width
+
+
 def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: int = 0) -> list[str]:
     margin = max(map(len, rows))
     sizes = [max(len(name) + 2, cell, *(len(line[j]) + 2 for line in entries)) for j, name in enumerate(columns)]
     body = zip(["", *rows], [columns, *entries], strict=True)
-    return [label.ljust(margin) + "".join(e.rjust(s) for e, s in zip(line, sizes, strict=True)) for label, line in body]
+    lines = [(label.ljust(margin), zip(line, sizes, strict=True)) for label, line in body]
+    return [(label + "".join(entry.rjust(size) for entry, size in line)).rstrip() for label, line in lines]
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
-    yield wrapped(f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}", width)
+    data = f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}"
+    yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
     kinds = Counter([*comparison.shapes_a.values(), *columns.values()])
     if kinds:
@@ -190,10 +262,68 @@ def _range(table: Values) -> str:
     return f"at most {high}" if math.isinf(table.bounds[0]) else f"{low} to {high}"
 
 
-def _error(table: Values) -> str:
-    if table.errors is None or not np.isfinite(table.errors).any():
+def has_errors(table: Values) -> bool:
+    """Tell whether any value of a table has a standard error."""
+    return table.errors is not None and bool(np.isfinite(table.errors).any())
+
+
+def error_lines(tables: Sequence[Values]) -> Iterator[str]:
+    """Yield how large the standard errors of tables are, which values have none and why, and where bias is larger."""
+    for table in tables:
+        of = f" of {column_label(table)}" if len(tables) > 1 else ""
+        if has_errors(table):
+            yield f"standard errors{of}: {error_summary(table)}"
+        for reason, count in Counter(table.error_reasons.values()).most_common(5):
+            yield f"no standard error{of}: {reason} ({count} {'pair' if count == 1 else 'pairs'})"
+        if note := bias_note(table):
+            yield f"bias{of}: {note}"
+
+
+def error_summary(table: Values) -> str:
+    """Return the median and the largest standard error of a table that has some, and how they came to be."""
+    known = table.to_errors()[np.isfinite(table.to_errors())]
+    size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
+    return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
+
+
+def bias_note(table: Values) -> str:
+    """Return where the jackknife finds more bias than error, and which measure is free of it; "" where nowhere."""
+    pairs = set(table.biased())
+    if not pairs:
         return ""
-    return f", standard errors up to {np.nanmax(table.errors):.2g}"
+    places = [(i, j) for i, a in enumerate(table.layers_a) for j, b in enumerate(table.layers_b) if (a, b) in pairs]
+    largest = max(abs(table.bias()[place]) for place in places)
+    known = int(np.isfinite(table.to_errors()).sum())
+    where = f"for {len(pairs)} of {known} {'pair' if known == 1 else 'pairs'}"
+    found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
+    return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
+
+
+def match_note(table: Values) -> str:
+    """Return which best matches are not clearly better than the second best, or that all are; "" where not known."""
+    judged = {row: match for row, match in table.best_matches().items() if match.clear is not None}
+    unclear = [f"{row} ({margin_text(match)})" for row, match in judged.items() if not match.clear]
+    if not judged:
+        return ""
+    if not unclear:
+        return "best matches: each is clearly better than the second best (95 % interval of the difference)"
+    more = [f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else []
+    told = ", ".join(unclear[:NAMED] + more)
+    are = "is" if len(unclear) == 1 else "are"
+    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {told}"
+
+
+def margin_text(match: Match) -> str:
+    """Return a best match with its lead over the second best.
+
+    Example:
+        >>> from netkin.results import Match
+        >>> margin_text(Match("conv1", 0.9, 0.01, "conv2", 0.004, 0.012, False))
+        'conv1 over conv2 by 0.004 ±0.012'
+    """
+    margin, error = match.margin or 0.0, match.margin_error or 0.0
+    style = f".{_decimals(np.array([error])) + 1}f" if margin < 1e5 and (error > 1e-4 or not error) else ".1e"
+    return f"{match.layer} over {match.second} by {margin:{style}} ±{error:{style}}"
 
 
 def _cell(value: float, style: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,50 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.results import jackknife
 from netkin.results.extras import optional
 from netkin.results.records import distinct, freeze, frozen_array, frozen_mapping, plain_fields, rebuild, same_fields
 from netkin.results.text import values_as_text
 
 Parameter = int | float | str
+Pair = tuple[str, str]
+
+NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
+
+
+class Match(tuple[str, float]):
+    """A layer's closest layer and the value there, as a pair ``(layer, value)`` that knows how sure the choice is.
+
+    `error` is the value's standard error; `second` the second best layer, `margin` how much closer the best one is,
+    and `margin_error` the standard error of that difference. `clear` tells whether the 95 % interval of the margin
+    leaves out zero. Each is None where it is not known.
+    """
+
+    layer: str
+    value: float
+    error: float | None
+    second: str | None
+    margin: float | None
+    margin_error: float | None
+    clear: bool | None
+
+    def __new__(
+        cls,
+        layer: str,
+        value: float,
+        error: float | None = None,
+        second: str | None = None,
+        margin: float | None = None,
+        margin_error: float | None = None,
+        clear: bool | None = None,
+    ) -> Match:
+        match = super().__new__(cls, (layer, value))
+        match.layer, match.value, match.error, match.second = layer, value, error, second
+        match.margin, match.margin_error, match.clear = margin, margin_error, clear
+        return match
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return *self, self.error, self.second, self.margin, self.margin_error, self.clear
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -21,6 +61,10 @@ class Values:
     """What one measure says about every pair of layers, and how it came to say so.
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
+
+    `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
+    the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
+    an error, though errors were asked for, has the reason in `error_reasons`.
 
     Example:
         >>> table = Values(
@@ -41,23 +85,25 @@ class Values:
     layers_b: tuple[str, ...]
     values: np.ndarray
     errors: np.ndarray | None = None
-    holes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    holes: Mapping[Pair, str] = field(default_factory=dict)
     higher_is_closer: bool
     bounds: tuple[float, float]
     symmetric: bool
     conventions: str
     statistic: str
     exactness: str = "exact"
+    replicates: np.ndarray | None = None
+    chunk_sizes: tuple[int, ...] = ()
+    error_reasons: Mapping[Pair, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
         freeze(self, values=self._shaped(self.values, "values"), bounds=(float(self.bounds[0]), float(self.bounds[1])))
-        if self.errors is not None:
-            freeze(self, errors=self._shaped(self.errors, "standard errors"))
         freeze(self, parameters=frozen_mapping(self.parameters), holes=frozen_mapping(self.holes))
         self._refuse_nan_without_reason()
+        self._settle_errors()
 
-    def __getitem__(self, pair: tuple[str, str]) -> float:
+    def __getitem__(self, pair: Pair) -> float:
         """Return the value for a layer of the first model and a layer of the second."""
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise UnknownName(f"ask for a pair of layers, as in `table['layer1', 'layer2']`; got {pair!r}.")
@@ -78,16 +124,54 @@ class Values:
     def __str__(self) -> str:
         return values_as_text(self)
 
-    def best_matches(self) -> dict[str, tuple[str, float]]:
-        """Return for every row its closest column and the value there.
+    def best_matches(self) -> dict[str, Match]:
+        """Return for every row its closest column and the value there, with how far the second best is behind.
 
         Of equally close columns the first is named; a row with nothing but holes is left out.
         """
         farness = np.where(np.isnan(self.values), np.inf, -self.values if self.higher_is_closer else self.values)
-        nearest = farness.argmin(axis=1) if self.layers_b else np.zeros(0, dtype=int)
-        pairs = zip(range(len(nearest)), nearest.tolist(), strict=True)
-        found = [(i, j) for i, j in pairs if np.isfinite(self.values[i, j])]
-        return {self.layers_a[i]: (self.layers_b[j], float(self.values[i, j])) for i, j in found}
+        order, known = farness.argsort(axis=1, kind="stable"), np.isfinite(self.values).sum(axis=1)
+        return {
+            name: self._match(i, *order[i, : min(known[i], 2)].tolist())
+            for i, name in enumerate(self.layers_a)
+            if known[i]
+        }
+
+    def _match(self, i: int, best: int, second: int | None = None) -> Match:
+        value, error = float(self.values[i, best]), None if self.errors is None else float(self.errors[i, best])
+        known = None if error is None or math.isnan(error) else error
+        if second is None:
+            return Match(self.layers_b[best], value, known)
+        margin, name = abs(value - float(self.values[i, second])), self.layers_b[second]
+        if self.replicates is None:
+            return Match(self.layers_b[best], value, known, name, margin)
+        apart = (self.replicates[:, i, best] - self.replicates[:, i, second]) * (1 if self.higher_is_closer else -1)
+        spread = float(jackknife.standard_error(margin, apart, self.chunk_sizes))
+        if math.isnan(spread):
+            return Match(self.layers_b[best], value, known, name, margin)
+        clear = margin > jackknife.quantile(len(self.chunk_sizes)) * spread
+        return Match(self.layers_b[best], value, known, name, margin, spread, clear)
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends of every value's interval by Student's t, clipped to the bounds.
+
+        They are NaN where a value has no standard error, or where the number of chunks is not known.
+        """
+        if self.errors is None or not self.chunk_sizes:
+            return np.full_like(self.values, np.nan), np.full_like(self.values, np.nan)
+        low, high = jackknife.interval(self.values, self.errors, len(self.chunk_sizes), level)
+        return np.clip(low, *self.bounds), np.clip(high, *self.bounds)
+
+    def bias(self) -> np.ndarray:
+        """Return by how much the jackknife finds each value too large; NaN where there are no replicates."""
+        if self.replicates is None:
+            return np.full_like(self.values, np.nan)
+        return jackknife.bias(self.values, self.replicates, self.chunk_sizes)
+
+    def biased(self) -> tuple[Pair, ...]:
+        """Return the pairs of layers for which the jackknife's bias is larger than the standard error."""
+        places = np.argwhere(np.abs(self.bias()) > self.to_errors()).tolist()
+        return tuple((self.layers_a[i], self.layers_b[j]) for i, j in places)
 
     def corresponding(self) -> dict[str, float]:
         """Return the value of every layer with the layer of the same name, without holes."""
@@ -98,17 +182,22 @@ class Values:
         """Return the table as a matrix of your own, NaN in its holes."""
         return self.values.copy()
 
-    def to_pandas(self) -> Any:
-        """Return the table as a data frame with the layers' names, NaN in its holes."""
+    def to_errors(self) -> np.ndarray:
+        """Return the standard errors as a matrix of your own, NaN where there is none."""
+        return np.full_like(self.values, np.nan) if self.errors is None else self.errors.copy()
+
+    def to_pandas(self, errors: bool = False) -> Any:
+        """Return the table, or its standard errors, as a data frame with the layers' names, NaN in its holes."""
         pandas = optional("pandas")
         rows, columns = pandas.Index(self.layers_a, name="layer_a"), pandas.Index(self.layers_b, name="layer_b")
-        return pandas.DataFrame(self.to_numpy(), index=rows, columns=columns)
+        return pandas.DataFrame(self.to_errors() if errors else self.to_numpy(), index=rows, columns=columns)
 
-    def to_xarray(self) -> Any:
-        """Return the table as a labelled array whose attributes say what the numbers are, NaN in its holes."""
-        xarray = optional("xarray")
+    def to_xarray(self, errors: bool = False) -> Any:
+        """Return the table, or its standard errors, as a labelled array whose attributes say what the numbers are."""
+        xarray, title = optional("xarray"), f"{self.id} standard error" if errors else self.id
         names = {"layer_a": list(self.layers_a), "layer_b": list(self.layers_b)}
-        return xarray.DataArray(self.to_numpy(), coords=names, dims=list(names), name=self.id, attrs=self.facts())
+        numbers = self.to_errors() if errors else self.to_numpy()
+        return xarray.DataArray(numbers, coords=names, dims=list(names), name=title, attrs=self.facts())
 
     def facts(self) -> dict[str, Any]:
         """Return what the numbers are, in words and numbers fit for any file's attributes."""
@@ -119,16 +208,58 @@ class Values:
     def _spelled_out(self) -> dict[str, Parameter]:
         return {f"parameter_{name}": value for name, value in self.parameters.items()}
 
-    def _position(self, pair: tuple[str, str]) -> tuple[int, int]:
+    def _position(self, pair: Pair) -> tuple[int, int]:
         return _place(pair[0], self.layers_a, "rows", "layers_a"), _place(pair[1], self.layers_b, "columns", "layers_b")
 
-    def _shaped(self, array: Any, what: str) -> np.ndarray:
-        table, wanted = frozen_array(array), (len(self.layers_a), len(self.layers_b))
+    def _shaped(self, array: Any, what: str, chunks: tuple[int, ...] = ()) -> np.ndarray:
+        table, wanted = frozen_array(array), (*chunks, len(self.layers_a), len(self.layers_b))
         if table.shape != wanted:
-            raise ShapeError(
-                f"the {what} of {self.id!r} must have shape {wanted}, layers by layers; got {table.shape}."
-            )
+            sides = "chunks by layers by layers" if chunks else "layers by layers"
+            raise ShapeError(f"the {what} of {self.id!r} must have shape {wanted}, {sides}; got {table.shape}.")
         return table
+
+    def _settle_errors(self) -> None:
+        """Check what is said of errors; compute them where only replicates are given."""
+        freeze(self, chunk_sizes=tuple(map(int, self.chunk_sizes)))
+        if self.chunk_sizes or self.replicates is not None:
+            jackknife.refuse_chunks(self.chunk_sizes)
+        # a hole has its own reason
+        reasons = {pair: why for pair, why in self.error_reasons.items() if pair not in self.holes}
+        places = {self._position(pair): pair for pair in reasons}
+        if self.replicates is not None:
+            freeze(self, replicates=self._shaped(self.replicates, "replicates", (len(self.chunk_sizes),)))
+        if self.errors is None and self.replicates is not None:
+            errors = jackknife.standard_error(self.values, self.replicates, self.chunk_sizes)
+            without = self._without_error(self.replicates)
+            reasons = {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()} | reasons
+            for i, j in [*without, *places]:
+                errors[i, j] = np.nan
+            freeze(self, errors=errors)
+        if self.errors is not None:
+            freeze(self, errors=self._shaped(self.errors, "standard errors"))
+            self._refuse_error_with_reason(places)
+        freeze(self, error_reasons=frozen_mapping(reasons))
+
+    def _without_error(self, replicates: np.ndarray) -> dict[tuple[int, int], str]:
+        """Return the places that have a value and replicates but can have no error, with the reasons."""
+        missing, found = np.isnan(replicates).sum(axis=0), {}
+        for i, j in np.argwhere(np.isfinite(self.values)).tolist():
+            if missing[i, j]:
+                found[i, j] = f"no value with {missing[i, j]} of the {len(replicates)} chunks left out"
+        low, high = self.bounds
+        size = high - low if math.isfinite(high - low) else float(np.nanmax(np.abs(self.values), initial=0))
+        for bound in filter(math.isfinite, self.bounds):
+            for i, j in np.argwhere(np.abs(self.values - bound) <= NEAR * size).tolist():
+                found[i, j] = f"the value lies at the bound {bound:.4g} of the measure"
+        return found
+
+    def _refuse_error_with_reason(self, places: Mapping[tuple[int, int], Pair]) -> None:
+        both = next((pair for place, pair in places.items() if np.isfinite(self.to_errors()[place])), None)
+        if both is not None:
+            raise ValueFault(
+                f"the table of {self.id!r} has a standard error for {both[0]!r} and {both[1]!r}, and a reason why "
+                "it has none; give one of the two."
+            )
 
     def _refuse_nan_without_reason(self) -> None:
         """Refuse a missing value without a reason, and a reason beside a value."""

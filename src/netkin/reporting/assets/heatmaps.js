@@ -21,7 +21,8 @@ function listOf(comparison, list) {
   const holes = picked(why).flatMap((row, i) => row.flatMap((reason, j) => (reason === undefined ? [] : [[i, j, reason]])));
   const values = picked((table, i, j) => table.values[i][j]);
   const errors = picked((table, i, j) => (table.errors ? table.errors[i][j] : null));
-  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, holes, best: values.map(() => null) };
+  const facts = picked((table, i, j) => [table, i, j]);
+  return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, holes, facts, best: values.map(() => null) };
 }
 
 const grids = new Map();
@@ -40,17 +41,32 @@ function told(g, i, j) {
   const pair = `${g.ids ? `${rows[i]}, ${g.ids[j]}` : `${rows[i]} × ${columns[j]}`}${g.when ?? ""}: `;
   const value = g.values[i][j];
   if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.comparison.unasked}`;
-  const error = g.errors ? g.errors[i][j] : null;
-  const spread = error === null ? "" : ` ± ${number(error)} standard error`;
-  return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}` : "");
+  const spread = toldError(...(g.facts ? g.facts[i][j] : [g, i, j]));
+  return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}${toldMargin(g, i)}` : "");
+}
+
+/* a value's standard error and interval, or why it has none */
+function toldError(table, i, j) {
+  const error = table.errors ? table.errors[i][j] : null;
+  if (error === null) {
+    const why = withoutError(table, i, j);
+    return why ? `, no standard error: ${why}` : "";
+  }
+  const [low, high] = interval(table, table.values[i][j], error);
+  return ` ± ${number(error)} standard error` + (low === null ? "" : `, 95 % interval ${number(low)} to ${number(high)}`);
+}
+
+function toldMargin(g, i) {
+  const margin = g.margins?.[i];
+  return margin ? `, ahead of ${margin[0]} by ${number(margin[1])} ± ${number(margin[2])}` : "";
 }
 
 function toldName(g, i, j) {
   const name = i >= 0 ? g.rows[i] : (g.ids ?? g.columns)[j];
   if (!g.comparison) return name;
   const side = i >= 0 ? "a" : "b";
-  const facts = [g.comparison[`shapes_${side}`][name], g.comparison[`widths_${side}`][name]];
-  const said = facts[0] === undefined ? "" : `, ${facts[0]}, ${facts[1]} wide`;
+  const [shape, width] = [g.comparison[`shapes_${side}`][name], g.comparison[`widths_${side}`][name]];
+  const said = (shape === undefined ? "" : `, ${shape}`) + (width === undefined ? "" : `, ${width} wide`);
   return `${name}${said}` + (i >= 0 && g.best[i] !== null ? `; best match ${g.columns[g.best[i]]}` : "");
 }
 

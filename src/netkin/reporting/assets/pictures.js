@@ -56,7 +56,9 @@ function squares(svg, g, { unit, left, top }) {
     draw(svg, "rect", { ...spot, width: unit, height: unit, fill, stroke: "#fff", "stroke-width": 0.5 });
     if (value === null || !values.checked || unit < 24) return;
     const text = { x: spot.x + unit / 2, y: spot.y + unit / 2, "text-anchor": "middle", "dominant-baseline": "central", "font-size": unit * 0.3, fill: data.ink[shade(g, value)] };
-    draw(svg, "text", text, written(value));
+    const error = g.errors && unit >= 40 ? g.errors[i][j] : null;
+    draw(svg, "text", error === null ? text : { ...text, y: text.y - unit * 0.14 }, written(value));
+    if (error !== null) draw(svg, "text", { ...text, y: text.y + unit * 0.2, "font-size": unit * 0.24 }, `±${Number(error.toPrecision(1))}`);
   }));
 }
 

@@ -16,15 +16,20 @@ const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quote
 function* cellsOf(table, rows, columns) {
   const why = new Map(table.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
   for (const [i, a] of rows.entries()) {
-    for (const [j, b] of columns.entries()) yield [a, b, table.values[i][j], table.errors ? table.errors[i][j] : null, why.get(`${i} ${j}`)];
+    for (const [j, b] of columns.entries()) {
+      const value = table.values[i][j];
+      const error = table.errors ? table.errors[i][j] : null;
+      const reason = why.get(`${i} ${j}`) ?? (value !== null && error === null ? withoutError(table, i, j) : undefined);
+      yield [a, b, value, error, ...interval(table, value, error), reason];
+    }
   }
 }
 
 /* a pair that was not asked for has no line */
 function comparisonCsv(comparison) {
-  const asked = (table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].filter(([, , value, , reason]) => value !== null || reason !== undefined);
+  const asked = (table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].filter((cell) => cell[2] !== null || cell.at(-1) !== undefined);
   const rows = comparison.tables.flatMap((table) => asked(table).map((cell) => [table.id, ...cell]));
-  return csv(["measure", "layer_a", "layer_b", "value", "error", "reason"], rows);
+  return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], rows);
 }
 
 function savePicture(figure, kind) {

@@ -20,6 +20,18 @@ function written(value, powers = Math.abs(value) >= 1e5) {
   return text === "-0.00" ? "0.00" : text;
 }
 
+/* the interval by Student's t within the measure's bounds, and why a value has no error */
+function interval(table, value, error) {
+  if (value === null || error === null || !table.quantile) return [null, null];
+  const reach = table.quantile * error;
+  return [Math.max(value - reach, table.bounds[0] ?? -Infinity), Math.min(value + reach, table.bounds[1] ?? Infinity)];
+}
+
+function withoutError(table, i, j) {
+  const found = (table.without_error ?? []).find(([, places]) => places === null || places.some(([u, v]) => u === i && v === j));
+  return found?.[0];
+}
+
 function showTip(text, target) {
   tip.textContent = text;
   tip.hidden = false;

@@ -153,9 +153,9 @@ addEventListener("beforeprint", () => sections.forEach((section, k) => repaint(s
 function seriesCsv() {
   const rows = series.tables.flatMap((table) => table.frames.flatMap((now, k) => {
     const holes = now.holes.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
-    return [...cellsOf({ ...now, holes }, series.layers_a, series.layers_b)].map((cell) => [table.id, series.steps[k], ...cell]);
+    return [...cellsOf({ ...table, ...now, holes }, series.layers_a, series.layers_b)].map((cell) => [table.id, series.steps[k], ...cell]);
   }));
-  return csv(["measure", series.unit, "layer", "final_layer", "value", "error", "reason"], rows);
+  return csv(["measure", series.unit, "layer", "final_layer", "value", "error", "low", "high", "reason"], rows);
 }
 
 recall();
