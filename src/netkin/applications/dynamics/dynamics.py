@@ -17,12 +17,13 @@ from netkin.applications.dynamics.holding import Held, spare
 from netkin.comparing import compare
 from netkin.comparing.remembering import Remembered
 from netkin.comparing.subjects import ModelSubject
+from netkin.identity import weights_digest
 from netkin.measures.registry import Measure, find
 from netkin.representations.feeding import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
-from netkin.sources.checkpoints import Architecture, digest
+from netkin.sources.checkpoints import Architecture
 from netkin.sources.runs import Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
@@ -129,7 +130,7 @@ class _Study:
     def _look(self) -> None:
         """Read every checkpoint once, so that one that is damaged or differs is named before the work."""
         for step in tqdm(self.run.steps, desc="looking at checkpoints", unit=" files", delay=2, leave=False):
-            self.weights[step] = digest(self.run.at(step).state_dict())
+            self.weights[step] = weights_digest(self.run.at(step))
 
     @cached_property
     def _final(self) -> nn.Module | Remembered:

@@ -13,10 +13,10 @@ from torch import Tensor
 from netkin.comparing.compare import name_of
 from netkin.comparing.plan import free_memory, size_of
 from netkin.errors import MemoryLimit, ValueFault
+from netkin.identity import weights_digest
 from netkin.representations import batches_of
 from netkin.representations.feeding import length_if_known
 from netkin.representations.nesting import leaves
-from netkin.sources.checkpoints import digest
 
 
 class Held:
@@ -52,7 +52,7 @@ class Held:
         """A text that changes with the examples: with all of them where they are held, else with the first batch."""
         seen: Iterable[Any] = islice(self, None if self.is_held else 1)
         tensors = {f"{i} {path}": leaf for i, batch in enumerate(seen) for path, leaf in leaves(batch)}
-        return digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
+        return weights_digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))

@@ -21,13 +21,14 @@ from netkin.applications.stitching import resuming
 from netkin.applications.stitching.caching import Kept, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted
-from netkin.applications.stitching.marks import Marks, marked_model
+from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.records import Record, Sample, Sampling
 from netkin.applications.stitching.resuming import Identity, Standing, Weights
 from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
+from netkin.identity import weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.recording import main_tensor
@@ -147,8 +148,8 @@ class _Trainer:
             "layers": f"{network.layer_a!r} into {network.layer_b!r}",
             "batches": f"{self.course.per_epoch:,} an epoch",
             "forms of the activations": network.transformation.meeting.words or "none",
-            "weights of the first model": marked_model(network.a),
-            "weights of the second model": marked_model(network.b),
+            "weights of the first model": weights_digest(network.a),
+            "weights of the second model": weights_digest(network.b),
         }
         return Identity(self.settings.course, subjects | {name: str(mark) for name, mark in self.marks.items()})
 
