@@ -17,21 +17,22 @@ MAY_IMPORT = {
     "arrays": "errors",
     "files": "errors",
     "identity": "errors arrays",
+    "memory": "",
     "results": "errors files",
-    "statistics": "errors arrays files identity",
+    "statistics": "errors arrays files identity memory",
     "measures": "errors arrays statistics",
     "sources": "errors identity",
     "representations": "errors arrays identity",
-    "comparing": "errors arrays files identity results statistics measures sources representations",
+    "comparing": "errors arrays files identity memory results statistics measures sources representations",
     # a folder a question; none imports another, which a test of its own sees to
-    "applications": "errors arrays files identity results statistics measures sources representations comparing",
-    "integrations": "errors arrays files identity results statistics measures sources representations comparing "
+    "applications": "errors arrays files identity memory results statistics measures sources representations comparing",
+    "integrations": "errors arrays files identity memory results statistics measures sources representations comparing "
     "applications",
     # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
     "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
-    "__init__": "errors arrays files identity results statistics measures sources representations comparing "
+    "__init__": "errors arrays files identity memory results statistics measures sources representations comparing "
     "applications integrations reporting",
     "__main__": "cli",
 }

@@ -138,7 +138,7 @@ def test_shuffled_loaders_and_streams_serve(rows):
 
 
 def test_data_that_do_not_fit_are_read_anew(rows, monkeypatch):
-    monkeypatch.setattr(holding, "free_memory", lambda: 0)
+    monkeypatch.setattr(holding, "free_memory", lambda device=None: 0)
     run = run_of(low=10, middle=20, high=40)
     loader = DataLoader(TensorDataset(rows), batch_size=64)
     series = dynamics(run, loader, model=Fan)

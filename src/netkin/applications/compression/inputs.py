@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from netkin.arrays import exact_products, refuse_non_finite
-from netkin.comparing.plan import free_memory, size_of
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
+from netkin.memory import free_memory, size_in_words
 from netkin.representations import batches_of, guest
 from netkin.representations.calls import in_the_open
 from netkin.representations.feeding import Forward, Transform, call, mask_of, prepared
@@ -135,12 +135,13 @@ def _refuse_too_wide(rows: Mapping[str, Tensor]) -> None:
     widths = {name: matrix.shape[1] for name, matrix in rows.items()}
     device = next(iter(rows.values())).device
     needed = 8 * 4 * sum(width**2 for width in widths.values())
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = free_memory(device)
     if needed > free:
         widest = max(widths, key=lambda name: widths[name])
         raise MemoryLimit(
-            f"the moments of these layers need {size_of(needed)} and {size_of(free)} are free; the widest is "
-            f"{widest!r} with {widths[widest]:,} features. Leave it out, or take one at a time: order='from_the_top'."
+            f"the moments of these layers need {size_in_words(needed)} and {size_in_words(free)} are free; the widest "
+            f"is {widest!r} with {widths[widest]:,} features. Leave it out, or take one at a time: "
+            "order='from_the_top'."
         )
 
 

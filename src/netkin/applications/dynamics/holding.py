@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from netkin.comparing.compare import name_of
-from netkin.comparing.plan import free_memory, size_of
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.identity import weights_digest
+from netkin.memory import free_memory, size_in_words
 from netkin.representations import batches_of
 from netkin.representations.feeding import length_if_known
 from netkin.representations.nesting import leaves
@@ -32,8 +32,8 @@ class Held:
         self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
         if self._batches is None and isinstance(data, Iterator):
             raise MemoryLimit(
-                f"the data are a stream of more than {size_of(limit)}, which is read once for each checkpoint; pass "
-                "a loader, or fewer `examples`."
+                f"the data are a stream of more than {size_in_words(limit)}, which is read once for each checkpoint; "
+                "pass a loader, or fewer `examples`."
             )
 
     @property
@@ -60,8 +60,7 @@ class Held:
 
 def spare(device: torch.device) -> int:
     """Return how many bytes may be held on `device`: a quarter of what is free there now."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    return free // 4
+    return free_memory(device) // 4
 
 
 def _listed(batches: Iterable[Any], limit: int | None) -> list[Any] | None:

@@ -22,8 +22,8 @@ from netkin.applications.stitching.marks import marked
 from netkin.applications.stitching.portions import Portion, joined, picked, portion
 from netkin.applications.stitching.records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.comparing.plan import size_of
 from netkin.errors import MemoryLimit
+from netkin.memory import size_in_words
 from netkin.representations.feeding import batch_length, inputs_of
 
 Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
@@ -117,8 +117,8 @@ def gathered(
 def _kept(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> Kept:
     dealt = portions if settings.batch is None else [joined(portions)]
     words = (
-        f"activations of the first model on {examples:,} examples kept in memory ({size_of(size)} of at most "
-        f"{size_of(settings.memory)}): after one pass it is needed no more, nor are the data"
+        f"activations of the first model on {examples:,} examples kept in memory ({size_in_words(size)} of at most "
+        f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
     )
     return Kept(tuple(dealt), settings.seed, settings.batch, examples, words)
 
@@ -132,8 +132,8 @@ def _reread(
             f"memory, and they need more than `memory={settings.memory}` bytes; leave `batch` out, or allow more."
         )
     words = (
-        f"activations of the first model not kept, as they need more than {size_of(settings.memory)}: the data are "
-        "read and the first model runs in every epoch, in the data's own order"
+        f"activations of the first model not kept, as they need more than {size_in_words(settings.memory)}: the data "
+        "are read and the first model runs in every epoch, in the data's own order"
     )
     return Reread(network, read, settings, answers, examples, words)
 

@@ -31,8 +31,8 @@ from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts,
 from netkin.comparing import compare
 from netkin.comparing.compare import name_of
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.plan import free_memory
 from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
+from netkin.memory import free_memory
 from netkin.representations import batches_of
 from netkin.representations.feeding import device_of
 from netkin.results import Comparison, Comparisons
