@@ -47,7 +47,10 @@ def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
         assert word in result.stdout
 
 
-SHARED = ("--examples", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data", "--measure")
+SHARED = (
+    "--examples", "--balanced", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data",
+    "--measure",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["compare", "explain"])
