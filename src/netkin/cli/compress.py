@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, EXAMPLES, JSON, refuse_missing_folder
+from netkin.cli.options import BALANCED, EXAMPLES, JSON, QUIET, refuse_missing_folder
 from netkin.cli.refusals import refusing
 from netkin.cli.running import loaded, refuse_crash
 
@@ -50,6 +50,7 @@ class Amount(click.ParamType):
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@QUIET
 @JSON
 @refusing
 def compress(model: str, save: Path | None, json: bool, **options: Any) -> None:

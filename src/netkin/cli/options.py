@@ -13,6 +13,16 @@ Command = Callable[..., None]
 
 DATA = click.option("--data", required=True, metavar="DATA", help="The examples both models see; see `netkin data`.")
 DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
+
+
+def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
+    if quiet:
+        from netkin.progress import showing
+
+        context.with_resource(showing(False))
+
+
+QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -79,7 +89,7 @@ def _with_options(command: Command, measure: str) -> Command:
         metavar="NAME",
         help="Several may be given; see `netkin measures`.",
     )
-    for option in reversed((DATA, measures, *_COMPARING)):
+    for option in reversed((DATA, measures, *_COMPARING, QUIET)):
         command = option(command)
     return command
 

@@ -12,7 +12,7 @@ import click
 
 from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, comparison_document
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, JSON, refuse_absent_device, refuse_missing_folder
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, JSON, QUIET, refuse_absent_device, refuse_missing_folder
 from netkin.cli.refusals import refusing
 from netkin.cli.running import loaded, refuse_crash
 from netkin.errors import InflatedWarning, NoValue
@@ -73,6 +73,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
 @click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load_stitch`.")
+@QUIET
 @JSON
 @refusing
 def stitch(

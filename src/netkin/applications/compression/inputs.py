@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from netkin.arrays import exact_products, refuse_non_finite
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
 from netkin.memory import free_memory, size_in_words
+from netkin.progress import reported
 from netkin.representations import batches_of, guest
 from netkin.representations.calls import in_the_open
 from netkin.representations.feeding import Forward, Transform, call, mask_of, prepared
@@ -38,10 +38,7 @@ class Feeding:
 
     def batches(self, data: Any, what: str) -> Iterator[Any]:
         """Yield the batches of `data`, with a bar where that takes long."""
-        with tqdm(desc=what, unit=" batches", delay=2, leave=False) as bar:
-            for batch in batches_of(data, self.examples):
-                yield batch
-                bar.update()
+        return reported(batches_of(data, self.examples), what, "batches")
 
     def output(self, model: nn.Module, batch: Any) -> Any:
         """Return what the model makes of a batch."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from netkin.applications.stitching import resuming
 from netkin.applications.stitching.caching import Kept, Reread, gathered
@@ -29,6 +28,7 @@ from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import weights_digest
+from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.recording import main_tensor
@@ -162,17 +162,16 @@ class _Trainer:
         return Sample.of(self.network, batches, self.settings.sample)
 
     def run(self) -> Training:
-        bar = tqdm(total=self.total, initial=self.standing.step, desc="training", unit=" steps", delay=2, leave=False)
-        with bar:
+        with reporting(self.total, "training", "steps", done=self.standing.step) as report:
             while self.standing.step < self.total and not self._out_of_patience:
-                self._epoch(bar)
+                self._epoch(report)
         return self._finished()
 
-    def _epoch(self, bar: Any) -> None:
+    def _epoch(self, report: Report) -> None:
         number, start = divmod(self.standing.step, self.course.per_epoch)
         for portion in self.course.epoch(number, start):
             self._step(portion)
-            bar.update()
+            report.update()
             if self.standing.step % self.every == 0 or self.standing.step == self.total:
                 self._look()
             if self.standing.step == self.total or self._out_of_patience:
