@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.arrays import as_matrix, as_tensor, at_least_single, paired, refuse_non_finite, summing_dtype
+from netkin import arrays
+from netkin.arrays import as_matrix, as_tensor, at_least_single, moved, paired, refuse_non_finite, summing_dtype
 from netkin.errors import ShapeError, ValueFault
 
 
@@ -46,6 +47,29 @@ def test_small_tensors_are_raised_to_float32(given):
 def test_large_integers_stay_apart():
     assert as_matrix([[2**24, 2**24 + 1]]).diff().item() == 1
     assert as_matrix(np.array([[2**31 + 1, 2**31]], dtype=np.uint32)).tolist() == [[2**31 + 1, 2**31]]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**63 + 2**20, 2**64 - 1])
+def test_whole_numbers_beyond_those_with_a_sign_are_not_wrapped(number):
+    array = np.array([[number, 1]], dtype=np.uint64)
+    for given in (array, [[number, 1]], torch.from_numpy(array), Borrowed(torch.from_numpy(array))):
+        assert as_matrix(given).tolist() == [[float(number), 1.0]]
+
+
+def test_unsigned_tensors_stay_apart():
+    assert as_matrix(torch.tensor([[2**24, 2**24 + 1]], dtype=torch.uint32)).diff().item() == 1
+
+
+def test_masked_values_are_refused_and_counted():
+    array = np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, True], [False, False]])
+    with pytest.raises(ValueFault) as refusal:
+        as_matrix(array, "Z")
+    assert str(refusal.value) == (
+        "`Z` has 1 masked values among 4; leave out the examples or features that hold them, or fill them with "
+        "`Z.filled(value)`."
+    )
+    for whole in (np.ma.masked_array(array.data), np.ma.masked_array(array.data, mask=np.zeros((2, 2), bool))):
+        assert as_matrix(whole).tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +182,17 @@ def test_paired_matrices_keep_their_precision():
 def test_sums_are_kept_in_float64_where_there_is_float64():
     assert summing_dtype(torch.device("cpu")) == torch.float64
     assert summing_dtype(torch.device("mps")) == torch.float32
+
+
+def test_nothing_is_moved_in_float64_to_a_device_without_it(monkeypatch):
+    monkeypatch.setattr(arrays, "WITHOUT_FLOAT64", ("meta",))
+    there = torch.device("meta")
+    kinds = (torch.float64, torch.float32, torch.int64)
+    found = [moved(torch.ones(2, dtype=kind), there).dtype for kind in kinds]
+    assert found == [torch.float32, torch.float32, torch.int64]
+    Y = paired(torch.ones(3, 2, device=there), np.ones((3, 2)), check=False)[1]
+    assert (Y.dtype, Y.device) == (torch.float32, there)
+    assert as_tensor(torch.ones(2, dtype=torch.int64, device=there)).dtype == torch.float32
 
 
 def test_the_array_at_the_door_is_never_changed():

@@ -16,24 +16,29 @@ MAY_IMPORT = {
     "errors": "",
     "arrays": "errors",
     "files": "errors",
+    "identity": "errors arrays",
+    "memory": "",
+    "progress": "errors",
     "results": "errors files",
-    "statistics": "errors arrays files",
+    "statistics": "errors arrays files identity memory",
     "measures": "errors arrays statistics",
-    "sources": "errors",
-    "representations": "errors arrays",
-    "comparing": "errors arrays files results statistics measures sources representations",
+    "sources": "errors identity",
+    "representations": "errors arrays identity progress",
+    "comparing": "errors arrays files identity memory progress results statistics measures sources representations",
     # a folder a question; none imports another, which a test of its own sees to
-    "applications": "errors arrays files results statistics measures sources representations comparing",
-    "integrations": "errors arrays files results statistics measures sources representations comparing applications",
+    "applications": "errors arrays files identity memory progress results statistics measures sources representations "
+    "comparing",
+    "integrations": "errors arrays files identity memory progress results statistics measures sources representations "
+    "comparing applications",
     # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
     "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
-    "__init__": "errors arrays files results statistics measures sources representations comparing "
-    "applications integrations reporting",
+    "__init__": "errors arrays files identity memory progress results statistics measures sources representations "
+    "comparing applications integrations reporting",
     "__main__": "cli",
 }
-WITHOUT_TORCH = ("errors", "files", "results", "reporting")
+WITHOUT_TORCH = ("errors", "files", "progress", "results", "reporting")
 
 
 def room_of(path, house=HOUSE):

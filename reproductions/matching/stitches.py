@@ -16,8 +16,8 @@ from torch import Tensor
 import netkin as nk
 from netkin.applications.stitching import Stitch, fit_all, load_stitch
 from netkin.errors import NoValue
+from netkin.identity import weights_digest
 from netkin.representations.feeding import feed
-from netkin.sources.checkpoints import digest
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import KINDS, images, network, published, recipe_key, whose
 
@@ -184,7 +184,7 @@ def maps(lab: Lab, stitch: Stitch, count: int = MAPS) -> tuple[Tensor, Tensor]:
 @cache
 def _weights_key(lab: Lab, name: str) -> str:
     """Return what tells a network's weights from all others: trained anew on a GPU they are never quite the same."""
-    return recipe_key(lab, name) + ("" if published(lab, name) else digest(network(lab, name).state_dict()))
+    return recipe_key(lab, name) + ("" if published(lab, name) else weights_digest(network(lab, name)))
 
 
 def _batches(inputs: Tensor, labels: Tensor, size: int = 500) -> Batches:

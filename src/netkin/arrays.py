@@ -13,10 +13,15 @@ from torch import Tensor
 from netkin.errors import ShapeError, ValueFault
 
 HALF = (torch.float16, torch.bfloat16)  # precisions
+WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)  # whole numbers that float32 can't keep apart
+WITHOUT_FLOAT64 = ("mps",)  # devices
 
 
 def as_tensor(array: Any, name: str = "X") -> Tensor:
-    """Return `array` as a real floating tensor on its own device; half precision is raised to float32."""
+    """Return `array` as a real floating tensor on its own device; half precision is raised to float32.
+
+    Whole numbers of 32 bits and more become float64, which rounds those above 2⁵³.
+    """
     tensor = array if isinstance(array, Tensor) else _imported(array, name)
     if tensor.is_complex():
         raise ValueFault(
@@ -24,9 +29,7 @@ def as_tensor(array: Any, name: str = "X") -> Tensor:
         )
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
-    # integers up to 2^24 are exact in float32, beyond that only float64 keeps them apart
-    wide = tensor.dtype in (torch.int32, torch.int64)
-    return tensor.to(torch.float64 if wide and tensor.device.type != "mps" else torch.float32)
+    return tensor.to(summing_dtype(tensor.device) if tensor.dtype in WIDE else torch.float32)
 
 
 def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
@@ -62,7 +65,7 @@ def paired(X: Any, Y: Any, *, check: bool = True) -> tuple[Tensor, Tensor]:
             f"`X` and `Y` must describe the same examples; got {len(X)} rows and {len(Y)} rows. "
             "Run both models on the same probe batch."
         )
-    return X, Y.to(X.device)
+    return X, moved(Y, X.device)
 
 
 def refuse_non_finite(tensor: Tensor, what: str) -> None:
@@ -79,7 +82,12 @@ def refuse_non_finite(tensor: Tensor, what: str) -> None:
 
 def summing_dtype(device: torch.device) -> torch.dtype:
     """Return the precision in which sums are kept: float64 wherever the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, in float32 where it is of float64 and the device has none."""
+    return tensor.to(device, summing_dtype(device) if tensor.dtype == torch.float64 else tensor.dtype)
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
@@ -102,6 +110,8 @@ def exact_products() -> Iterator[None]:
 
 
 def _imported(array: Any, name: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        _refuse_masked(array, name)
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
@@ -113,11 +123,21 @@ def _imported(array: Any, name: str) -> Tensor:
     if matrix.dtype.kind not in "fiubc":
         raise ValueFault(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
-        matrix = matrix.astype(np.int64)
+        matrix = matrix.astype(np.float64)
     if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8:
         matrix = matrix.astype(np.float64)
     # torch shares memory with the array; a read-only or reversed one must be copied first
     return torch.from_numpy(matrix if matrix.flags.writeable and min(matrix.strides, default=0) >= 0 else matrix.copy())
+
+
+def _refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
+    """Refuse an array with masked values, under which anything may stand."""
+    count = int(np.ma.count_masked(array))
+    if count:
+        raise ValueFault(
+            f"`{name}` has {count:,} masked values among {array.size:,}; leave out the examples or features that hold "
+            f"them, or fill them with `{name}.filled(value)`."
+        )
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import netkin as package
+from netkin import progress
 from netkin.cli import cli
 from netkin.cli.refusals import refusing
 from netkin.errors import ShapeError
@@ -47,7 +48,10 @@ def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
         assert word in result.stdout
 
 
-SHARED = ("--examples", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data", "--measure")
+SHARED = (
+    "--examples", "--balanced", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data",
+    "--measure",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["compare", "explain"])
@@ -55,6 +59,19 @@ def test_commands_that_compare_share_their_options(name):
     texts = {option.opts[0]: option.help for option in cli.commands[name].params if isinstance(option, click.Option)}
     assert set(SHARED) <= set(texts)
     assert all(texts.values())
+
+
+@pytest.mark.parametrize("name", ["compare", "explain", "dynamics", "stitch", "compress"])
+def test_long_commands_can_be_quiet(name, monkeypatch):
+    """The option holds while the command runs and no longer."""
+    chosen = []
+    monkeypatch.setattr(cli.commands[name], "callback", lambda **options: chosen.append(progress._chosen.get()))
+    needed = {"compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
+              "stitch": "a b --data d", "compress": "a --data d --layer l"}  # fmt: skip
+    for line in (f"{name} {needed[name]} --quiet", f"{name} {needed[name]}"):
+        assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
+    assert chosen == [False, None]
+    assert progress._chosen.get() is None
 
 
 @pytest.mark.parametrize("name", sorted(set(cli.commands) - {"demo", "completion"}))

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from netkin import results
 from netkin.cli.documents import as_json, comparison_document
@@ -90,6 +91,41 @@ def test_options_reach_the_library(netkin):
     assert (document["examples"], document["seed"]) == (100, 5)
     assert document["shapes_a"] == {"relu4": "flatten"}
     assert document["widths_a"] == {"relu4": 64 * 4 * 4}
+
+
+@pytest.fixture
+def sorted_folder(netkin, tmp_path):
+    """Pictures of two colours in a folder for each, of which the first alone would all be black."""
+    pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
+    for colour, name in ((0, "black"), (255, "white")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(12):
+            pillow.fromarray(np.full((4, 4, 3), colour, np.uint8)).save(tmp_path / "photos" / name / f"{place:02}.png")
+    (tmp_path / "nk_photo_nets.py").write_text("from torch import nn\ndef flat():\n    return nn.Flatten()\n")
+
+
+@pytest.mark.usefixtures("sorted_folder")
+def test_a_sample_of_a_sorted_folder_varies_where_the_first_examples_do_not(netkin):
+    line = "compare nk_photo_nets:flat --data images:photos --layers Flatten --examples 8 --seed 1 --json"
+    document = json.loads(netkin(line).stdout)
+    assert document["tables"]["cka"]["values"] == [[pytest.approx(1)]]
+    assert (document["data"], document["examples"]) == ("images:photos, a sample of 8 of 24 (seed 1)", 8)
+    document = json.loads(netkin(f"{line} --balanced").stdout)
+    assert document["data"] == "images:photos, a balanced sample of 8 of 24 (seed 1)"
+    # in Python `examples` are the first, here all of one colour: nothing varies
+    data, model = load_data("images:photos"), torch.nn.Sequential(torch.nn.Flatten())
+    assert compare(model, data=data, layers="0", examples=8).table().holes
+
+
+@pytest.mark.usefixtures("sorted_folder")
+def test_what_cannot_be_balanced_is_refused(netkin):
+    line = "compare nk_photo_nets:flat --data images:photos/black --layers Flatten"
+    result = netkin(f"{line} --examples 5 --balanced")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("netkin: the classes of 'images:photos/black' are not known")
+    result = netkin(f"{line} --balanced")
+    assert result.exit_code == 2
+    assert "--balanced goes with --examples N, which says how many." in result.stderr
 
 
 def test_larger_maps_are_averaged_down_where_asked(netkin):

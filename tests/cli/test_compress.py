@@ -25,6 +25,7 @@ def test_shares_and_json(netkin):
     shown = json.loads(netkin(f"{DIGITS} --k 0.25 --examples 128 --test digits:train --json").stdout)
     assert [row["kept"] for row in shown["layers"]] == [8, 16]
     assert (shown["examples"], shown["against"]) == (128, "logits")
+    assert shown["data"] == "digits:test, a sample of 128 of 360 (seed 0)"
 
 
 def test_against_another_model(netkin):

@@ -61,6 +61,7 @@ def test_json_holds_all_and_is_valid_for_strict_readers(netkin):
     document = json.loads(netkin(line).stdout, parse_constant=pytest.fail)
     assert (document["run"], document["unit"], document["steps"]) == ("run", "epoch", [0, 3])
     assert document["comparisons"][0]["examples"] == 100
+    assert document["comparisons"][0]["data"] == "digits:test, a sample of 100 of 360 (seed 3)"
     assert document["measures"]["cka"]["own"][-1] == pytest.approx([1] * 4)
     assert set(document["measures"]["cka"]["reached"]) == {"0.9", "0.99", "0.999"}
     assert {"tau", "error", "p", "layers", "never"} == set(document["measures"]["cka"]["bottom_up"]["0.9"]) or (

@@ -12,6 +12,7 @@ from netkin import results
 from netkin.applications.stitching import sweep
 from netkin.applications.stitching.worth import SCORES, USUAL
 from netkin.cli.stitch import stitch
+from netkin.sources.sampling import sample
 
 NETS = """
 from netkin.sources.training import untrained_digits_net
@@ -43,11 +44,11 @@ def test_the_numbers_are_those_of_the_library(netkin):
     result = netkin(f"{AB} --all --layers relu3 --layers fc --how least_squares --how procrustes --save ab.netkin")
     assert (result.exit_code, result.stderr) == (0, "saved to ab.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
-    train, test = nk.load_data("digits:train"), nk.load_data("digits:test")
+    train, test = sample(nk.load_data("digits:train"), 200), nk.load_data("digits:test")
     saved = results.load("ab.netkin")
     assert (saved.a, saved.b) == ("nk_stitch_nets:one", "nk_stitch_nets:two")
     for how in ("least_squares", "procrustes"):
-        alone = nk.stitch(a, "relu3", b, "relu3", train, how, test, examples=200).evaluation
+        alone = nk.stitch(a, "relu3", b, "relu3", train, how, test).evaluation
         assert saved[f"agreement(how={how})"]["relu3", "relu3"] == pytest.approx(alone.agreement, abs=0.006)
         assert f"{saved[f'relative_accuracy(how={how})']['fc', 'fc']:.2f}" in result.stdout
     lines = result.stdout.splitlines()
@@ -98,7 +99,16 @@ def test_the_warning_names_the_option_that_mends_it(netkin):
 def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
     line = f"{AB} --at fc --json".replace("--test digits:test", "")
     assert json.loads(netkin(line).stdout)["examples"] == 200
-    assert json.loads(netkin(f"{AB} --at fc --json --test-examples 50").stdout)["examples"] == 50
+    result = netkin(f"{line} --test-examples 50")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--test-examples goes with --test; without it, stitches are judged on --examples." in result.stderr
+
+
+def test_samples_are_named_in_the_provenance(netkin):
+    document = json.loads(netkin(f"{AB} --at fc --json --test-examples 50 --balanced --seed 2").stdout)
+    assert document["examples"] == 50
+    assert document["data"] == "digits:test, a balanced sample of 50 of 360 (seed 2)"
+    assert document["provenance"]["fitted on"] == "digits:train, a balanced sample of 200 of 1,437 (seed 2)"
 
 
 def test_each_model_may_have_its_own_layers(netkin):
@@ -118,7 +128,7 @@ def test_the_map_of_one_stitch_is_written(netkin):
     assert (result.exit_code, result.stderr) == (0, "map in map.netkin\n")
     a, b = (nk.load_model(f"nk_stitch_nets:{name}") for name in ("one", "two"))
     found = nk.load_stitch("map.netkin", a, b)
-    alone = nk.stitch(a, "relu2", b, "relu3", nk.load_data("digits:train"), "procrustes", examples=200)
+    alone = nk.stitch(a, "relu2", b, "relu3", sample(nk.load_data("digits:train"), 200), "procrustes")
     assert (found.layers, found.method) == (("relu2", "relu3"), "procrustes")
     torch.testing.assert_close(found.map.weight, alone.map.weight)
     assert f"{found.relative_accuracy:.2f}" in result.stdout

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import JSON, refuse_missing_folder
+from netkin.cli.options import BALANCED, EXAMPLES, JSON, QUIET, refuse_missing_folder
 from netkin.cli.refusals import refusing
-from netkin.cli.running import refuse_crash
+from netkin.cli.running import loaded, refuse_crash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,8 +46,11 @@ class Amount(click.ParamType):
 @click.option("--against", metavar="MODEL", help="Another model, whose same layers are compared with; else the logits.")
 @click.option("--from-the-top", is_flag=True, help="One layer after the other, the last one first.")
 @click.option("--orthogonal", is_flag=True, help="Project at right angles instead of by least squares.")
-@click.option("--examples", type=click.IntRange(min=1), metavar="N", help="Stop after so many examples of --data.")
+@EXAMPLES
+@BALANCED
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@QUIET
 @JSON
 @refusing
 def compress(model: str, save: Path | None, json: bool, **options: Any) -> None:
@@ -73,12 +76,13 @@ def _compressed(
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data, load_model
 
-    whole, examples = load_model(model), load_data(data)
-    refuse_crash(model, whole, examples)
+    whole = load_model(model)
+    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"))
+    refuse_crash(model, whole, batches)
     return compress_model(
         whole,
         list(layers),
-        data=examples,
+        data=batches,
         test=load_data(test) if test else None,
         against=load_model(against) if against else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",

@@ -11,7 +11,7 @@ from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, series_document
 from netkin.cli.options import JSON, following_options, refuse_absent_device, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
-from netkin.cli.running import crashes_refused
+from netkin.cli.running import crashes_refused, loaded
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
@@ -60,12 +60,11 @@ def _followed(
 ) -> Series:
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.applications.dynamics import dynamics as follow
-    from netkin.sources import load_data
     from netkin.sources.runs import open_run
 
     refuse_absent_device(options["device"])
     opened = open_run(run, model).only(steps)
-    batches = load_data(data, batch_size=batch_size)
+    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
         return follow(opened, batches, measures, layers=layers, save=save, **options)

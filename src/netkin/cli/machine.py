@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     """Return all that a report of a fault should say about the machine, as plain values."""
     import torch
 
-    from netkin.comparing.planning import free_memory
+    from netkin.memory import free_memory
 
     return {
         "netkin": __version__,

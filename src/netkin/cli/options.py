@@ -13,6 +13,23 @@ Command = Callable[..., None]
 
 DATA = click.option("--data", required=True, metavar="DATA", help="The examples both models see; see `netkin data`.")
 DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
+
+
+def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
+    if quiet:
+        from netkin.progress import showing
+
+        context.with_resource(showing(False))
+
+
+QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")
+EXAMPLES = click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many examples, drawn over the whole of --data by --seed; of a stream the first.",
+)
+BALANCED = click.option("--balanced", is_flag=True, help="With --examples: as many of each class.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 _COMPARING = (
     click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`."),
@@ -29,7 +46,8 @@ _COMPARING = (
     click.option(
         "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
     ),
-    click.option("--examples", type=click.IntRange(min=1), metavar="N", help="Stop after so many examples."),
+    EXAMPLES,
+    BALANCED,
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
@@ -41,7 +59,12 @@ _COMPARING = (
     click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, as 500MB or 2GB."),
     DEVICE,
     click.option(
-        "--seed", type=int, default=0, show_default=True, metavar="N", help="For measures that look at a sample."
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Seed of --examples, and of measures that look at a sample.",
     ),
 )
 
@@ -66,7 +89,7 @@ def _with_options(command: Command, measure: str) -> Command:
         metavar="NAME",
         help="Several may be given; see `netkin measures`.",
     )
-    for option in reversed((DATA, measures, *_COMPARING)):
+    for option in reversed((DATA, measures, *_COMPARING, QUIET)):
         command = option(command)
     return command
 

@@ -7,11 +7,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from netkin.cli.options import refuse_absent_device
 from netkin.errors import ForwardError, NetkinError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from netkin.sources.batches import Batches, Borrowed
 
 Result = TypeVar("Result")
 
@@ -20,15 +24,25 @@ def called(
     function: Callable[..., Result], a: str, b: str | None, data: str, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
-    from netkin.sources import load_data, load_model
+    from netkin.sources import load_model
 
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = [load_model(spec) for spec in specs]
     chosen = {"measures": list(options["measures"]), "layers": list(options["layers"]) or None, "names": _names(a, b)}
-    batches = load_data(data, batch_size=batch_size)
+    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)
+
+
+def loaded(spec: str, batch_size: int, examples: int | None, seed: int, balanced: bool = False) -> Batches | Borrowed:
+    """Return the data that `spec` names, or a sample of so many of its examples."""
+    from netkin.sources import load_data
+    from netkin.sources.sampling import sample
+
+    if balanced and examples is None:
+        raise click.UsageError("--balanced goes with --examples N, which says how many.")
+    return sample(load_data(spec, batch_size=batch_size), examples, seed=seed, balanced=balanced)
 
 
 def _names(a: str, b: str | None) -> tuple[str, str]:

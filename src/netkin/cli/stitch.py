@@ -12,9 +12,18 @@ import click
 
 from netkin.cli.compare import FILE, draw, refuse_figure
 from netkin.cli.documents import as_json, comparison_document
-from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import (
+    BALANCED,
+    DEVICE,
+    EXAMPLES,
+    JSON,
+    QUIET,
+    refuse_absent_device,
+    refuse_missing_folder,
+    refuse_other_page,
+)
 from netkin.cli.refusals import refusing
-from netkin.cli.running import refuse_crash
+from netkin.cli.running import loaded, refuse_crash
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
@@ -55,18 +64,25 @@ _COUNT = click.IntRange(min=1)
               help="relative_accuracy, agreement and cross_entropy if not given; also accuracy, r2, stitched_cka, "
               "stitched_cca, stitched_svcca.")  # fmt: skip
 @click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How maps get another size.")
-@click.option("--examples", type=_COUNT, metavar="N", help="Stop after so many examples of --data.")
-@click.option("--test-examples", type=_COUNT, metavar="N", help="Stop after so many examples of --test.")
+@EXAMPLES
+@click.option("--test-examples", type=_COUNT, metavar="N", help="So many examples, drawn over the whole of --test.")
+@BALANCED
 @click.option("--batch-size", type=_COUNT, default=128, show_default=True, metavar="N", help="Examples at a time.")
 @DEVICE
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="For what is random."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of --examples, of random maps and of training.",
 )
 @click.option("--name", "names", multiple=True, metavar="NAME", help="What each model is called, in their order.")
 @click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
 @click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load_stitch`.")
+@QUIET
 @JSON
 @refusing
 def stitch(
@@ -157,19 +173,24 @@ def _stitched(
 ) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
-    from netkin.sources import load_data, load_model
+    from netkin.sources import load_model
 
     refuse_absent_device(options["device"])
-    loaded = [load_model(spec) for spec in specs]
-    fitting, judging = (load_data(one, batch_size=batch_size) if one else None for one in (data, test))
+    if options["test_examples"] and not test:
+        raise click.UsageError("--test-examples goes with --test; without it, stitches are judged on --examples.")
+    networks = [load_model(spec) for spec in specs]
+    seed, balanced = options["seed"], options.pop("balanced")
+    fitting = loaded(data, batch_size, options["examples"], seed, balanced)
+    few = options["test_examples"]
+    judging = loaded(test, batch_size, few, seed, balanced and few is not None) if test else None
     for batches in (fitting, judging):
-        for spec, model in zip(specs, loaded, strict=True) if batches is not None else ():
+        for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
     if len(specs) == 2:
-        return stitch_all(loaded[0], loaded[1], fitting, judging, names=(names[0], names[1]), **asked)
-    return stitch_many(dict(zip(names, loaded, strict=True)), fitting, judging, **asked)
+        return stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
+    return stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
 
 
 def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -7,11 +7,9 @@ of these prices itself for the study at hand.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -20,8 +18,9 @@ from netkin.comparing.alignment import Alignment, Pairs, size_of_layer
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
+from netkin.memory import free_memory, size_in_words
 from netkin.representations.feeding import take
-from netkin.statistics.collector import Collector, LayerSize, Price, Study, size_in_words
+from netkin.statistics.collector import Collector, LayerSize, Price, Study
 
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
 THOUSANDS = ("", " thousand", " million", " billion", " trillion")
@@ -120,16 +119,6 @@ def refuse_over(limit: int, size: int, layers: Sequence[LayerSize], what: str, w
 def memory_limit(memory: int | None) -> int:
     """Return the bytes that statistics may take: what is asked for, or a quarter of what is free."""
     return free_memory() // 4 if memory is None else memory
-
-
-def free_memory() -> int:
-    """Return how many bytes of memory are free now."""
-    info = Path("/proc/meminfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # --- explaining -------------------------------------------------------------------------------------------------------

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from netkin.errors import SourceError, ValueFault
+from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
 from netkin.sources.models import load_model
 from netkin.sources.reading import near, refusing_unreadable
@@ -30,6 +29,7 @@ _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Given = Path | Mapping[str, Tensor] | nn.Module
+digest = weights_digest  # its earlier name
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,6 @@ def as_checkpoint(given: Any, step: int, unit: str = "step") -> Checkpoint:
     if not path.exists():
         raise SourceError(f"found no checkpoint {str(path)!r} for {unit} {step}{near(path) or '.'}")
     return Checkpoint(step, path, unit)
-
-
-def digest(state: Mapping[str, Tensor]) -> str:
-    """Return a short text that changes with any weight."""
-    total = hashlib.blake2b(digest_size=12)
-    for name, tensor in state.items():
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def _fitting(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

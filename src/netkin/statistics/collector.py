@@ -293,15 +293,6 @@ def place_of(rectangles: Sequence[Rectangle], a: Key, b: Key, known: Sequence[Ke
     raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
-def size_in_words(count: float) -> str:
-    """Return a number of bytes in the unit that people would use."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:
     """Refuse a batch that lacks a layer."""
     missing = [name for name in names if name not in rows]

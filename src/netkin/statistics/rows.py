@@ -12,6 +12,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.memory import size_in_words
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -34,7 +35,6 @@ from netkin.statistics.collector import (
     refuse_other_width,
     row_examples,
     row_numbers,
-    size_in_words,
 )
 from netkin.statistics.kernels import rbf_kernel
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings

@@ -269,3 +269,11 @@ def test_without_labels_there_is_no_accuracy(draw):
 )
 def test_labels_are_found_where_they_usually_are(batch, expected):
     assert has_labels([batch]) is expected
+
+
+def test_a_function_hears_of_the_progress(digits_net, digits_data):
+    heard = {}
+    nk.compress(
+        digits_net, "fc", k=4, data=digits_data[1], progress=lambda done, total, what: heard.update({what: done})
+    )
+    assert heard == {"reading inputs": 3, "counting right answers": 3}

@@ -4,7 +4,6 @@ import copy
 import importlib
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -138,7 +137,7 @@ def test_shuffled_loaders_and_streams_serve(rows):
 
 
 def test_data_that_do_not_fit_are_read_anew(rows, monkeypatch):
-    monkeypatch.setattr(holding, "free_memory", lambda: 0)
+    monkeypatch.setattr(holding, "free_memory", lambda device=None: 0)
     run = run_of(low=10, middle=20, high=40)
     loader = DataLoader(TensorDataset(rows), batch_size=64)
     series = dynamics(run, loader, model=Fan)
@@ -312,11 +311,11 @@ def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
     assert nk.load(file).steps == (0, 20)
 
 
-def test_long_work_shows_progress_on_stderr(rows, monkeypatch, capsys):
-    module = sys.modules[dynamics.__module__]
-    shown = module.tqdm
-    monkeypatch.setattr(module, "tqdm", lambda steps, **how: shown(steps, **how | {"delay": 0, "mininterval": 0}))
-    dynamics({0: Fan(0), 10: Fan(10)}, rows)
-    said = capsys.readouterr()
-    assert "comparing" in said.err
-    assert said.out == ""
+def test_a_function_hears_of_the_progress_and_nothing_else_is_shown(rows, capsys):
+    heard = []
+    dynamics({0: Fan(0), 10: Fan(10)}, rows, progress=lambda *news: heard.append(news))
+    assert (2, 2, "looking at checkpoints") in heard
+    assert heard[-1] == (2, 2, "comparing")
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueFault, match="`progress` is None"):
+        dynamics({0: Fan(0), 10: Fan(10)}, rows, progress="yes")

@@ -298,7 +298,9 @@ def test_a_series_says_what_it_is():
     model = net()
     recorder = nk.DynamicsRecorder(model, images(), run="seed 0", unit="epoch")
     run(recorder, model, range(2))
-    series = recorder.series()
+    heard = []
+    series = recorder.series(progress=lambda *news: heard.append(news))
+    assert heard == [(2, 2, "measuring")]
     assert (series.run, series.unit, series.final_step) == ("seed 0", "epoch", 1)
     assert series[0].a == "epoch 0"
     assert series.provenance["model"] == "Sequential"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from netkin.applications.stitching.marks import Marks, marked, marked_model
-from task_loss_worlds import batches, perceptron
+from netkin.applications.stitching.marks import Marks, marked
+from task_loss_worlds import batches
 
 
 def inputs_and_labels():
@@ -50,8 +50,3 @@ def test_other_data_have_another_mark(change):
     else:
         other = [torch.cat([one, one[:1]]) for one in other]
     assert mark != mark_of(batches(*other))
-
-
-def test_a_model_is_marked_by_its_weights():
-    assert marked_model(perceptron(0)) == marked_model(perceptron(0))
-    assert marked_model(perceptron(0)) != marked_model(perceptron(1))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching import TaskLoss, fit_all, progress, worth
+from netkin.applications.stitching import TaskLoss, fit_all, worth
 from netkin.applications.stitching.asking import asked_ways, way_of
 from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import NameClash, NoValue, UnknownName, ValueFault
@@ -24,19 +24,6 @@ class Block(nn.Module):
 
     def forward(self, x):
         return torch.relu(self.inner(x)) + x
-
-
-class Bar:
-    """A bar that shows nothing."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *fault):
-        pass
-
-    def update(self, count):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +178,20 @@ def test_test_examples_limit_the_test_data_alone(world):
     assert found["agreement"].exactness == "on 30 test examples"
 
 
-def test_bars_know_their_end_where_the_data_tell(world, monkeypatch):
+def test_a_function_hears_of_the_progress_with_its_end_where_the_data_tell(world):
     a, b, data = world
-    totals = {}
-    monkeypatch.setattr(progress, "tqdm", lambda **options: totals.update({options["desc"]: options["total"]}) or Bar())
-    nk.stitch_all(a, b, data, data, test_examples=30)
-    assert totals["evaluating"] == 30
+    heard = {}
+    hows, note = ["least_squares", "task_loss(steps=3)"], lambda done, total, what: heard.update({what: (done, total)})
+    nk.stitch_all(a, b, data, data, hows, layers="0", test_examples=30, progress=note)
+    assert heard["fitting"] == (200, 200)
+    assert heard["evaluating"] == (30, 30)
+    assert (heard["training"], heard["on the task loss"]) == ((3, 3), (1, 1))
+    heard.clear()
+    nk.stitch_many([a, b], data, data, layers="0", progress=note)
+    assert heard["stitching"] == (2, 2)
+    heard.clear()
+    nk.stitch(a, "0", b, "0", data, progress=note)
+    assert heard == {"fitting": (200, 200)}
 
 
 def test_each_stitch_is_handed_over_as_one_made_alone(world):

@@ -15,6 +15,7 @@ from netkin.applications.compression.sizes import K, Size
 from netkin.applications.compression.stepping import Work
 from netkin.applications.compression.subspaces import PROJECTIONS
 from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, showing
 from netkin.representations.feeding import Forward, Transform
 from netkin.representations.layers import Spec
 
@@ -37,6 +38,7 @@ def compress(
     examples: int | None = None,
     forward: Forward | None = None,
     transform: Transform | None = None,
+    progress: ProgressOption = None,
 ) -> nn.Module:
     """Return a copy of `model` in which each chosen linear or conv layer sees only k directions of its input.
 
@@ -54,7 +56,8 @@ def compress(
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
     directions taken from the network as compressed so far. `examples` limits what is read of `data`. The table is the
-    copy's attribute `compression`; the model itself stays as it is.
+    copy's attribute `compression`; the model itself stays as it is. `progress` is None (a bar in a terminal), False or
+    a function of (done, total, what).
 
     Example:
         >>> import torch
@@ -76,7 +79,8 @@ def compress(
     work = Work(
         model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
     )
-    return work.compressed(from_the_top=order == "from_the_top")
+    with showing(progress):
+        return work.compressed(from_the_top=order == "from_the_top")
 
 
 def _other(against: str | nn.Module) -> nn.Module | None:

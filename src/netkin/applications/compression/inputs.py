@@ -15,18 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from netkin.arrays import exact_products, refuse_non_finite
-from netkin.comparing.planning import free_memory
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
+from netkin.memory import free_memory, size_in_words
+from netkin.progress import reported
 from netkin.representations import batches_of, guest
 from netkin.representations.calls import in_the_open
 from netkin.representations.feeding import Forward, Transform, call, mask_of, prepared
 from netkin.representations.layers import modules, spoken
 from netkin.representations.recording import apart, main_tensor
 from netkin.statistics import LayerMoments, Moments
-from netkin.statistics.collector import size_in_words
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,7 @@ class Feeding:
 
     def batches(self, data: Any, what: str) -> Iterator[Any]:
         """Yield the batches of `data`, with a bar where that takes long."""
-        with tqdm(desc=what, unit=" batches", delay=2, leave=False) as bar:
-            for batch in batches_of(data, self.examples):
-                yield batch
-                bar.update()
+        return reported(batches_of(data, self.examples), what, "batches")
 
     def output(self, model: nn.Module, batch: Any) -> Any:
         """Return what the model makes of a batch."""
@@ -136,7 +132,7 @@ def _refuse_too_wide(rows: Mapping[str, Tensor]) -> None:
     widths = {name: matrix.shape[1] for name, matrix in rows.items()}
     device = next(iter(rows.values())).device
     needed = 8 * 4 * sum(width**2 for width in widths.values())
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = free_memory(device)
     if needed > free:
         widest = max(widths, key=lambda name: widths[name])
         raise MemoryLimit(

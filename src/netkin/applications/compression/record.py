@@ -60,6 +60,7 @@ class Compression:
     accuracy_before: float | None
     accuracy_after: float | None
     replaced: tuple[TakenApart, ...]
+    data: str = ""  # what the examples were taken from
     version: str = __version__
     created: str = field(default_factory=now)
 

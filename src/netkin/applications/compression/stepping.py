@@ -14,6 +14,7 @@ from netkin.applications.compression.inputs import Feeding, Inputs, collected, i
 from netkin.applications.compression.record import CompressedLayer, Compression, TakenApart
 from netkin.applications.compression.sizes import Size, most_that_saves, multiply_adds, parameters
 from netkin.applications.compression.subspaces import Subspace, subspace
+from netkin.comparing.compare import name_of
 from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
 from netkin.representations import batches_of, guest
 from netkin.representations.layers import Spec, choose, modules, split_call, spoken, unwrapped
@@ -173,6 +174,7 @@ class Work:
             parameters_after=parameters(net),
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
+            data=name_of(self.data),
             replaced=(*(earlier.replaced if earlier else ()), *taken_apart),
         )
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.comparing import compare
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.subjects import ModelRunner
+from netkin.identity import weights_digest
 from netkin.measures.registry import Measure, find
+from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.feeding import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
-from netkin.sources.checkpoints import Architecture, digest
+from netkin.sources.checkpoints import Architecture
 from netkin.sources.runs import Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
@@ -48,6 +49,7 @@ def dynamics(
     save: str | os.PathLike[str] | None = None,
     partial: bool = False,
     name: str | None = None,
+    progress: ProgressOption = None,
 ) -> Series:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
 
@@ -61,6 +63,7 @@ def dynamics(
 
     With `save` the series is written to that file after each step, and the same call continues there: steps are kept
     whose weights, data and options are the same. With ``partial=True`` Ctrl-C returns the steps that are finished.
+    `progress` is None (a bar in a terminal), False or a function of (done, total, what).
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
@@ -74,8 +77,9 @@ def dynamics(
     how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
     options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
     opened = open_run(run, model, name=name).only(steps)
-    held = Held(data, examples, spare(torch.device("cpu")))
-    return _Study(opened, held, options).series(save, partial)
+    with showing(progress):
+        held = Held(data, examples, spare(torch.device("cpu")))
+        return _Study(opened, held, options).series(save, partial)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class _Study:
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
         try:
-            for step in tqdm(waiting, desc="comparing", unit=f" {self.run.unit}s", delay=2, leave=False):
+            for step in reported(waiting, "comparing", f"{self.run.unit}s"):
                 self.done[step] = self._compared(step)
                 if save is not None:
                     self._so_far().save(save)
@@ -128,8 +132,8 @@ class _Study:
 
     def _look(self) -> None:
         """Read every checkpoint once, so that one that is damaged or differs is named before the work."""
-        for step in tqdm(self.run.steps, desc="looking at checkpoints", unit=" files", delay=2, leave=False):
-            self.weights[step] = digest(self.run.at(step).state_dict())
+        for step in reported(self.run.steps, "looking at checkpoints", "files"):
+            self.weights[step] = weights_digest(self.run.at(step))
 
     @cached_property
     def _final(self) -> nn.Module | CachedRunner:

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from netkin.comparing.compare import name_of
-from netkin.comparing.planning import free_memory
 from netkin.errors import MemoryLimit, ValueFault
+from netkin.identity import weights_digest
+from netkin.memory import free_memory, size_in_words
 from netkin.representations import batches_of
 from netkin.representations.feeding import length_if_known
 from netkin.representations.nesting import leaves
-from netkin.sources.checkpoints import digest
-from netkin.statistics.collector import size_in_words
 
 
 class Held:
@@ -53,7 +52,7 @@ class Held:
         """A text that changes with the examples: with all of them where they are held, else with the first batch."""
         seen: Iterable[Any] = islice(self, None if self.is_held else 1)
         tensors = {f"{i} {path}": leaf for i, batch in enumerate(seen) for path, leaf in leaves(batch)}
-        return digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
+        return weights_digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))
@@ -61,8 +60,7 @@ class Held:
 
 def spare(device: torch.device) -> int:
     """Return how many bytes may be held on `device`: a quarter of what is free there now."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    return free // 4
+    return free_memory(device) // 4
 
 
 def _listed(batches: Iterable[Any], limit: int | None) -> list[Any] | None:

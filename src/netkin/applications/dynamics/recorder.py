@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 
 from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
 from netkin.applications.dynamics.recordings import Progress, read, recorded, restored, write
@@ -15,6 +14,7 @@ from netkin.applications.dynamics.standing import Moment, Origin, between, compa
 from netkin.applications.dynamics.states import LayerState, refuse_unfit
 from netkin.errors import ForwardError, ValueFault
 from netkin.measures.registry import Measure, find
+from netkin.progress import ProgressOption, reported
 from netkin.representations.feeding import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
@@ -119,16 +119,17 @@ class DynamicsRecorder:
                 log(step, self._progress[-1].scalars)
         return self._progress[-1]
 
-    def series(self, measures: Any = None, *, pairs: Any = "all") -> Series:
+    def series(self, measures: Any = None, *, pairs: Any = "all", progress: ProgressOption = None) -> Series:
         """Return every probe against the last one, by the recorder's own measures or others.
 
-        `pairs` is "all", "corresponding" or a list of (layer, layer), as in `nk.compare`.
+        `pairs` is "all", "corresponding" or a list of (layer, layer), as in `nk.compare`; `progress` is None (a bar in
+        a terminal), False or a function of (done, total, what).
         """
         found, origin = self.measures if measures is None else _found(measures), self._origin()
         if not self._moments:
             raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
         final, comparisons = self._moments[-1], []
-        for moment in tqdm(self._moments, desc="measuring", unit=f" {self.unit}s", delay=2, leave=False):
+        for moment in reported(self._moments, "measuring", f"{self.unit}s", progress):
             comparisons.append(comparison(moment, final, found, pairs, origin))
             if moment is not final:
                 moment.release()

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.applications.stitching.marks import Marks, marked_model
+from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.matching import find, identity, random, seeded
 from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.task_loss import NAME, TaskLoss, is_task_loss
 from netkin.errors import UnknownName, ValueFault
+from netkin.identity import weights_digest
 from netkin.results.identifiers import taken_apart
 
 How = str | TaskLoss
@@ -78,7 +79,7 @@ class Asked:
 
     def question(self, a: nn.Module, b: nn.Module) -> dict[str, str]:
         """Return what the worth of a stitch depends on beside its layers and its method."""
-        own = {"weights a": marked_model(a), "weights b": marked_model(b)}
+        own = {"weights a": weights_digest(a), "weights b": weights_digest(b)}
         return own | self._digests | {"asked resize": str(self.resize), "asked seed": str(self.seed)}
 
     @cached_property

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.marks import marked
@@ -23,8 +22,9 @@ from netkin.applications.stitching.portions import Portion, joined, picked, port
 from netkin.applications.stitching.records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit
+from netkin.memory import size_in_words
+from netkin.progress import reported
 from netkin.representations.feeding import batch_length, inputs_of
-from netkin.statistics.collector import size_in_words
 
 Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 
@@ -99,7 +99,7 @@ def gathered(
     kept: list[Portion] = []
     answers: list[tuple[str, Tensor | None]] = []
     size, seen, penalised = 0, 0, bool(settings.cka_penalty)
-    for batch in tqdm(batches, desc="gathering", unit=" batches", delay=2, leave=False):
+    for batch in reported(batches, "gathering", "batches"):
         fits = size <= settings.memory
         own = fits and (penalised or (sampling is not None and settings.looks_at_own))
         one = portion(network, batch, head=fits, answers=settings.looks_at_own, own=own)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tqdm import tqdm
-
+from netkin.progress import reporting
 from netkin.representations import batches_of
 from netkin.representations.feeding import examples_in, length_if_known
 
 
 def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
     """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
-    with tqdm(total=examples_in(data, examples), desc=doing, unit=" examples", delay=2, leave=False) as bar:
+    with reporting(examples_in(data, examples), doing, "examples") as report:
         for batch in batches_of(data, examples):
             yield batch
-            bar.update(length_if_known(batch) or 0)
+            report.update(length_if_known(batch) or 0)

@@ -20,6 +20,7 @@ from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import refuse_unfit_rank
 from netkin.errors import ValueFault
+from netkin.progress import ProgressOption, showing
 from netkin.representations.feeding import device_of
 
 
@@ -38,6 +39,7 @@ def stitch(
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
     validation: Any = None,
+    progress: ProgressOption = None,
     **training: Any,
 ) -> Stitch:
     """Return a network that runs `a` up to `layer_a`, maps its activations, and goes on with `b` after `layer_b`.
@@ -48,7 +50,8 @@ def stitch(
     else on part of `data`. With `test` the stitch is judged at once.
 
     Maps of another size are resized: by `average` where they shrink, else `bilinear`, unless `resize` names another
-    way. `examples` limits those of `data`; `device` is where the models run meanwhile.
+    way. `examples` limits those of `data`; `device` is where the models run meanwhile; `progress` is None (a bar in a
+    terminal), False or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -61,7 +64,7 @@ def stitch(
     order = _Order(examples, resize, seed, names)
     if way.training is not None:
         _refuse_iterator(data)
-    with both_lent(a, b, device):
+    with showing(progress), both_lent(a, b, device):
         found = _fit_all(a, b, [pair], data, {way.id: way}, order)[pair, way.id]
         if way.training is not None:
             found = trained_stitch(found, data, way.training, validation=validation, examples=examples)

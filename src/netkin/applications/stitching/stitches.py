@@ -19,10 +19,10 @@ from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import FileFault, InflatedWarning, NoValue
+from netkin.identity import weights_digest
 from netkin.representations.feeding import FLOATING, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import now
-from netkin.sources.checkpoints import digest
 
 KIND = "stitch"
 SIDES = ("first", "second")
@@ -178,7 +178,7 @@ class Description:
         model = unwrapped(model)
         state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
         shapes = {name: list(tensor.shape) for name, tensor in state.items()}
-        digests = {_said(dtype): digest(_in_precision(state, dtype)) for dtype in FLOATING}
+        digests = {_said(dtype): weights_digest(state, dtype) for dtype in FLOATING}
         return cls(type(model).__name__, shapes, _said(dtype_of(model) or torch.float32), digests)
 
     def shape(self, name: str) -> str:
@@ -209,10 +209,6 @@ def have_same_weights(one: Description, other: Description) -> bool:
 
 def _said(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _in_precision(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in state.items()}
 
 
 def _refuse_other(path: Any, which: str, then: Description, given: Description) -> None:

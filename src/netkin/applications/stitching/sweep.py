@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from netkin.applications.stitching.asking import Asked, How, Way, asked_ways
 from netkin.applications.stitching.evaluating import Evaluation, evaluated, evaluated_all
@@ -31,8 +30,9 @@ from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts,
 from netkin.comparing import compare
 from netkin.comparing.compare import name_of
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import free_memory
 from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
+from netkin.memory import free_memory
+from netkin.progress import ProgressOption, reported, showing
 from netkin.representations import batches_of
 from netkin.representations.feeding import device_of
 from netkin.results import Comparison, Comparisons
@@ -69,6 +69,7 @@ def stitch_all(
     partial: bool = False,
     each: Callable[[Stitch], None] | None = None,
     names: tuple[str, str] = ("a", "b"),
+    progress: ProgressOption = None,
 ) -> Comparison:
     """Return what stitches of layers of `a` into layers of `b` are worth, beside how similar these layers are.
 
@@ -83,7 +84,7 @@ def stitch_all(
 
     With `save` the result is written to that file as it grows, and the same call continues there, also with more
     methods or layers; a file that holds anything else is refused. With ``partial=True`` Ctrl-C returns what is
-    finished.
+    finished. `progress` is None (a bar in a terminal), False or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -98,7 +99,8 @@ def stitch_all(
         layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
         validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
-    return _Sweep(a, b, names, asked, Keeping(save, [names], several=False)).run(Interruption(partial))
+    with showing(progress):
+        return _Sweep(a, b, names, asked, Keeping(save, [names], several=False)).run(Interruption(partial))
 
 
 def stitch_many(
@@ -121,6 +123,7 @@ def stitch_many(
     save: str | os.PathLike[str] | None = None,
     partial: bool = False,
     each: Callable[[Stitch], None] | None = None,
+    progress: ProgressOption = None,
 ) -> Comparisons:
     """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
 
@@ -135,7 +138,8 @@ def stitch_many(
         layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
         validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
-    return _Tour(given, asked, save).run(partial)
+    with showing(progress):
+        return _Tour(given, asked, save).run(partial)
 
 
 class _Tour:
@@ -149,7 +153,7 @@ class _Tour:
         interruption = Interruption(partial)
         done: list[Comparison] = []
         with interruption.ending("touring", lambda: bool(done)):
-            for pair in tqdm(self.of, desc="stitching", unit=" pairs of models", delay=2, leave=False):
+            for pair in reported(self.of, "stitching", "pairs of models"):
                 a, b = (self.models[name] for name in pair)
                 done.append(_Sweep(a, b, pair, self.asked, self.keeping).run(interruption))
                 if interruption.ended:
@@ -211,7 +215,7 @@ class _Sweep:
         made = {(pair, way): one for pair, way in work if (one := self._started(fit, pair, way)) is not None}
         self._judged([(key, one) for key, one in made.items() if key[1].training is None])
         longer = [(key, one) for key, one in made.items() if key[1].training is not None]
-        for key, one in tqdm(longer, desc="on the task loss", unit=" stitches", delay=2, leave=False):
+        for key, one in reported(longer, "on the task loss", "stitches"):
             self._trained(key, one)
 
     def _started(self, fit: Fit, pair: Pair, way: Way) -> Stitch | None:

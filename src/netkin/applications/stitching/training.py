@@ -15,19 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from netkin.applications.stitching import resuming
 from netkin.applications.stitching.caching import Kept, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted
-from netkin.applications.stitching.marks import Marks, marked_model
+from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.records import Record, Sample, Sampling
 from netkin.applications.stitching.resuming import Identity, Standing, Weights
 from netkin.applications.stitching.shrinking import cut, shrink
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
+from netkin.identity import weights_digest
+from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.recording import main_tensor
@@ -147,8 +148,8 @@ class _Trainer:
             "layers": f"{network.layer_a!r} into {network.layer_b!r}",
             "batches": f"{self.course.per_epoch:,} an epoch",
             "forms of the activations": network.transformation.meeting.words or "none",
-            "weights of the first model": marked_model(network.a),
-            "weights of the second model": marked_model(network.b),
+            "weights of the first model": weights_digest(network.a),
+            "weights of the second model": weights_digest(network.b),
         }
         return Identity(self.settings.course, subjects | {name: str(mark) for name, mark in self.marks.items()})
 
@@ -161,17 +162,16 @@ class _Trainer:
         return Sample.of(self.network, batches, self.settings.sample)
 
     def run(self) -> Training:
-        bar = tqdm(total=self.total, initial=self.standing.step, desc="training", unit=" steps", delay=2, leave=False)
-        with bar:
+        with reporting(self.total, "training", "steps", done=self.standing.step) as report:
             while self.standing.step < self.total and not self._out_of_patience:
-                self._epoch(bar)
+                self._epoch(report)
         return self._finished()
 
-    def _epoch(self, bar: Any) -> None:
+    def _epoch(self, report: Report) -> None:
         number, start = divmod(self.standing.step, self.course.per_epoch)
         for portion in self.course.epoch(number, start):
             self._step(portion)
-            bar.update()
+            report.update()
             if self.standing.step % self.every == 0 or self.standing.step == self.total:
                 self._look()
             if self.standing.step == self.total or self._out_of_patience:

@@ -1,0 +1,9 @@
+"""Identity: digests by which weights, data, settings and functions are known again.
+
+Results and parts of results carry them, so that what belongs to other weights or other data is noticed.
+"""
+
+from netkin.identity.data import DataDigest
+from netkin.identity.digests import function_digest, settings_digest, weights_digest
+
+__all__ = ["DataDigest", "function_digest", "settings_digest", "weights_digest"]

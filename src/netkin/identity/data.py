@@ -1,0 +1,232 @@
+"""The digest of data: a sum over numbered examples, so that parts can be digested apart and merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import ShapeError, ValueFault
+from netkin.identity.digests import PLAIN, tensor_of
+
+LABELS = frozenset({"labels", "label", "targets", "target", "y"})  # in a mapping
+PENDING = 256  # batches whose hashes wait on their device
+AT_ONCE = {"cpu": 2**19}  # words hashed at a time, so that products take little memory; elsewhere 2^24
+GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
+
+
+class DataDigest:
+    """What tells a set of numbered examples from others, whatever their batches, the order of these and their device.
+
+    An example's hash is that of its content and its number, and the digest is the sum of them modulo 2⁶⁴; so parts
+    can be digested apart and merged. Another order of examples, another precision or any other bit gives another
+    digest; contents padded to the longest of a batch depend on the batch. An example that comes twice is refused.
+
+    Content: each array of the batch that is as long as it, seen as 32-bit words w, gives Σ wᵢ cᵢ with constants of its
+    own, taken from its place in the batch, its dtype and its shape. (Words of 64 bits would lose their signs in pairs.)
+    They are computed on the arrays' device, which is waited for once in 256 batches, or when the digest is read.
+
+    Example:
+        >>> images = torch.arange(12.0).reshape(4, 3)
+        >>> whole, parts = DataDigest(), DataDigest()
+        >>> whole.update(images, range(4))
+        >>> for start in (2, 0):
+        ...     parts.update(images[start : start + 2], range(start, start + 2))
+        >>> whole == parts, whole.count, len(whole.hex)
+        (True, 4, 16)
+    """
+
+    def __init__(self, labels: bool = False):
+        self.labels = labels  # whether they count
+        self._sum, self._ranges = 0, np.empty((0, 2), np.int64)
+        self._pending: list[tuple[Tensor, Any]] = []  # contents and numbers
+
+    def update(self, batch: Any, numbers: Any) -> None:
+        """Add the examples of a batch; `numbers` says which each of them is in the whole data."""
+        numbers = _numbers(numbers)
+        if not len(numbers):
+            return
+        self._pending.append((contents(batch, len(numbers), self.labels), numbers))
+        if len(self._pending) >= PENDING:
+            self._fold()
+
+    def merge(self, other: DataDigest) -> None:
+        """Add the examples of another digest; those that are in both are refused."""
+        if self.labels != other.labels:
+            raise ValueFault("labels count in one of the two digests of data and not in the other; make both alike.")
+        for one in (self, other):
+            one._fold()
+        self._ranges = _united(np.concatenate([self._ranges, other._ranges]))
+        self._sum = (self._sum + other._sum) % 2**64
+
+    @property
+    def hex(self) -> str:
+        """The digest as 16 hex digits."""
+        self._fold()
+        return f"{self._sum:016x}"
+
+    @property
+    def count(self) -> int:
+        """How many examples were added."""
+        return int(np.diff(self._ranges).sum()) + sum(len(numbers) for _, numbers in self._pending)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The numbers of the examples, as ascending ranges (first, one behind the last)."""
+        self._fold()
+        return [(start, stop) for start, stop in self._ranges.tolist()]
+
+    def to_json(self) -> str:
+        """Return all that `from_json` needs, as JSON."""
+        return json.dumps({"digest": self.hex, "labels": self.labels, "ranges": self._ranges.tolist()})
+
+    @classmethod
+    def from_json(cls, text: str) -> DataDigest:
+        """Return the digest that `to_json` told of; more examples can be added to it."""
+        found = json.loads(text)
+        made = cls(labels=bool(found["labels"]))
+        made._sum = int(found["digest"], 16)
+        made._ranges = _united(np.array(found["ranges"], np.int64).reshape(-1, 2))
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DataDigest):
+            return NotImplemented
+        return (self.labels, self.count, self.hex) == (other.labels, other.count, other.hex)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def __repr__(self) -> str:
+        return f"DataDigest({self.hex}, {self.count:,} examples{', with labels' if self.labels else ''})"
+
+    def _fold(self) -> None:
+        """Fold what waits into the sum: one wait for the device."""
+        if not self._pending:
+            return
+        found = torch.cat([content.to(self._pending[0][0].device) for content, _ in self._pending])
+        numbers = np.concatenate([torch.as_tensor(numbers).cpu().numpy() for _, numbers in self._pending])
+        self._pending = []
+        self._ranges = _united(np.concatenate([self._ranges, _ranges(numbers)]))
+        self._sum = (self._sum + summed_hashes(found, numbers)) % 2**64
+
+
+def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
+    """Return the hashes of the contents of a batch's `length` examples, an int64 vector on the arrays' device."""
+    parts = [_hashes(*leaf) for leaf in _leaves(batch if labels else _without_labels(batch), length)]
+    if not parts:
+        raise ShapeError(
+            f"the batch, of type {type(batch).__name__}, holds no array of {length:,} examples, as many as there are "
+            "numbers; give batches of arrays with one row for each example."
+        )
+    return sum(part.to(parts[0].device) for part in parts)  # type: ignore[return-value]
+
+
+def summed_hashes(contents: Tensor, numbers: np.ndarray | None = None) -> int:
+    """Return the sum modulo 2⁶⁴ of the examples' hashes, mixed with their numbers if these are given."""
+    found = contents.cpu().numpy().view(np.uint64)
+    if numbers is not None:
+        found = found + _mixed(numbers.astype(np.uint64) + np.uint64(GAMMA))
+    return int(_mixed(found).sum(dtype=np.uint64))
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Return words of 64 bits, each bit of which depends on all bits there were: SplitMix64's finaliser."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
+    return words ^ (words >> np.uint64(31))
+
+
+def _hashes(key: str, tensor: Tensor) -> Tensor:
+    """Return the hash of each row of an array, whose constants follow from `key`, its dtype and its shape."""
+    words = _words(tensor)
+    key = f"{key} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape[1:])}"
+    start, constants = _constants(key, words.shape[1], tensor.device)
+    step = max(1, AT_ONCE.get(tensor.device.type, 2**24) // max(1, words.shape[1]))
+    return torch.cat([(part * constants).sum(1) for part in words.split(step)]) + start
+
+
+@functools.lru_cache(maxsize=32)
+def _constants(key: str, count: int, device: torch.device) -> tuple[int, Tensor]:
+    """Return where a sum starts and its odd constants: the sequence of SplitMix64 whose seed follows from `key`."""
+    seed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
+    sequence = _mixed(np.uint64(seed) + np.arange(1, count + 2, dtype=np.uint64) * np.uint64(GAMMA))
+    return int(sequence[0].view(np.int64)), torch.from_numpy((sequence[1:] | np.uint64(1)).view(np.int64)).to(device)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return the bytes of each row as 32-bit words, filled up with zeros."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    width = math.prod(tensor.shape[1:]) * tensor.element_size()
+    rows = tensor.reshape(-1).view(torch.uint8).reshape(len(tensor), width)
+    if width % 4:
+        rows = nn.functional.pad(rows, (0, -width % 4))
+    elif rows.storage_offset() % 4:
+        rows = rows.clone()
+    return rows.reshape(-1).view(torch.int32).reshape(len(tensor), -(-width // 4))
+
+
+def _leaves(structure: Any, length: int, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the arrays, and the lists of numbers or texts, that hold `length` examples, with their place."""
+    if isinstance(structure, (Tensor, np.ndarray)):
+        if structure.ndim and len(structure) == length:
+            yield path, tensor_of(structure, path)
+    elif _is_listing(structure):
+        if len(structure) == length:
+            yield path, tensor_of(np.asarray(structure), path)
+    elif isinstance(structure, Mapping):
+        for key in sorted(structure, key=str):
+            yield from _leaves(structure[key], length, f"{path}/{key}")
+    elif isinstance(structure, (tuple, list)):
+        for place, one in enumerate(structure):
+            yield from _leaves(one, length, f"{path}/{place}")
+    elif dataclasses.is_dataclass(structure):
+        fields = {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure)}
+        yield from _leaves(fields, length, path)
+
+
+def _without_labels(batch: Any) -> Any:
+    if isinstance(batch, (tuple, list)) and batch and not _is_listing(batch):
+        batch = batch[0]
+    return {key: batch[key] for key in batch if key not in LABELS} if isinstance(batch, Mapping) else batch
+
+
+def _is_listing(structure: Any) -> bool:
+    return isinstance(structure, list) and bool(structure) and all(isinstance(one, PLAIN) for one in structure)
+
+
+def _numbers(numbers: Any) -> Any:
+    found = numbers if isinstance(numbers, Tensor) else np.asarray(numbers)
+    integer = not found.is_floating_point() if isinstance(found, Tensor) else found.dtype.kind in "iu" or not found.size
+    if found.ndim != 1 or not integer:
+        raise ShapeError(f"`numbers` must be a vector of whole numbers; got shape {tuple(found.shape)}, {found.dtype}.")
+    return found.long() if isinstance(found, Tensor) else found.astype(np.int64)
+
+
+def _ranges(numbers: np.ndarray) -> np.ndarray:
+    """Return whole numbers as ranges of one each, or longer ones where they ascend without a gap."""
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    starts, stops = np.r_[0, breaks], np.r_[breaks, len(numbers)] - 1
+    return np.stack([numbers[starts], numbers[stops] + 1], axis=1)
+
+
+def _united(ranges: np.ndarray) -> np.ndarray:
+    """Return ranges as few ascending ones; numbers that are in two of them are refused."""
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(ranges[:, 1])
+    fresh = np.r_[True, ranges[1:, 0] > ends[:-1]][: len(ranges)]
+    united = np.stack([ranges[fresh, 0], ends[np.r_[fresh[1:], True][: len(ranges)]]], axis=1)
+    twice = int(np.diff(ranges).sum() - np.diff(united).sum())
+    if twice:
+        first = int(ranges[1:, 0][ranges[1:, 0] < ends[:-1]][0])
+        raise ValueFault(
+            f"{twice:,} examples are counted twice, the first of them number {first}; parts of data must not overlap."
+        )
+    return united

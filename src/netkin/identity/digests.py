@@ -1,0 +1,179 @@
+"""Digests of weights, settings and functions: short texts that change with anything in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import Enum
+from hashlib import blake2b
+from pathlib import PurePath
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from netkin.errors import ValueFault
+
+PLAIN = (bool, int, float, complex, str, bytes)
+_SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr tells all
+
+
+def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.dtype | None = None) -> str:
+    """Return a text of 24 hex digits that changes with any weight: names, shapes, precisions and all bits.
+
+    Of a model, parameters and persistent buffers count, in the order of its state dict, wherever they lie; a wrapper of
+    torch (`DataParallel`, `DistributedDataParallel`, `torch.compile`) does not. With `precision` floating weights are
+    rounded to it first, so that a model and its copy in that precision have the same digest.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> half = {name: weight.bfloat16() for name, weight in model.state_dict().items()}
+        >>> weights_digest(half) == weights_digest(model)
+        False
+        >>> weights_digest(half, torch.bfloat16) == weights_digest(model, torch.bfloat16)
+        True
+    """
+    if isinstance(weights, (nn.DataParallel, DistributedDataParallel)):
+        weights = weights.module
+    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    total = blake2b(digest_size=12)
+    for name, one in state.items():
+        name = name.replace("_orig_mod.", "")
+        if isinstance(one, Tensor):
+            _add_tensor(total, name, one, precision)
+        else:  # what a module adds to its state dict by `get_extra_state`
+            total.update(f"{name} {_text(one, name, strict=False)};".encode())
+    return total.hexdigest()
+
+
+def _add_tensor(total: Any, name: str, tensor: Tensor, precision: torch.dtype | None) -> None:
+    """Add a tensor's name, precision, shape and bytes to a hash."""
+    if tensor.is_meta:
+        raise ValueFault(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense()
+    shape, kind = tuple(tensor.shape), "complex " if tensor.is_complex() else ""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
+    if precision is not None and tensor.is_floating_point():
+        tensor = tensor.to(precision)
+    total.update(f"{name} {kind}{tensor.dtype} {shape};".encode())
+    total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def settings_digest(value: Any) -> str:
+    """Return a text of 24 hex digits that changes with any value in nested settings, but not with a mapping's order.
+
+    Lists and tuples are alike, 1, 1.0 and True are not. Arrays and models count with all their values, functions as
+    in `function_digest`; other objects are refused.
+
+    Example:
+        >>> settings_digest({"k": 8, "seed": 0}) == settings_digest({"seed": 0, "k": 8})
+        True
+    """
+    return _digest(_text(value, "settings", strict=True))
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """Return a text of 24 hex digits that changes with what a function does, as far as that can be seen.
+
+    Of a function written in Python these count: its code, constants, defaults, the values it closes over and the plain
+    global values it reads; of a method also its object, of a partial its arguments, of a callable object its
+    attributes. Functions that it calls by a global name, builtins and classes count by their names. Another version of
+    Python may give another digest.
+
+    Example:
+        >>> function_digest(lambda x: x + 1) == function_digest(lambda x: x + 2)
+        False
+    """
+    if not callable(function):
+        raise ValueFault(f"a function is needed; got {type(function).__name__}.")
+    return _digest(_text(function, "function", strict=False))
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _text(value: Any, place: str, *, strict: bool, within: tuple[int, ...] = ()) -> str:
+    """Return a text that two values share only if they are the same; `strict` refuses what is no plain value."""
+    if id(value) in within:
+        return "itself"
+    inner = functools.partial(_text, strict=strict, within=(*within, id(value)))
+    if isinstance(value, Enum):
+        return f"{_qualified(type(value))}.{value.name}"
+    if isinstance(value, np.generic):
+        return _text(value.item(), place, strict=strict, within=within)
+    if isinstance(value, (*PLAIN, *_SPOKEN)):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, Mapping):
+        pairs = [f"{inner(key, place)}: {inner(one, f'{place}[{key!r}]')}" for key, one in value.items()]
+        return f"{{{', '.join(sorted(pairs))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(inner(one, f'{place}[{i}]') for i, one in enumerate(value))}]"
+    if isinstance(value, (set, frozenset)):
+        return f"set {sorted(inner(one, place) for one in value)}"
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"array {weights_digest({'': value if isinstance(value, Tensor) else tensor_of(value, place)})}"
+    if isinstance(value, nn.Module):
+        return f"{_qualified(type(value))} {weights_digest(value)}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return f"{_qualified(type(value))} {inner(fields, place)}"
+    return _function_text(value, place, strict, functools.partial(_text, strict=False, within=(*within, id(value))))
+
+
+def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, str], str]) -> str:
+    """Return a text for a function, a class or, unless `strict`, any other object."""
+    if isinstance(value, FunctionType):
+        read = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+        plain = {name: one for name, one in read.items() if isinstance(one, PLAIN)}
+        parts = [value.__code__, _cells(value), value.__defaults__, value.__kwdefaults__, plain]
+        return f"function {[inner(part, place) for part in parts]}"
+    if isinstance(value, CodeType):
+        arguments = value.co_varnames[: value.co_argcount + value.co_kwonlyargcount]
+        parts = [value.co_code, value.co_consts, value.co_names, arguments, value.co_flags]
+        return f"code {[inner(part, place) for part in parts]}"
+    if isinstance(value, MethodType):
+        return f"method {inner(value.__func__, place)} of {inner(value.__self__, place)}"
+    if isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, ModuleType):
+        return f"method {value.__qualname__} of {inner(value.__self__, place)}"
+    if isinstance(value, functools.partial):
+        return f"partial {[inner(part, place) for part in (value.func, value.args, value.keywords)]}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _qualified(value)
+    if strict and not callable(value):
+        raise ValueFault(
+            f"`{place}` is an object of type {type(value).__name__}, which has no digest; use numbers, texts, lists, "
+            "mappings, arrays or functions."
+        )
+    return f"{_qualified(type(value))} {inner(getattr(value, '__dict__', None), place)}"
+
+
+def _qualified(named: Any) -> str:
+    return f"{getattr(named, '__module__', None)}.{named.__qualname__}"
+
+
+def _cells(function: FunctionType) -> list[Any]:
+    """Return the values that a function closes over, as far as they are there yet."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
+
+
+def tensor_of(array: Tensor | np.ndarray, place: str) -> Tensor:
+    """Return an array as a tensor that shares its memory where it can; texts as a hash for each."""
+    if isinstance(array, Tensor):
+        return array.to_dense()
+    if array.dtype.kind in "US":
+        hashes = [blake2b(repr(one).encode(), digest_size=8).digest() for one in array.reshape(-1).tolist()]
+        return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).reshape(array.shape)
+    if array.dtype.itemsize > {"f": 8, "i": 8, "u": 8, "b": 1, "c": 16}.get(array.dtype.kind, 0):
+        raise ValueFault(f"an array of dtype {array.dtype} has no digest{place and f' ({place})'}; give numbers.")
+    array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,114 @@
+"""Progress: how far long work has come, as a bar in a terminal, as calls of a function, or not at all.
+
+Every long call takes ``progress=``: None shows a bar where stderr is a terminal, False shows nothing, and a function is
+called as ``progress(done, total, what)``; it may raise to end the work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
+from typing import Literal, TypeVar
+
+from tqdm import tqdm
+
+from netkin.errors import ValueFault
+
+ProgressOption = Literal[False] | Callable[[int, int | None, str], object] | None
+Item = TypeVar("Item")
+
+PAUSE = 0.1  # seconds between two calls of a function
+DELAY = 2  # seconds before a bar is shown
+_chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def showing(progress: ProgressOption) -> Iterator[None]:
+    """Inside the `with`, work that is not told otherwise shows its progress so; None changes nothing.
+
+    By this a long call hands its `progress` on to all that it calls.
+    """
+    if not (progress is None or progress is False or callable(progress)):
+        raise ValueFault(
+            "`progress` is None (a bar in a terminal), False (nothing) or a function of (done, total, what); got "
+            f"{progress!r}."
+        )
+    token = _chosen.set(_chosen.get() if progress is None else progress)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@contextmanager
+def reporting(
+    total: int | None, what: str, unit: str, progress: ProgressOption = None, *, done: int = 0
+) -> Iterator[Report]:
+    """Give an object whose `update(n)` says that n more are done; a finished `with` tells a function the end.
+
+    Args:
+        total: How many there will be, None where that is not known.
+        what: What is being done, as "reading".
+        unit: What is counted, as "examples".
+        progress: None, False or a function; None is what `showing` chose around it.
+        done: How many were done before.
+    """
+    with showing(progress):
+        chosen = _chosen.get()
+    if callable(chosen):
+        told = _Told(chosen, total, what, done)
+        yield told
+        told.finish()
+    else:
+        hidden = chosen is False or not sys.stderr.isatty()
+        with tqdm(
+            total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden
+        ) as bar:
+            yield Report(bar.update)
+
+
+def reported(
+    items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
+) -> Iterator[Item]:
+    """Yield the items, and report each when the next is asked for; `total` is their number, where they do not know."""
+    count = len(items) if total is None and isinstance(items, Sized) else total
+    with reporting(count, what, unit, progress) as report:
+        for item in items:
+            yield item
+            report.update()
+
+
+class Report:
+    """What work in progress tells its news to."""
+
+    def __init__(self, update: Callable[[int], object]):
+        self._update = update
+
+    def update(self, count: int = 1) -> None:
+        """Say that so many more are done."""
+        self._update(count)
+
+
+class _Told(Report):
+    """Calls a function, ten times a second at most, and once more at the end if it has not heard of that."""
+
+    def __init__(self, function: Callable[[int, int | None, str], object], total: int | None, what: str, done: int):
+        super().__init__(self._add)
+        self._function, self._total, self._what, self._done = function, total, what, done
+        self._last, self._at = -1, monotonic()
+
+    def _add(self, count: int) -> None:
+        self._done += count
+        if monotonic() - self._at >= PAUSE:
+            self._tell()
+
+    def finish(self) -> None:
+        if self._last != self._done:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._last, self._at = self._done, monotonic()
+        self._function(self._done, self._total, self._what)
