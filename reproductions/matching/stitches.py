@@ -16,7 +16,7 @@ from torch import Tensor
 import netkin as nk
 from netkin.applications.stitching import Stitch, fit_all, load_stitch
 from netkin.errors import NoValue
-from netkin.representations.feeding import feed
+from netkin.representations.inputs import feed
 from netkin.sources.checkpoints import digest
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import KINDS, images, network, published, recipe_key, whose

@@ -22,7 +22,7 @@ from netkin.comparing.tabulating import Tables
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.representations import batches_of
-from netkin.representations.feeding import examples_in
+from netkin.representations.inputs import examples_in
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons

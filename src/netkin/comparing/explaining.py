@@ -18,7 +18,7 @@ from netkin.comparing.plan import Plan, make_plan, size_of
 from netkin.comparing.subjects import RecordedSubject, Subject
 from netkin.errors import NetkinError, ValueFault
 from netkin.measures.registry import Measure
-from netkin.representations.feeding import take
+from netkin.representations.inputs import take
 from netkin.statistics import Grams, Moments
 
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example

@@ -15,7 +15,7 @@ from netkin.arrays import as_tensor
 from netkin.comparing.meeting import ResizablePositions
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations import Reader, guest, rows_of, shape_for
-from netkin.representations.feeding import Forward, Transform, length_if_known
+from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 

@@ -2,10 +2,10 @@
 
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.feeding import batches_of
 from netkin.representations.guests import guest
+from netkin.representations.hooks import recording
+from netkin.representations.inputs import batches_of
 from netkin.representations.layers import layers
-from netkin.representations.recording import recording
 from netkin.representations.shapes import (
     cls,
     dft,

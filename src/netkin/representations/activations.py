@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
-from netkin.representations.calls import watching
-from netkin.representations.feeding import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
 from netkin.representations.guests import guest
-from netkin.representations.layers import Spec, choose, split_call, spoken
-from netkin.representations.recording import keeping
+from netkin.representations.hooks import keeping, watching
+from netkin.representations.inputs import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
+from netkin.representations.layers import Spec, choose, layer_label, split_call
 from netkin.representations.shapes import Shape, name_of, rows_of, shape_for
 
 
@@ -105,7 +104,7 @@ class Reader:
                 self._is_open = False
 
     def _react(self, name: str, output: Any) -> None:
-        if self._outputs is not None:  # else it is somebody else who runs the model
+        if self._outputs is not None:  # else another caller runs the model
             keeping(self._outputs, self._reduced)(name, output)
 
     def _reduced(self, name: str, output: Tensor) -> Any:
@@ -116,7 +115,7 @@ class Reader:
         try:
             rows, self.shapes[name] = rows_of(output, shape, self._mask)
         except NetkinError as fault:
-            raise type(fault)(f"{spoken(name)}: {fault}") from fault
+            raise type(fault)(f"{layer_label(name)}: {fault}") from fault
         return rows if self._keep is None else self._keep(name, rows)
 
     def _has_all_examples(self, name: str, output: Tensor, shape: Shape) -> bool:
@@ -129,8 +128,8 @@ class Reader:
             self._left_out.add(name)
             return False
         raise ShapeError(
-            f"{spoken(name)} gives an output of shape {tuple(output.shape)} for a batch of {self._length} examples; "
-            "pass a function as `shape` that makes rows of it, or choose another layer."
+            f"{layer_label(name)} gives an output of shape {tuple(output.shape)} for a batch of {self._length} "
+            "examples; pass a function as `shape` that makes rows of it, or choose another layer."
         )
 
     def _ordered(self, ran: Iterable[str]) -> list[str]:
@@ -143,7 +142,7 @@ class Reader:
         absent = [] if self.by_default else [name for name in self.layers if name not in names]
         if absent:
             raise ForwardError(
-                f"{spoken(absent[0])} did not run in batch {self.batches}; choose layers that always run."
+                f"{layer_label(absent[0])} did not run in batch {self.batches}; choose layers that always run."
             )
         if not names:
             raise ForwardError(
@@ -153,7 +152,7 @@ class Reader:
         changed = sorted(set(self._names) ^ set(names))
         if changed:
             raise ForwardError(
-                f"{spoken(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
+                f"{layer_label(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
                 "choose layers, or calls such as 'relu#2', that run in every batch."
             )
 
@@ -162,14 +161,14 @@ class Reader:
         sums = [matrix.detach().sum().float() for matrix in rows.values()]
         if not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
             for name, matrix in rows.items():
-                refuse_non_finite(matrix, f"{spoken(name)} in batch {self.batches}")
+                refuse_non_finite(matrix, f"{layer_label(name)} in batch {self.batches}")
 
 
 def _joined(name: str, batches: list[Tensor]) -> Tensor:
     widths = sorted({batch.shape[1:].numel() for batch in batches})
     if len({batch.shape[1:] for batch in batches}) > 1:
         raise ShapeError(
-            f"{spoken(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches to one "
-            "length, or choose a shape such as 'mean' or 'pool'."
+            f"{layer_label(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches "
+            "to one length, or choose a shape such as 'mean' or 'pool'."
         )
     return torch.cat(batches)

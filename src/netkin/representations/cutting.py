@@ -12,11 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.calls import watching
-from netkin.representations.feeding import Forward, feed
-from netkin.representations.layers import children, choose, modules, split_call, spoken
+from netkin.representations.hooks import main_tensor, watching
+from netkin.representations.inputs import Forward, feed
+from netkin.representations.layers import children, choose, layer_label, modules, split_call
 from netkin.representations.nesting import mapped, path_to_tensor, replaced_at
-from netkin.representations.recording import main_tensor
 
 
 class _Reached(BaseException):
@@ -145,4 +144,4 @@ def _tail(known: dict[str, nn.Module], layer: str, output: Any) -> Any:
 
 
 def _did_not_run(layer: str) -> ForwardError:
-    return ForwardError(f"{spoken(layer)} did not run in the forward of this batch; choose a layer that does.")
+    return ForwardError(f"{layer_label(layer)} did not run in the forward of this batch; choose a layer that does.")

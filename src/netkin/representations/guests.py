@@ -1,4 +1,4 @@
-"""Guests: we run other people's models and leave them as we found them."""
+"""Guests: running a model and leaving it, its random states and its settings as they were."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def split_call(name: str) -> tuple[str, int | None]:
     return (stem, int(call)) if mark and call.isdecimal() and int(call) else (name, None)
 
 
-def spoken(name: str) -> str:
-    """Return how a sentence speaks of the layer `name`."""
+def layer_label(name: str) -> str:
+    """Return the words for the layer `name` in a sentence."""
     return f"layer {name!r}" if name else "the model's own output"
 
 

@@ -91,7 +91,7 @@ def _set_items(structure: Any, changed: Mapping[Any, Any]) -> Any:
 
 def _set_fields(structure: Any, changed: Mapping[Any, Any]) -> Any:
     for name, part in changed.items():
-        # frozen dataclasses refuse plain assignment, and this copy is still nobody else's
+        # frozen dataclasses refuse plain assignment, and nothing else holds this copy yet
         object.__setattr__(structure, name, part)
     return structure
 

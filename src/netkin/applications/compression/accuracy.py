@@ -12,8 +12,8 @@ from netkin.applications.compression.inputs import Feeding
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of, guest
-from netkin.representations.feeding import labels_of
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import labels_of
 
 
 def has_labels(data: Any) -> bool:

@@ -18,7 +18,7 @@ from netkin.comparing import compare
 from netkin.comparing.remembering import Remembered
 from netkin.comparing.subjects import ModelSubject
 from netkin.measures.registry import Measure, find
-from netkin.representations.feeding import Forward, Transform, device_of
+from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series

@@ -14,7 +14,7 @@ from netkin.comparing.compare import name_of
 from netkin.comparing.plan import free_memory, size_of
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.feeding import length_if_known
+from netkin.representations.inputs import length_if_known
 from netkin.representations.nesting import leaves
 from netkin.sources.checkpoints import digest
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from netkin.applications.dynamics.states import LayerState, bytes_of, state_of
 from netkin.errors import ForwardError
 from netkin.representations import Reader, batches_of, guest
-from netkin.representations.feeding import Forward, Transform, device_of, length_if_known, take
+from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
 from netkin.representations.layers import Spec
 from netkin.representations.nesting import leaves, mapped
 from netkin.representations.shapes import Shape

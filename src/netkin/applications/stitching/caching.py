@@ -24,7 +24,7 @@ from netkin.applications.stitching.records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.comparing.plan import size_of
 from netkin.errors import MemoryLimit
-from netkin.representations.feeding import batch_length, inputs_of
+from netkin.representations.inputs import batch_length, inputs_of
 
 Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 

@@ -17,9 +17,9 @@ from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import guest, recording
-from netkin.representations.feeding import feed, labels_of, mask_of
-from netkin.representations.layers import spoken
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import feed, labels_of, mask_of
+from netkin.representations.layers import layer_label
 from netkin.statistics import LayerMoments, Moments, Outputs
 
 
@@ -149,7 +149,7 @@ class Tally:
 
     def __init__(self, network: Stitched, name: str = "a") -> None:
         self.answers = Answers()
-        what = f"what the stitch makes of {spoken(network.layer_a)} of {name!r}"
+        what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
         self.likeness = Likeness(network.transformation.meeting.b, what)
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:

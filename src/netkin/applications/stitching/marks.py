@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.portions import picked
-from netkin.representations.feeding import batch_length
+from netkin.representations.inputs import batch_length
 from netkin.representations.nesting import leaves, mapped
 from netkin.sources.checkpoints import digest
 

@@ -19,7 +19,7 @@ from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import FileFault, InflatedWarning, NoValue
-from netkin.representations.feeding import FLOATING, dtype_of
+from netkin.representations.inputs import FLOATING, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import now
 from netkin.sources.checkpoints import digest

@@ -19,7 +19,7 @@ from netkin.applications.stitching.stitches import Stitch
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import guest
-from netkin.representations.feeding import feed
+from netkin.representations.inputs import feed
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:

@@ -34,7 +34,7 @@ from netkin.comparing.interrupting import Interruption
 from netkin.comparing.plan import free_memory
 from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.feeding import device_of
+from netkin.representations.inputs import device_of
 from netkin.results import Comparison, Comparisons
 
 FLATTERED = (

@@ -30,7 +30,7 @@ from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.feeding import feed
-from netkin.representations.recording import recording
+from netkin.representations.hooks import recording
+from netkin.representations.inputs import feed
 
 
 class Gives(nn.Module):

@@ -1,4 +1,4 @@
-"""Feeding: how data become batches, and how a batch is given to a model.
+"""Inputs: how data become batches, and how a batch is given to a model.
 
 By default a tensor is passed as it is, of a tuple or list the first element, and a mapping as keywords without its
 labels (`labels`, `label`, `targets`, `target`, `y`). A function ``forward(model, batch)`` runs it any other way.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.calls import one_forward
+from netkin.representations.hooks import one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import leaves, mapped, parts, rebuilt
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.feeding import (
+from netkin.representations.inputs import (
     batch_length,
     batches_of,
     call,
