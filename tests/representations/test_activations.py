@@ -65,6 +65,16 @@ def test_in_place_relus_do_not_spoil_the_rows(residual, images):
     assert torch.equal(before["relu"], before["bn1"].relu())
 
 
+def test_a_model_that_overwrites_its_mask_does_not_change_which_tokens_count(language, sentences):
+    def run(model, batch):
+        batch["attention_mask"].fill_(1)
+        return model(batch["input_ids"])
+
+    expected = activations(language, data=[sentences])
+    rows = activations(language, data=[sentences], forward=run)
+    assert all(torch.equal(rows[name], expected[name]) for name in expected)
+
+
 def test_calls_come_one_after_the_other(residual, images):
     rows = activations(residual, ["layer1.0.relu", "conv1"], images)
     assert list(rows) == ["layer1.0.relu", "layer1.0.relu#2", "conv1"]

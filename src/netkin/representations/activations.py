@@ -15,6 +15,7 @@ from netkin.representations.guests import guest
 from netkin.representations.hooks import keeping, watching
 from netkin.representations.inputs import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
 from netkin.representations.layers import Spec, choose, layer_label, split_call
+from netkin.representations.nesting import copied
 from netkin.representations.shapes import Shape, name_of, rows_of, shape_for
 
 
@@ -81,7 +82,7 @@ class Reader:
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
         batch = prepared(self.model, batch, self.transform)
-        self._mask, self._length = mask_of(batch), length_if_known(batch)
+        self._mask, self._length = copied(mask_of(batch)), length_if_known(batch)
         outputs = self._outputs = {}
         with nullcontext() if self._is_open else self.open():
             call(self.model, batch, self.forward)

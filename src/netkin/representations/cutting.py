@@ -15,7 +15,7 @@ from netkin.errors import ForwardError, UnknownName
 from netkin.representations.hooks import main_tensor, watching
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call
-from netkin.representations.nesting import mapped, path_to_tensor, replaced_at
+from netkin.representations.nesting import copied, path_to_tensor, replaced_at
 
 
 class _Reached(BaseException):
@@ -52,12 +52,12 @@ def run_from(model: nn.Module, layer: str, output: Any, batch: Any, forward: For
     """
     name = _one_call(model, layer)
     if forward is None and _is_in_sequence(model, layer):
-        return _tail(modules(model), layer, _copied(output))
+        return _tail(modules(model), layer, copied(output))
     ran = []
 
     def put(_: str, original: Any) -> Any:
         ran.append(True)
-        return _in_place_of(original, _copied(output))
+        return _in_place_of(original, copied(output))
 
     with watching(model, [name], put):
         result = feed(model, batch, forward)
@@ -94,10 +94,6 @@ def _in_place_of(original: Any, output: Any) -> Any:
     if not isinstance(output, Tensor) or path is None:
         return output
     return replaced_at(original, path, output)
-
-
-def _copied(output: Any) -> Any:
-    return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
 
 
 def _one_call(model: nn.Module, layer: str) -> str:

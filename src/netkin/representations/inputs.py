@@ -2,7 +2,8 @@
 
 By default a tensor is passed as it is, of a tuple or list the first element, and a mapping as keywords without its
 labels (`labels`, `label`, `targets`, `target`, `y`). A function ``forward(model, batch)`` runs it any other way.
-Batches are moved to the model's device, floating inputs to its precision.
+Batches are moved to the model's device, floating inputs to its precision. Every model gets tensors of its own, so that
+one that writes into its input changes neither the caller's data nor what the next model is given.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.representations.hooks import one_forward
 from netkin.representations.layers import unwrapped
-from netkin.representations.nesting import leaves, mapped, parts, rebuilt
+from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,10 +52,12 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
     """Return `batch` with its inputs transformed, and its tensors on the model's device and in its precision.
 
-    What `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
+    All tensors and arrays are copies, those that `transform` gets too: both it and the model may work in place. What
+    `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
     """
     device, dtype = device_of(model), dtype_of(model)
     if transform is not None:
+        batch = copied(batch)
         is_tuple = isinstance(batch, (tuple, list)) and len(batch)
         batch = rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
@@ -193,10 +196,12 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
-        leaf = torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
+        shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
+        leaf = torch.as_tensor(leaf if shared else leaf.copy())
     if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+        return copied_leaf(leaf)
+    moved = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+    return leaf.clone() if moved is leaf else moved
 
 
 def _tensors_of(model: nn.Module) -> Iterator[Tensor]:

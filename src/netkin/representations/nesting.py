@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 PREFERRED = ("last_hidden_state", "logits")
@@ -44,6 +45,16 @@ def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
     if not inside:
         return function(structure)
     return rebuilt(structure, {key: mapped(function, part) for key, part in inside.items()})
+
+
+def copied(structure: Any) -> Any:
+    """Return `structure` with copies of the tensors and arrays in it."""
+    return mapped(copied_leaf, structure)
+
+
+def copied_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor or array, with its gradient's history; anything else as it is."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def leaves(structure: Any) -> Iterator[tuple[Path, Any]]:
