@@ -11,12 +11,22 @@ from torch import Tensor, nn
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
-from netkin.representations.guests import guest
+from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
+from netkin.representations.guests import guest, random_states, random_states_kept
 from netkin.representations.hooks import keeping, watching
-from netkin.representations.inputs import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
+from netkin.representations.inputs import (
+    Forward,
+    Transform,
+    batches_of,
+    call,
+    length_if_known,
+    mask_of,
+    prepared,
+    repeated,
+)
 from netkin.representations.layers import Spec, choose, layer_label, split_call
-from netkin.representations.nesting import copied
-from netkin.representations.shapes import Shape, name_of, rows_of, shape_for
+from netkin.representations.nesting import at, copied, path_to_tensor
+from netkin.representations.shapes import Shape, name_of, rows_of, shape_for, wants_examples_first
 
 
 def activations(
@@ -53,7 +63,18 @@ class Reader:
     """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
 
     It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
-    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read.
+    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. `axes` says
+    which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of few
+    examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
+
+    Args:
+        model: the model, in the mode in which it is to run.
+        layers: which layers, as `choose` reads it; None for the default ones.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        forward: runs the model on a batch; None to call it with the batch's inputs.
+        transform: changes the inputs before this model sees them.
+        keep: what to keep of (layer, rows) while the model runs; None for the rows.
+        axes: the axes of the examples, as far as another reader has learnt them.
     """
 
     def __init__(
@@ -65,15 +86,20 @@ class Reader:
         forward: Forward | None = None,
         transform: Transform | None = None,
         keep: Callable[[str, Tensor], Any] | None = None,
+        axes: Mapping[str, int | None] | None = None,
     ):
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             name_of(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
         self.shapes: dict[str, str] = {}
-        self.batches = 0
+        self.batches = self.learning_passes = 0
+        self._given_axes = dict(axes or {})
+        self.axes = dict(self._given_axes)
+        self._few_axes: dict[str, list[int]] | None = None  # those as long as the batch of the extra pass
+        self._may_stop = False
         self._mask: Any = None
-        self._outputs: dict[str, Any] | None = None
+        self._reaction: Callable[[str, Any], None] | None = None
         self._is_open = False
         self._length: int | None = None
         self._names: list[str] = []
@@ -83,10 +109,9 @@ class Reader:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
         batch = prepared(self.model, batch, self.transform)
         self._mask, self._length = copied(mask_of(batch)), length_if_known(batch)
-        outputs = self._outputs = {}
         with nullcontext() if self._is_open else self.open():
-            call(self.model, batch, self.forward)
-        self._outputs = None
+            begins = self.batches == 0 and not self._given_axes and self._length is not None
+            outputs = self._run_first(batch) if begins else self._run(batch)
         rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
         self._refuse_other_calls(list(rows))
         if self._keep is None:
@@ -105,32 +130,96 @@ class Reader:
                 self._is_open = False
 
     def _react(self, name: str, output: Any) -> None:
-        if self._outputs is not None:  # else another caller runs the model
-            keeping(self._outputs, self._reduced)(name, output)
+        if self._reaction is not None:  # else another caller runs the model
+            self._reaction(name, output)
+
+    def _run(self, batch: Any) -> dict[str, Any]:
+        """Run the model on a batch and return what is kept of each layer, None for one that is left out."""
+        outputs: dict[str, Any] = {}
+        self._call(batch, keeping(outputs, self._reduced))
+        return outputs
+
+    def _call(self, batch: Any, reaction: Callable[[str, Any], None]) -> None:
+        self._reaction = reaction
+        try:
+            call(self.model, batch, self.forward)
+        finally:
+            self._reaction = None
+
+    def _run_first(self, batch: Any) -> dict[str, Any]:
+        """Run the model on the first batch, and before that on a few examples if the axes are unclear without."""
+        assert self._length is not None
+        self._forget()
+        if not is_plain(self.model, batch, self._length):
+            self._learn_axes(batch)
+            return self._run(batch)
+        spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
+        try:
+            return self._run(batch)
+        except UnclearAxis:
+            put_back()
+            self.learning_passes += 1
+        finally:
+            self._may_stop = False
+        self._forget()
+        self._learn_axes(spare)
+        return self._run(spare)
+
+    def _forget(self) -> None:
+        """Begin anew, as if nothing had run."""
+        self.axes, self._left_out, self._few_axes = {}, set(), None
+
+    def _learn_axes(self, batch: Any) -> None:
+        """Run another number of examples than the batch has, and note which axes have that length."""
+        count = 3 if self._length == 2 else 2
+        found: dict[str, list[int]] = {}
+
+        def note(name: str, output: Any) -> None:
+            path = path_to_tensor(output)
+            found[name] = [] if path is None else axes_of_length(at(output, path), count)
+
+        try:
+            with random_states_kept(self.model):
+                self._call(repeated(batch, count), note)
+        except Exception:  # a program of fixed size; whatever else is wrong comes up again with the whole batch
+            return
+        self._few_axes = found
+        self.learning_passes += 1
 
     def _reduced(self, name: str, output: Tensor) -> Any:
         """Return a layer's rows or what is kept of them, or None for a layer left out."""
         shape = shape_for(name, self.shape)
-        if not self._has_all_examples(name, output, shape):
+        if name in self._left_out:
             return None
+        if wants_examples_first(shape) and self._length is not None:  # a function of the caller's own may know better
+            axis = self._axis_of(name, output)
+            if axis is None:
+                return self._leave_out(name, output)
+            output = output.movedim(axis, 0)
         try:
             rows, self.shapes[name] = rows_of(output, shape, self._mask)
         except NetkinError as fault:
             raise type(fault)(f"{layer_label(name)}: {fault}") from fault
         return rows if self._keep is None else self._keep(name, rows)
 
-    def _has_all_examples(self, name: str, output: Tensor, shape: Shape) -> bool:
-        """Tell whether `output` begins with the examples; a function as shape may know better."""
-        if name in self._left_out:
-            return False
-        if self._length is None or callable(shape) or (output.ndim and len(output) == self._length):
-            return True
+    def _axis_of(self, name: str, output: Tensor) -> int | None:
+        """Return the axis of `output` that counts the examples, or None; stops the forward where that is unclear."""
+        assert self._length is not None
+        here = axes_of_length(output, self._length)
+        if name not in self.axes:
+            if self._may_stop and here not in ([], [0]):
+                raise UnclearAxis
+            self.axes[name] = example_axis(here, None if self._few_axes is None else self._few_axes.get(name))
+        return self.axes[name] if self.axes[name] in here else None
+
+    def _leave_out(self, name: str, output: Tensor) -> None:
         if self.by_default and self.batches == 0:
             self._left_out.add(name)
-            return False
+            return
+        assert self._length is not None
+        fact = without_examples(output, self._length, self._few_axes is not None)
         raise ShapeError(
-            f"{layer_label(name)} gives an output of shape {tuple(output.shape)} for a batch of {self._length} "
-            "examples; pass a function as `shape` that makes rows of it, or choose another layer."
+            f"{layer_label(name)} {fact}; pass a function as `shape` that makes rows of it, or choose another layer."
         )
 
     def _ordered(self, ran: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +21,7 @@ def guest(*models: nn.Module) -> Iterator[None]:
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
     On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
     """
-    with evaluating(*models), _random_states_kept(models), torch.no_grad(), exact_products():
+    with evaluating(*models), random_states_kept(*models), torch.no_grad(), exact_products():
         yield
 
 
@@ -58,14 +58,28 @@ def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
 
 
 @contextmanager
-def _random_states_kept(models: Iterable[nn.Module]) -> Iterator[None]:
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+def random_states_kept(*models: nn.Module) -> Iterator[None]:
+    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it."""
+    put_back = random_states(*models)
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(models), device_type="cuda"):
-            yield
+        yield
     finally:
+        put_back()
+
+
+def random_states(*models: nn.Module) -> Callable[[], None]:
+    """Return a function that makes the generators of torch, `random` and NumPy draw again as from now on."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_devices = {device: torch.cuda.get_rng_state(device) for device in _cuda_devices(models)}
+
+    def put_back() -> None:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        for device, state in on_devices.items():
+            torch.cuda.set_rng_state(state, device)
+
+    return put_back
 
 
 def _cuda_devices(models: Iterable[nn.Module]) -> list[int]:

@@ -154,7 +154,13 @@ def take(batch: Any, count: int) -> Any:
         >>> len(images), len(labels)
         (2, 2)
     """
-    return _slice(batch, batch_length(batch), 0, count)
+    return _slice(batch, batch_length(batch), slice(0, count))
+
+
+def repeated(batch: Any, count: int) -> Any:
+    """Return copies of the first `count` examples of a batch, which begins anew where it has fewer."""
+    length = batch_length(batch)
+    return copied(_slice(batch, length, [place % length for place in range(count)]))
 
 
 def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
@@ -167,19 +173,19 @@ def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
             return
 
 
-def _slice(batch: Any, length: int, start: int, stop: int) -> Any:
+def _slice(batch: Any, length: int, places: slice | list[int]) -> Any:
     if _is_array(batch):
-        return batch[start:stop] if batch.ndim and len(batch) == length else batch
+        return batch[places] if batch.ndim and len(batch) == length else batch
     inside = parts(batch)
     if isinstance(batch, list) and len(batch) == length and not any(_is_array(part) for part in batch):
-        return batch[start:stop]
-    return rebuilt(batch, {key: _slice(part, length, start, stop) for key, part in inside.items()}) if inside else batch
+        return batch[places] if isinstance(places, slice) else [batch[place] for place in places]
+    return rebuilt(batch, {key: _slice(part, length, places) for key, part in inside.items()}) if inside else batch
 
 
 def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
     if _is_array(data) or isinstance(data, Mapping):
         length = batch_length(data)
-        return (_slice(data, length, start, start + batch_size) for start in range(0, length, batch_size))
+        return (_slice(data, length, slice(start, start + batch_size)) for start in range(0, length, batch_size))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size)
     if isinstance(data, tuple) and any(_is_array(part) for part in data):

@@ -16,14 +16,15 @@ name        fits                         rows
 
 A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
-instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are.
+instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are. It gets the output as
+it is; one with an attribute ``examples_first = True`` gets it with the axis of the examples in front, as names do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -126,7 +127,7 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Tensor | None = None) -> 
     Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
     """
     name = name_of(shape)
-    if callable(shape) and name not in SHAPES:
+    if is_custom(shape):
         return _matrix_from(shape(output), name), name
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
@@ -149,6 +150,16 @@ def name_of(shape: Shape) -> str:
             f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}."
         )
     return shape
+
+
+def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
+    """Tell whether a shape is a function of the caller's own, which gets a layer's output as it is."""
+    return callable(shape) and name_of(shape) not in SHAPES
+
+
+def wants_examples_first(shape: Shape) -> bool:
+    """Tell whether the axis of the examples is to come first: for all names, and functions that have this attribute."""
+    return not is_custom(shape) or bool(getattr(shape, "examples_first", False))
 
 
 def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:

@@ -63,6 +63,7 @@ class Probe:
     ):
         self.model, self._layers, self._shape = model, layers, shape
         self._forward, self._transform = forward, transform
+        self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
         Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
 
     def states(self, examples: Examples) -> dict[str, LayerState]:
@@ -74,6 +75,7 @@ class Probe:
         reader: Reader = self._reader(lambda name, rows: state_of(rows, reader.shapes[name]) if whole else rows)
         kept: dict[str, list[Any]] = {}
         with self._running(reader):
+            self._axes = reader.axes
             for batch in examples.batches:
                 for name, part in reader(batch).items():
                     kept.setdefault(name, []).append(part)
@@ -93,9 +95,8 @@ class Probe:
         return sum(bytes_of(rows * count // min(seen, LOOK), width, itemsize) for rows, width, itemsize in found)
 
     def _reader(self, keep: Any) -> Reader:
-        return Reader(
-            self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
-        )
+        options = {"shape": self._shape, "forward": self._forward, "transform": self._transform, "axes": self._axes}
+        return Reader(self.model, self._layers, keep=keep, **options)
 
     @contextmanager
     def _running(self, reader: Reader) -> Iterator[None]:
