@@ -1,12 +1,15 @@
 """Layer outputs over data."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+import netkin as nk
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.activations import Reader, activations
 from netkin.representations.guests import guest
 
@@ -161,8 +164,80 @@ def test_default_layers_that_do_not_run_are_left_out_and_named_ones_refused():
     assert list(activations(Sometimes(), data=batch)) == ["step"]
     with pytest.raises(ForwardError, match="layer 'idle' did not run in batch 0; choose layers that always run"):
         activations(Sometimes(), ["step", "idle"], batch)
-    with pytest.raises(ForwardError, match="none of the model's 2 default layers ran in batch 0; name some that do"):
+    with pytest.raises(
+        ForwardError, match="none of the model's 2 default layers gives rows in batch 0: layer 'step' did"
+    ):
         activations(Sometimes(), data=batch * 0)
+
+
+class Giving(nn.Module):
+    """Two layers, and between them one that gives something else and is passed over, and one that never runs."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.first, self.aside, self.last, self.idle = (
+            nn.Linear(2, 3),
+            Handing(output),
+            nn.Linear(3, 2),
+            nn.Linear(2, 2),
+        )
+
+    def forward(self, batch):
+        states = self.first(batch)
+        self.aside(states)
+        return self.last(states)
+
+
+class Handing(nn.Module):
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, _):
+        return self.output
+
+
+ASIDE = {
+    "None": (None, "gives no floating tensor to record, but NoneType"),
+    "int": (3, "gives no floating tensor to record, but int"),
+    "bool": (True, "gives no floating tensor to record, but bool"),
+    "empty": (((), {}), "gives no floating tensor to record, but tuple"),
+    "whole": (torch.ones(4, 2, dtype=torch.int64), "gives no floating tensor to record, but Tensor of torch.int64"),
+    "loss": (
+        torch.tensor(0.5),
+        "gives an output of shape () for a batch of 4 examples, and none of its axes counts them",
+    ),
+    "sparse": (torch.eye(4).to_sparse(), "gives a sparse tensor, and only dense ones can be recorded"),
+}
+
+
+@pytest.mark.parametrize("kind", ASIDE)
+def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named_ones_refused(kind):
+    output, reason = ASIDE[kind]
+    model, batches = Giving(output), torch.randn(12, 2).split(4)
+    read = Reader(model)
+    with guest(model):
+        assert [list(read(batch)) for batch in batches] == [["first", "last"]] * 3
+    assert read.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
+    assert set(nk.compare(model, data=list(batches)).layers_a) == {"first", "last"}
+    with pytest.raises(NetkinError, match=f"layer 'aside' {re.escape(reason)}; .*choose another layer"):
+        activations(model, ["aside", "first"], list(batches))
+
+
+def test_a_layer_that_gives_rows_in_the_first_batch_only_is_refused():
+    model = Giving(torch.ones(4, 3))
+    read = Reader(model)
+    assert "aside" in read(torch.ones(4, 2))
+    model.aside.output = None
+    with pytest.raises(ForwardError, match="'aside' gives no floating tensor to record, but NoneType"):
+        read(torch.ones(4, 2))
+
+
+def test_no_layer_is_left_out_where_all_give_rows(residual, images):
+    read = Reader(residual)
+    with guest(residual):
+        read(images)
+    assert read.left_out == {}
 
 
 def test_a_changing_number_of_calls_is_refused():

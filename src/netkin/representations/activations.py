@@ -13,7 +13,7 @@ from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, random_states, random_states_kept
-from netkin.representations.hooks import keeping, watching
+from netkin.representations.hooks import keeping, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -42,8 +42,9 @@ def activations(
 ) -> dict[str, Tensor]:
     """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
 
-    `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, or whose
-    output does not begin with the examples (a table of positions), is left out; one asked for by name is refused.
+    `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
+    gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
+    positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -66,6 +67,7 @@ class Reader:
     layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. `axes` says
     which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of few
     examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
+    `left_out` holds, for each default layer that gives no rows, the reason as a sentence without its full stop.
 
     Args:
         model: the model, in the mode in which it is to run.
@@ -103,7 +105,7 @@ class Reader:
         self._is_open = False
         self._length: int | None = None
         self._names: list[str] = []
-        self._left_out: set[str] = set()
+        self.left_out: dict[str, str] = {}
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
@@ -113,6 +115,7 @@ class Reader:
             begins = self.batches == 0 and not self._given_axes and self._length is not None
             outputs = self._run_first(batch) if begins else self._run(batch)
         rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
+        self._note_idle({*outputs, *self.left_out})
         self._refuse_other_calls(list(rows))
         if self._keep is None:
             self._refuse_non_finite(rows)
@@ -134,9 +137,18 @@ class Reader:
             self._reaction(name, output)
 
     def _run(self, batch: Any) -> dict[str, Any]:
-        """Run the model on a batch and return what is kept of each layer, None for one that is left out."""
+        """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
         outputs: dict[str, Any] = {}
-        self._call(batch, keeping(outputs, self._reduced))
+        keep = keeping(outputs, self._reduced)
+
+        def react(name: str, output: Any) -> None:
+            fault = unrecordable(output)
+            if fault and self._may_leave_out(name):
+                self.left_out.setdefault(name, f"{layer_label(name)} {fault}")
+            else:
+                keep(name, output)
+
+        self._call(batch, react)
         return outputs
 
     def _call(self, batch: Any, reaction: Callable[[str, Any], None]) -> None:
@@ -167,7 +179,7 @@ class Reader:
 
     def _forget(self) -> None:
         """Begin anew, as if nothing had run."""
-        self.axes, self._left_out, self._few_axes = {}, set(), None
+        self.axes, self.left_out, self._few_axes = {}, {}, None
 
     def _learn_axes(self, batch: Any) -> None:
         """Run another number of examples than the batch has, and note which axes have that length."""
@@ -189,7 +201,7 @@ class Reader:
     def _reduced(self, name: str, output: Tensor) -> Any:
         """Return a layer's rows or what is kept of them, or None for a layer left out."""
         shape = shape_for(name, self.shape)
-        if name in self._left_out:
+        if name in self.left_out:
             return None
         if wants_examples_first(shape) and self._length is not None:  # a function of the caller's own may know better
             axis = self._axis_of(name, output)
@@ -213,20 +225,28 @@ class Reader:
         return self.axes[name] if self.axes[name] in here else None
 
     def _leave_out(self, name: str, output: Tensor) -> None:
-        if self.by_default and self.batches == 0:
-            self._left_out.add(name)
-            return
+        """Note why a layer without an axis of the examples gives no rows, or refuse one that is asked for."""
         assert self._length is not None
-        fact = without_examples(output, self._length, self._few_axes is not None)
-        raise ShapeError(
-            f"{layer_label(name)} {fact}; pass a function as `shape` that makes rows of it, or choose another layer."
-        )
+        fact = f"{layer_label(name)} {without_examples(output, self._length, self._few_axes is not None)}"
+        if not self._may_leave_out(name):
+            raise ShapeError(f"{fact}; pass a function as `shape` that makes rows of it, or choose another layer.")
+        self.left_out[name] = fact
+
+    def _may_leave_out(self, name: str) -> bool:
+        return self.by_default and (self.batches == 0 or name in self.left_out)
 
     def _ordered(self, ran: Iterable[str]) -> list[str]:
         """Return the names of what ran, in the order of the chosen layers and of their calls."""
         places = {name: place for place, name in enumerate(self.layers)}
         calls = {name: split_call(name) for name in ran}
         return sorted(calls, key=lambda name: (places.get(name, places.get(calls[name][0], 0)), calls[name][1] or 0))
+
+    def _note_idle(self, ran: Iterable[str]) -> None:
+        """Note which default layers did not run in the first batch."""
+        stems = {split_call(name)[0] for name in ran}
+        for name in self.layers if self.by_default and self.batches == 0 else []:
+            if name not in stems:
+                self.left_out[name] = f"{layer_label(name)} did not run in batch 0"
 
     def _refuse_other_calls(self, names: list[str]) -> None:
         absent = [] if self.by_default else [name for name in self.layers if name not in names]
@@ -236,7 +256,8 @@ class Reader:
             )
         if not names:
             raise ForwardError(
-                f"none of the model's {len(self.layers)} default layers ran in batch {self.batches}; name some that do."
+                f"none of the model's {len(self.layers)} default layers gives rows in batch {self.batches}: "
+                f"{next(iter(self.left_out.values()), 'none ran')}; name layers that do."
             )
         self._names = self._names or names
         changed = sorted(set(self._names) ^ set(names))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import at, path_to_tensor
+from netkin.representations.nesting import Path, at, path_to_tensor
 
 React = Callable[[str, Any], Any]
 
@@ -119,19 +119,27 @@ def keeping(outputs: dict[str, Any], reduce: Callable[[str, Tensor], Any] | None
 
 def main_tensor(output: Any, name: str) -> Tensor:
     """Return the tensor that represents the output of layer `name`: the first floating one in it."""
-    path = () if isinstance(output, Tensor) and output.is_floating_point() else path_to_tensor(output)
+    path = _path_in(output)
+    fault = unrecordable(output)
+    if path is None or fault:
+        raise ForwardError(f"{layer_label(name)} {fault}; choose another layer.")
+    return at(output, path)
+
+
+def unrecordable(output: Any) -> str:
+    """Return why an output can't be recorded, as the rest of a sentence about its layer; empty if it can."""
+    path = _path_in(output)
     if path is None:
-        raise ForwardError(
-            f"{layer_label(name)} gives no floating tensor to record, but {type(output).__name__}; "
-            "choose another layer."
-        )
+        kind = f"Tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+        return f"gives no floating tensor to record, but {kind}"
     tensor = at(output, path)
     if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else "sparse"
-        raise ForwardError(
-            f"{layer_label(name)} gives a {kind} tensor, and only dense ones can be recorded; choose a layer after it."
-        )
-    return tensor
+        return f"gives a {'nested' if tensor.is_nested else 'sparse'} tensor, and only dense ones can be recorded"
+    return ""
+
+
+def _path_in(output: Any) -> Path | None:
+    return () if isinstance(output, Tensor) and output.is_floating_point() else path_to_tensor(output)
 
 
 def apart(value: Any, output: Tensor) -> Any:
