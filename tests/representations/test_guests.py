@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+import netkin as nk
+from netkin.errors import ValueFault
 from netkin.representations.activations import activations
 from netkin.representations.guests import frozen, guest
 
@@ -113,6 +116,26 @@ def test_a_compiled_model_is_a_host_too(residual):
     with guest(compiled):
         assert not any(module.training for module in residual.modules())
     assert [module.training for module in residual.modules()] == before
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, data: activations(model, data=data),
+        lambda model, data: activations(nn.DataParallel(model), data=data),
+        lambda model, data: nk.compare(model, data=data),
+        lambda model, data: nk.explain(model, data=data),
+        lambda model, data: nk.DynamicsRecorder(model, data),
+        lambda model, data: guest(nn.Linear(2, 2), model).__enter__(),
+    ],
+)
+def test_lazy_modules_are_refused_before_they_draw_their_weights(run):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(2)))
+    with pytest.raises(ValueFault, match=r"layer '.*1\.0' is a lazy module without weights yet; run the model once"):
+        run(model, torch.randn(5, 4))
+    assert is_lazy(model[1][1].weight)
+    model(torch.randn(5, 4))
+    assert list(activations(model, data=torch.randn(5, 4))) == ["0", "1"]
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ from netkin.representations.inputs import (
     prepared,
     repeated,
 )
-from netkin.representations.layers import Spec, choose, layer_label, split_call
+from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import at, copied, path_to_tensor
 from netkin.representations.shapes import Shape, name_of, rows_of, shape_for, wants_examples_first
 
@@ -90,6 +90,7 @@ class Reader:
         keep: Callable[[str, Tensor], Any] | None = None,
         axes: Mapping[str, int | None] | None = None,
     ):
+        refuse_lazy(unwrapped(model))
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             name_of(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform

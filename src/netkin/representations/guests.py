@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from netkin.arrays import exact_products
+from netkin.representations.layers import refuse_lazy
 
 
 @contextmanager
@@ -21,6 +22,7 @@ def guest(*models: nn.Module) -> Iterator[None]:
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
     On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
     """
+    refuse_lazy(*models)
     with evaluating(*models), random_states_kept(*models), torch.no_grad(), exact_products():
         yield
 

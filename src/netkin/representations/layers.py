@@ -29,6 +29,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 
@@ -88,6 +89,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
         model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
     return model
+
+
+def refuse_lazy(*models: nn.Module) -> None:
+    """Refuse models with lazy modules that have no weights yet: running them here would draw these weights."""
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if is_lazy(tensor):
+                raise ValueFault(
+                    f"{layer_label(name.rpartition('.')[0])} is a lazy module without weights yet; run the model once "
+                    "on your own data first, which draws them."
+                )
 
 
 def split_call(name: str) -> tuple[str, int | None]:
