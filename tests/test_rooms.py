@@ -14,13 +14,14 @@ HOUSE = Path(netkin.errors.__file__).parent
 
 MAY_IMPORT = {
     "errors": "",
-    "arrays": "errors",
+    "settings": "",
+    "arrays": "errors settings",
     "files": "errors",
     "results": "errors files",
-    "statistics": "errors arrays files",
+    "statistics": "errors settings arrays files",
     "measures": "errors arrays statistics",
     "sources": "errors",
-    "representations": "errors arrays",
+    "representations": "errors settings arrays",
     "comparing": "errors arrays files results statistics measures sources representations",
     # a folder a question; none imports another, which a test of its own sees to
     "applications": "errors arrays files results statistics measures sources representations comparing",
