@@ -23,7 +23,7 @@ class SharedSetting:
     def __init__(self, change: Callable[[], Callable[[], None]]):
         self._change, self._lock = change, threading.RLock()
         self._users: Counter[int] = Counter()  # by thread
-        self._put_back: Callable[[], None] = lambda: None
+        self._put_back: Callable[[], None] = _nothing
 
     @contextmanager
     def changed(self) -> Iterator[None]:
@@ -39,13 +39,18 @@ class SharedSetting:
             with self._lock:
                 self._users -= Counter([thread])  # drops threads without uses
                 if not self._users:
-                    self._put_back()
+                    put_back, self._put_back = self._put_back, _nothing
+                    put_back()
 
     @contextmanager
     def held(self) -> Iterator[bool]:
         """Let no other thread in while the `with` lasts, and tell whether none is in already."""
         with self._lock:
             yield not self._users.keys() - {threading.get_ident()}
+
+
+def _nothing() -> None:
+    """Put nothing back."""
 
 
 def exact_products() -> Any:

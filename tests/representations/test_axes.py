@@ -117,16 +117,10 @@ def test_a_program_of_fixed_size_is_read_where_the_first_axis_alone_has_it():
         activations(model, "inner.0", data)
 
 
-def test_a_function_as_shape_gets_the_output_as_it_is_unless_it_wants_examples_first(twins):
+def test_a_function_as_shape_gets_the_output_as_it_is(twins):
     data = torch.randn(5, 5, 4)
     expected = activations(twins[0], "rnn", data, shape="last")["rnn"]
     assert torch.equal(activations(twins[1], "rnn", data, shape=lambda states: states[-1])["rnn"], expected)
-
-    def last_of_examples(states):
-        return states[:, -1]
-
-    last_of_examples.examples_first = True
-    assert torch.equal(activations(twins[1], "rnn", data, shape=last_of_examples)["rnn"], expected)
 
 
 def lengths_run(model, data, **options):

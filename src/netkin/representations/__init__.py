@@ -2,7 +2,7 @@
 
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.guests import guest
+from netkin.representations.guests import guest, model_lock
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import batches_of
 from netkin.representations.layers import layers
@@ -31,6 +31,7 @@ __all__ = [
     "last",
     "layers",
     "mean",
+    "model_lock",
     "pool",
     "positions",
     "recording",

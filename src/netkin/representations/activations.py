@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
-from netkin.representations.guests import guest, random_states, random_states_kept
+from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import keeping, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
@@ -26,7 +26,7 @@ from netkin.representations.inputs import (
 )
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import at, copied, path_to_tensor
-from netkin.representations.shapes import Shape, name_of, rows_of, shape_for, wants_examples_first
+from netkin.representations.shapes import Shape, is_custom, name_of, rows_of, shape_for
 
 
 def activations(
@@ -126,7 +126,7 @@ class Reader:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Leave the hooks on the model while the `with` lasts, rather than put them on and off with each batch."""
-        with watching(self.model, self.layers, self._react):
+        with model_lock(), watching(self.model, self.layers, self._react):
             self._is_open = True
             try:
                 yield
@@ -204,7 +204,7 @@ class Reader:
         shape = shape_for(name, self.shape)
         if name in self.left_out:
             return None
-        if wants_examples_first(shape) and self._length is not None:  # a function of the caller's own may know better
+        if not is_custom(shape) and self._length is not None:  # a function of the caller's own may know better
             axis = self._axis_of(name, output)
             if axis is None:
                 return self._leave_out(name, output)

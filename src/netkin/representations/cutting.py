@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName
+from netkin.representations.guests import model_lock
 from netkin.representations.hooks import main_tensor, watching
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call
@@ -36,7 +37,7 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
         raise _Reached(output)
 
     try:
-        with watching(model, [_one_call(model, layer)], stop):
+        with model_lock(), watching(model, [_one_call(model, layer)], stop):
             feed(model, batch, forward)
     except _Reached as reached:
         return reached.output
@@ -59,7 +60,7 @@ def run_from(model: nn.Module, layer: str, output: Any, batch: Any, forward: For
         ran.append(True)
         return _in_place_of(original, copied(output))
 
-    with watching(model, [name], put):
+    with model_lock(), watching(model, [name], put):
         result = feed(model, batch, forward)
     if not ran:
         raise _did_not_run(layer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +15,29 @@ from torch import nn
 from netkin.arrays import exact_products
 from netkin.representations.layers import refuse_lazy
 
+_lock = threading.RLock()
+
+
+@contextmanager
+def model_lock() -> Iterator[None]:
+    """Inside the `with`, no other thread runs a model through netkin; it waits until this one has left.
+
+    One lock serves all models of the process, since models may share modules: see `docs/decisions/0009`. A thread that
+    holds it may take it again.
+    """
+    with _lock:
+        yield
+
+
+def _renew_lock() -> None:
+    # in a process that was forked, the thread that held the lock is gone
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
 
 @contextmanager
 def guest(*models: nn.Module) -> Iterator[None]:
@@ -20,24 +45,26 @@ def guest(*models: nn.Module) -> Iterator[None]:
 
     That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
+    Other threads that want to run a model through netkin wait until the `with` is left.
     On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
     """
     refuse_lazy(*models)
-    with evaluating(*models), random_states_kept(*models), torch.no_grad(), exact_products():
+    with model_lock(), evaluating(*models), random_states_kept(*models), torch.no_grad(), exact_products():
         yield
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Inside the `with`, the models are in evaluation mode; afterwards each module has its own training flag again."""
-    modules = [module for model in models for module in model.modules()]
-    flags = [module.training for module in modules]
-    try:
-        # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
-        _set_training(modules, [False] * len(modules))
-        yield
-    finally:
-        _set_training(modules, flags)
+    with model_lock():
+        modules = [module for model in models for module in model.modules()]
+        flags = [module.training for module in modules]
+        try:
+            # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
+            _set_training(modules, [False] * len(modules))
+            yield
+        finally:
+            _set_training(modules, flags)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from netkin.errors import ForwardError
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.representations.nesting import Path, at, path_to_tensor
+from netkin.settings import SharedSetting, unfused_attention
 
 React = Callable[[str, Any], Any]
 
@@ -170,25 +172,32 @@ def one_forward(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run compiled modules uncompiled and transformers unfused inside the `with`, so that hooks see every module."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    saved = [(module, vars(module).copy()) for module in model.modules() if _is_compiled(module)]
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module, _ in saved:
-            _uncompile(module)
+    with ExitStack() as stack:
+        stack.enter_context(unfused_attention())
+        for module in model.modules():
+            if module in _uncompiled or _is_compiled(module):
+                stack.enter_context(_setting_of(module).changed())
         yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module, state in saved:
-            vars(module).update({key: state[key] for key in ("forward", "_compiled_call_impl") if key in state})
+
+
+_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
+
+
+def _setting_of(module: nn.Module) -> SharedSetting:
+    """Return whether a module runs compiled, as a setting: it does again once the last user has left."""
+    weak = ref(module)  # the setting lives as long as the module, and must not keep it alive
+    return _uncompiled.setdefault(module, SharedSetting(lambda: _uncompile(weak())))
 
 
 def _is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
 
 
-def _uncompile(module: nn.Module) -> None:
+def _uncompile(module: nn.Module | None) -> Callable[[], None]:
+    assert module is not None
+    state = {key: vars(module)[key] for key in ("forward", "_compiled_call_impl") if key in vars(module)}
     if vars(module).get("_compiled_call_impl") is not None:
         vars(module)["_compiled_call_impl"] = None
     if "_orig_mod" in module._modules:
         vars(module)["forward"] = module._modules["_orig_mod"]
+    return lambda: vars(module).update(state)

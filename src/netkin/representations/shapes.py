@@ -17,7 +17,7 @@ name        fits                         rows
 A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
 instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are. It gets the output as
-it is; one with an attribute ``examples_first = True`` gets it with the axis of the examples in front, as names do.
+the layer gave it; for all other shapes the axis of the examples comes first.
 """
 
 from __future__ import annotations
@@ -155,11 +155,6 @@ def name_of(shape: Shape) -> str:
 def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
     """Tell whether a shape is a function of the caller's own, which gets a layer's output as it is."""
     return callable(shape) and name_of(shape) not in SHAPES
-
-
-def wants_examples_first(shape: Shape) -> bool:
-    """Tell whether the axis of the examples is to come first: for all names, and functions that have this attribute."""
-    return not is_custom(shape) or bool(getattr(shape, "examples_first", False))
 
 
 def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
