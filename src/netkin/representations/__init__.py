@@ -2,7 +2,7 @@
 
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.guests import guest, model_lock
+from netkin.representations.guests import guest, model_lock, model_precision
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import batches_of
 from netkin.representations.layers import layers
@@ -32,6 +32,7 @@ __all__ = [
     "layers",
     "mean",
     "model_lock",
+    "model_precision",
     "pool",
     "positions",
     "recording",

@@ -27,6 +27,7 @@ from netkin.representations.inputs import (
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import at, copied, path_to_tensor
 from netkin.representations.shapes import Shape, is_custom, name_of, rows_of, shape_for
+from netkin.settings import exact_products
 
 
 def activations(
@@ -39,12 +40,25 @@ def activations(
     forward: Forward | None = None,
     transform: Transform | None = None,
     device: torch.device | str | None = None,
+    exact_model: bool = False,
 ) -> dict[str, Tensor]:
     """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
     positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
+
+    Args:
+        model: the model, which is left as it was.
+        layers: names, globs, module types or a list of those; None for the default layers.
+        data: a loader, an iterable of batches, or one array of inputs.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        device: where the matrices are put; None for the CPU.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32, as torch does in convolutions
+            unless told otherwise.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -53,7 +67,7 @@ def activations(
     """
     kept: dict[str, list[Tensor]] = {}
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
-    with guest(model):
+    with guest(model, exact=exact_model):
         for batch in batches_of(data, examples):
             for name, rows in read(batch).items():
                 kept.setdefault(name, []).append(rows.to(device or "cpu"))
@@ -209,11 +223,12 @@ class Reader:
             if axis is None:
                 return self._leave_out(name, output)
             output = output.movedim(axis, 0)
-        try:
-            rows, self.shapes[name] = rows_of(output, shape, self._mask)
-        except NetkinError as fault:
-            raise type(fault)(f"{layer_label(name)}: {fault}") from fault
-        return rows if self._keep is None else self._keep(name, rows)
+        with exact_products():  # the model itself runs in the precision that its user has set
+            try:
+                rows, self.shapes[name] = rows_of(output, shape, self._mask)
+            except NetkinError as fault:
+                raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+            return rows if self._keep is None else self._keep(name, rows)
 
     def _axis_of(self, name: str, output: Tensor) -> int | None:
         """Return the axis of `output` that counts the examples, or None; stops the forward where that is unclear."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 from torch import nn
 
-from netkin.arrays import exact_products
+from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy
+from netkin.settings import exact_products, tf32_in
 
 _lock = threading.RLock()
 
@@ -40,17 +41,45 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def guest(*models: nn.Module) -> Iterator[None]:
+def guest(*models: nn.Module, exact: bool = False) -> Iterator[None]:
     """Inside the `with`, the models are in evaluation mode and build no graph; afterwards all is as it was.
 
     That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
     Other threads that want to run a model through netkin wait until the `with` is left.
-    On a GPU float32 is not rounded to TF32 inside, so that a model gives the numbers it gives on the CPU.
+    The models run in the precision that is set around the `with`. With `exact`, float32 on a GPU is not rounded to
+    TF32, so that a model gives the numbers it gives on the CPU.
     """
     refuse_lazy(*models)
-    with model_lock(), evaluating(*models), random_states_kept(*models), torch.no_grad(), exact_products():
+    precision = exact_products() if exact else nullcontext()
+    with model_lock(), evaluating(*models), random_states_kept(*models), torch.no_grad(), precision:
         yield
+
+
+def model_precision(*models: nn.Module, exact: bool = False) -> str:
+    """Return the precision in which the models run here and now, in words for the provenance of a result.
+
+    Such as ``"float32, exact"``, ``"float32, TF32 in convolutions and recurrent layers"`` or ``"bfloat16"``. `exact` is
+    that of `guest`.
+    """
+    rounded = tf32_in() if not exact and any(device_of(model).type == "cuda" for model in models) else ()
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(map(dtype_of, models)) if dtype is not None]
+    lowered = [kind for kind in {device_of(model).type for model in models} if torch.is_autocast_enabled(kind)]
+    cast = [f"autocast to {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" for kind in lowered]
+    return ", ".join([" and ".join(precision_in_words(dtype, rounded) for dtype in dtypes) or "no weights", *cast])
+
+
+def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
+    """Return a precision and where its products are rounded to TF32: in "products", "convolutions", ...
+
+    Example:
+        >>> precision_in_words("float32", ("products", "convolutions"))
+        'float32, TF32 in products and convolutions'
+    """
+    if dtype != "float32":
+        return dtype
+    *most, last = rounded or ("",)
+    return f"float32, TF32 in {', '.join(most)}{' and ' * bool(most)}{last}" if last else "float32, exact"
 
 
 @contextmanager

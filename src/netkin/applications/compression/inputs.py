@@ -96,7 +96,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
     found = Inputs(LayerMoments([([name], [f"{name} ({beside})"]) for name in layers]), beside)
     subjects = [model] if other is None else [model, other]
     with ExitStack() as stack:
-        stack.enter_context(guest(*subjects))
+        stack.enter_context(guest(*subjects, exact=True))
         readers = [stack.enter_context(_reading(subject, layers, feeding)) for subject in subjects]
         for number, batch in enumerate(feeding.batches(data, "reading inputs")):
             readings = [read(batch) for read in readers]

@@ -103,7 +103,7 @@ class Probe:
         """Run the model in its own precision, whatever autocast is on around us."""
         refuse_sharded(self.model)
         with ExitStack() as stack:
-            stack.enter_context(guest(self.model))
+            stack.enter_context(guest(self.model, exact=True))
             for device in {device_of(self.model).type, "cpu"}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))

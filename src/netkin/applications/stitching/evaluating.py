@@ -187,7 +187,7 @@ def evaluated_all(
         network.cut()  # before hooks are in place
     batches = watched(data, examples, "evaluating")
     layers = list(dict.fromkeys(network.layer_b for network in networks))
-    with guest(networks[0].a, b):
+    with guest(networks[0].a, b, exact=True):
         for batch in batches:
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}

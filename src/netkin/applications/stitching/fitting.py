@@ -74,7 +74,7 @@ def fitted(
 
     `look` is called with a few examples before all others are passed through.
     """
-    with guest(a, b):
+    with guest(a, b, exact=True):
         batches = watched(data, examples, "fitting")
         first = next(batches)
         meetings = met(a, b, pairs, first, resize=resize, names=names)
@@ -126,7 +126,7 @@ def ends_of(
     """
     known = modules(model)
     ends: dict[str, End | NetkinError] = {}
-    with guest(model):
+    with guest(model, exact=True):
         many, few = ({**run(take(batch, count))} for count in (4, 2))
     for layer, output in few.items():
         who = f"{layer_label(layer)} of {name!r}"
@@ -150,7 +150,7 @@ def named(model: nn.Module, name: str) -> Iterator[None]:
 
 def refuse_unsteady(b: nn.Module, batch: Any, name: str = "b") -> None:
     """Refuse a second model whose answers are not finite, or change by chance or with the other examples."""
-    with guest(b):
+    with guest(b, exact=True):
         whole = feed(b, take(batch, 4))
         path = path_to_tensor(whole)
         if path is None:  # it answers in no floating numbers

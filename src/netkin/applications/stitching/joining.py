@@ -164,7 +164,7 @@ class Cutting:
 
     def is_true(self, layer: str) -> bool:
         """Tell whether the model can be cut after a layer."""
-        with guest(self.b):
+        with guest(self.b, exact=True):
             output = main_tensor(run_until(self.b, layer, self.batch), layer)
             found = tail(self.b, layer, traces=self._traces)
             if found.graph is not None and agrees(found, output, self.batch, self._whole):

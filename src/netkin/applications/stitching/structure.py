@@ -121,7 +121,7 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
-    with guest(network.a, network.b):
+    with guest(network.a, network.b, exact=True):
         for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):

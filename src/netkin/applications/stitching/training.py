@@ -67,7 +67,7 @@ def trained(
     settings = settings or TaskLoss()
     first = _weights(network)
     try:
-        with guest(network.a, network.b), frozen(network.a, network.b):
+        with guest(network.a, network.b, exact=True), frozen(network.a, network.b):
             done = _Trainer(network, data, settings, validation, examples).run()
     except BaseException:
         network.transformation.load_state_dict(first)
