@@ -114,6 +114,32 @@ def test_padded_tokens_do_not_count(language, sentences):
     assert activations(language, "encoder", [(sentences, None)], shape="tokens")["encoder"].shape == (15, 6)
 
 
+@pytest.mark.parametrize("shape", ["mean", "cls", "last", "tokens"])
+def test_a_mask_is_counted_once_for_all_layers_of_a_batch(language, sentences, shape, monkeypatch):
+    counted = []
+
+    def counting(method):
+        return lambda tensor, *args, **options: counted.append(tensor) or method(tensor, *args, **options)
+
+    for name in ("any", "nonzero"):
+        monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
+    read = Reader(language, ["embeddings", "encoder"], shape=shape)
+    with guest(language):
+        read(sentences)
+        read(sentences)
+    assert len(counted) == 2
+
+
+def test_the_reader_tells_which_tokens_and_places_the_rows_are(language, sentences, residual, images):
+    read, look = Reader(language, "encoder", shape="tokens"), Reader(residual, ["conv1", "fc"], shape="positions")
+    with guest(language, residual):
+        rows = read(sentences)["encoder"]
+        look(images)
+    assert torch.equal(read.valid["encoder"], sentences["attention_mask"] == 1)
+    assert len(rows) == read.valid["encoder"].sum()
+    assert (look.spaces, look.valid) == ({"conv1": (6, 6), "fc": ()}, {})
+
+
 def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language, sentences):
     single = {name: value[:1] for name, value in sentences.items()}
     rows = activations(language, data=[sentences, single])

@@ -21,12 +21,13 @@ from netkin.representations.inputs import (
     call,
     length_if_known,
     mask_of,
-    prepared,
+    moved,
     repeated,
+    transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import at, copied, path_to_tensor
-from netkin.representations.shapes import Shape, is_custom, name_of, rows_of, shape_for
+from netkin.representations.shapes import Shape, TokenMask, is_custom, name_of, rows_of, shape_for, token_mask
 from netkin.settings import exact_products
 
 
@@ -78,10 +79,13 @@ class Reader:
     """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
 
     It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
-    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. `axes` says
-    which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of few
-    examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
-    `left_out` holds, for each default layer that gives no rows, the reason as a sentence without its full stop.
+    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
+    latest rows `spaces` holds the size of the map whose places they are, and `valid` which tokens they are, examples ×
+    tokens, where a mask leaves some out. `left_out` holds, for each default layer that gives no rows, the reason as a
+    sentence without its full stop.
+
+    `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
+    few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
 
     Args:
         model: the model, in the mode in which it is to run.
@@ -110,12 +114,14 @@ class Reader:
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
         self.shapes: dict[str, str] = {}
+        self.spaces: dict[str, tuple[int, ...]] = {}
+        self.valid: dict[str, Tensor] = {}
         self.batches = self.learning_passes = 0
         self._given_axes = dict(axes or {})
         self.axes = dict(self._given_axes)
         self._few_axes: dict[str, list[int]] | None = None  # those as long as the batch of the extra pass
         self._may_stop = False
-        self._mask: Any = None
+        self._mask: TokenMask | None = None
         self._reaction: Callable[[str, Any], None] | None = None
         self._is_open = False
         self._length: int | None = None
@@ -124,8 +130,11 @@ class Reader:
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
-        batch = prepared(self.model, batch, self.transform)
-        self._mask, self._length = copied(mask_of(batch)), length_if_known(batch)
+        batch = transformed(batch, self.transform)
+        mask = mask_of(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
+        self._mask = None if mask is None else token_mask(copied(mask))
+        batch = moved(self.model, batch)
+        self._length = length_if_known(batch)
         with nullcontext() if self._is_open else self.open():
             begins = self.batches == 0 and not self._given_axes and self._length is not None
             outputs = self._run_first(batch) if begins else self._run(batch)
@@ -228,6 +237,9 @@ class Reader:
                 rows, self.shapes[name] = rows_of(output, shape, self._mask)
             except NetkinError as fault:
                 raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+            self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
+            if self.shapes[name] == "tokens" and self._mask is not None:
+                self.valid[name] = self._mask.tokens
             return rows if self._keep is None else self._keep(name, rows)
 
     def _axis_of(self, name: str, output: Tensor) -> int | None:

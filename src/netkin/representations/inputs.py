@@ -55,11 +55,21 @@ def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -
     All tensors and arrays are copies, those that `transform` gets too: both it and the model may work in place. What
     `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
     """
+    return moved(model, transformed(batch, transform))
+
+
+def transformed(batch: Any, transform: Transform | None) -> Any:
+    """Return `batch` with its inputs transformed, from copies of its tensors; without a `transform` as it is."""
+    if transform is None:
+        return batch
+    batch = copied(batch)
+    is_tuple = isinstance(batch, (tuple, list)) and len(batch)
+    return rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
+
+
+def moved(model: nn.Module, batch: Any) -> Any:
+    """Return copies of a batch's tensors and arrays, on the model's device and in its precision."""
     device, dtype = device_of(model), dtype_of(model)
-    if transform is not None:
-        batch = copied(batch)
-        is_tuple = isinstance(batch, (tuple, list)) and len(batch)
-        batch = rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 
@@ -206,8 +216,8 @@ def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
         leaf = torch.as_tensor(leaf if shared else leaf.copy())
     if not isinstance(leaf, Tensor):
         return copied_leaf(leaf)
-    moved = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
-    return leaf.clone() if moved is leaf else moved
+    there = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+    return leaf.clone() if there is leaf else there
 
 
 def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
