@@ -1,5 +1,6 @@
 """Things become batches of matrices: which layers, what they give, and what one example is."""
 
+from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
 from netkin.representations.guests import guest, model_lock, model_precision
@@ -42,5 +43,6 @@ __all__ = [
     "run_from",
     "run_until",
     "shape_for",
+    "shapes",
     "tokens",
 ]

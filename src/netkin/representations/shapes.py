@@ -34,6 +34,8 @@ from torch.nn import functional
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations.layers import split_call
 
+__all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
+
 Shape = str | Callable[[Tensor], Tensor] | None
 
 
