@@ -1,8 +1,8 @@
 """netkin measures the kinship of neural networks and puts it to use.
 
-Names are imported when they are first asked for, so that `import netkin` is light and needs no torch. `dir(netkin)` lists
-what is typed daily; `nk.shapes` holds what one example may be, and statistics, cutting and records can be reached by
-their names too.
+Names are imported when they are first asked for, so that `import netkin` is light and needs no torch. `dir(netkin)`
+lists what is typed daily; `nk.shapes` holds what one example may be, and statistics, cutting and records can be reached
+by their names too.
 """
 
 from __future__ import annotations

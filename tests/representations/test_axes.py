@@ -148,6 +148,16 @@ def test_few_examples_are_run_only_where_the_axes_are_unclear(twins):
     assert (lengths, reader.learning_passes) == ([3, 2, 2], 1)
 
 
+def test_a_recorder_learns_the_axes_once(twins):
+    model = twins[1]
+    recorder = nk.DynamicsRecorder(model, torch.randn(10, 7, 4))
+    recorder.probe(0)
+    assert model.lengths[-3:] == [10, 2, 10]
+    model.lengths.clear()
+    recorder.probe(1)
+    assert model.lengths == [10]
+
+
 @pytest.mark.parametrize("examples", [7, 9])
 def test_learning_the_axes_draws_no_random_numbers(twins, examples):
     class Noisy(nn.Module):

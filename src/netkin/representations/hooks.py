@@ -195,7 +195,9 @@ def _is_compiled(module: nn.Module) -> bool:
 
 def _uncompile(module: nn.Module | None) -> Callable[[], None]:
     assert module is not None
-    state = {key: vars(module)[key] for key in ("forward", "_compiled_call_impl") if key in vars(module)}
+    state: dict[str, Any] = {
+        key: vars(module)[key] for key in ("forward", "_compiled_call_impl") if key in vars(module)
+    }
     if vars(module).get("_compiled_call_impl") is not None:
         vars(module)["_compiled_call_impl"] = None
     if "_orig_mod" in module._modules:

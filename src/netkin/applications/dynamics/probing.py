@@ -75,10 +75,10 @@ class Probe:
         reader: Reader = self._reader(lambda name, rows: state_of(rows, reader.shapes[name]) if whole else rows)
         kept: dict[str, list[Any]] = {}
         with self._running(reader):
-            self._axes = reader.axes
             for batch in examples.batches:
                 for name, part in reader(batch).items():
                     kept.setdefault(name, []).append(part)
+            self._axes = reader.axes
             if whole:
                 return {name: state for name, (state,) in kept.items()}
             return {name: state_of(torch.cat(kept.pop(name)), reader.shapes[name]) for name in list(kept)}
@@ -95,8 +95,15 @@ class Probe:
         return sum(bytes_of(rows * count // min(seen, LOOK), width, itemsize) for rows, width, itemsize in found)
 
     def _reader(self, keep: Any) -> Reader:
-        options = {"shape": self._shape, "forward": self._forward, "transform": self._transform, "axes": self._axes}
-        return Reader(self.model, self._layers, keep=keep, **options)
+        return Reader(
+            self.model,
+            self._layers,
+            shape=self._shape,
+            forward=self._forward,
+            transform=self._transform,
+            keep=keep,
+            axes=self._axes,
+        )
 
     @contextmanager
     def _running(self, reader: Reader) -> Iterator[None]:
