@@ -13,7 +13,7 @@ from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
-from netkin.representations.hooks import keeping, unrecordable, watching
+from netkin.representations.hooks import keeping, main_tensor, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -26,7 +26,7 @@ from netkin.representations.inputs import (
     transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
-from netkin.representations.nesting import at, copied, path_to_tensor
+from netkin.representations.nesting import copied
 from netkin.representations.shapes import Shape, TokenMask, is_custom, name_of, rows_of, shape_for, token_mask
 from netkin.settings import exact_products
 
@@ -93,7 +93,8 @@ class Reader:
         shape: what one example is, for all layers or by name; None for `pool` and `mean`.
         forward: runs the model on a batch; None to call it with the batch's inputs.
         transform: changes the inputs before this model sees them.
-        keep: what to keep of (layer, rows) while the model runs; None for the rows.
+        keep: what to keep of (layer, rows) while the model runs; None for the rows. In the first batch it may be called
+            for a layer, and again once the axes are learnt; what it returned last is kept.
         axes: the axes of the examples, as far as another reader has learnt them.
     """
 
@@ -211,8 +212,7 @@ class Reader:
         found: dict[str, list[int]] = {}
 
         def note(name: str, output: Any) -> None:
-            path = path_to_tensor(output)
-            found[name] = [] if path is None else axes_of_length(at(output, path), count)
+            found[name] = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), count)
 
         try:
             with random_states_kept(self.model):
