@@ -14,17 +14,19 @@ HOUSE = Path(netkin.errors.__file__).parent
 
 MAY_IMPORT = {
     "errors": "",
-    "arrays": "errors",
+    "settings": "",
+    "arrays": "errors settings",
     "files": "errors",
     "identity": "errors arrays",
     "memory": "",
     "progress": "errors",
     "results": "errors files",
-    "statistics": "errors arrays files identity memory",
+    "statistics": "errors settings arrays files identity memory",
     "measures": "errors arrays statistics",
     "sources": "errors identity",
-    "representations": "errors arrays identity progress",
-    "comparing": "errors arrays files identity memory progress results statistics measures sources representations",
+    "representations": "errors settings arrays identity progress",
+    "comparing": "errors settings arrays files identity memory progress results statistics measures sources "
+    "representations",
     # a folder a question; none imports another, which a test of its own sees to
     "applications": "errors arrays files identity memory progress results statistics measures sources representations "
     "comparing",

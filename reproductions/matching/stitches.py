@@ -17,7 +17,7 @@ import netkin as nk
 from netkin.applications.stitching import Stitch, fit_all, load_stitch
 from netkin.errors import NoValue
 from netkin.identity import weights_digest
-from netkin.representations.feeding import feed
+from netkin.representations.inputs import feed
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import KINDS, images, network, published, recipe_key, whose
 

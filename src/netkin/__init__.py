@@ -1,6 +1,8 @@
 """netkin measures the kinship of neural networks and puts it to use.
 
-Names are imported when they are first asked for, so that `import netkin` is light and needs no torch.
+Names are imported when they are first asked for, so that `import netkin` is light and needs no torch. `dir(netkin)`
+lists what is typed daily; `nk.shapes` holds what one example may be, and statistics, cutting and records can be reached
+by their names too.
 """
 
 from __future__ import annotations
@@ -20,33 +22,38 @@ _ROOMS = {
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
-    "netkin.representations": [
-        "activations", "cls", "dft", "flatten", "last", "layers", "mean", "pool", "positions", "recording", "replacing",
-        "run_from", "run_until", "tokens",
-    ],
+    "netkin.representations": ["activations", "layers", "recording", "shapes"],
     "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
+    "netkin.applications.interpretation": ["class_sensitivity", "project"],
+    "netkin.applications.compression": ["compress", "load_compressed", "save_compressed"],
+    "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
+    "netkin.applications.stitching": [
+        "TaskLoss", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
+    ],
+    "netkin.errors": ["NetkinError"],
+}  # fmt: skip
+_UNLISTED = {
+    "netkin.representations": [
+        "cls", "dft", "flatten", "last", "mean", "pool", "positions", "replacing", "run_from", "run_until", "tokens",
+    ],
     "netkin.statistics": [
         "Grams", "LayerGrams", "LayerMoments", "LayerRows", "LayerSpectra", "Moments", "Outputs", "Rows", "Spectra",
         "off_block_share",
     ],
-    "netkin.applications.interpretation": [
-        "aligned_neurons", "class_sensitivity", "largest_neurons", "project", "random_neurons",
-    ],
-    "netkin.applications.compression": ["Compression", "compress", "load_compressed", "save_compressed"],
-    "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
-    "netkin.applications.stitching": [
-        "Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
-    ],
-    "netkin.errors": ["InflatedWarning", "NetkinError", "NoValue"],
+    "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
+    "netkin.applications.compression": ["Compression"],
+    "netkin.applications.stitching": ["Stitch"],
+    "netkin.errors": ["InflatedWarning", "NoValue"],
 }  # fmt: skip
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_LISTED = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_LISTED]
 
 
 def __getattr__(name: str) -> Any:
-    if f"netkin.{name}" in _ROOMS:
+    if f"netkin.{name}" in {*_ROOMS, *_UNLISTED}:
         return import_module(f"netkin.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'netkin' has no attribute {name!r}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import ShapeError, ValueFault
+from netkin.settings import exact_products as exact_products
 
 HALF = (torch.float16, torch.bfloat16)  # precisions
 WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)  # whole numbers that float32 can't keep apart
@@ -93,20 +92,6 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
     """Return a floating precision, or float32 where it is only half of that."""
     return torch.float32 if dtype in HALF else dtype
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Inside the `with`, products and convolutions of float32 on a GPU are not rounded to TF32, whatever is set."""
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [setting.allow_tf32 for setting in settings]
-    try:
-        for setting in settings:
-            setting.allow_tf32 = False
-        yield
-    finally:
-        for setting, allowed in zip(settings, before, strict=True):
-            setting.allow_tf32 = allowed
 
 
 def _imported(array: Any, name: str) -> Tensor:

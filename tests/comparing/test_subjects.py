@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import netkin as nk
 from netkin.errors import ForwardError, NameClash, ShapeError, UnknownName, ValueFault
-from netkin.representations.feeding import examples_in
+from netkin.representations.inputs import examples_in
 
 
 def test_each_model_runs_once_on_each_batch(maps, images):

@@ -11,7 +11,7 @@ import torch
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.identity import data as data_module
-from netkin.representations.feeding import LABELS
+from netkin.representations.inputs import LABELS
 
 
 def images(n=12, dtype=torch.float32):

@@ -1,12 +1,15 @@
 """Layer outputs over data."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+import netkin as nk
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.activations import Reader, activations
 from netkin.representations.guests import guest
 
@@ -65,6 +68,16 @@ def test_in_place_relus_do_not_spoil_the_rows(residual, images):
     assert torch.equal(before["relu"], before["bn1"].relu())
 
 
+def test_a_model_that_overwrites_its_mask_does_not_change_which_tokens_count(language, sentences):
+    def run(model, batch):
+        batch["attention_mask"].fill_(1)
+        return model(batch["input_ids"])
+
+    expected = activations(language, data=[sentences])
+    rows = activations(language, data=[sentences], forward=run)
+    assert all(torch.equal(rows[name], expected[name]) for name in expected)
+
+
 def test_calls_come_one_after_the_other(residual, images):
     rows = activations(residual, ["layer1.0.relu", "conv1"], images)
     assert list(rows) == ["layer1.0.relu", "layer1.0.relu#2", "conv1"]
@@ -101,6 +114,32 @@ def test_padded_tokens_do_not_count(language, sentences):
     assert activations(language, "encoder", [(sentences, None)], shape="tokens")["encoder"].shape == (15, 6)
 
 
+@pytest.mark.parametrize("shape", ["mean", "cls", "last", "tokens"])
+def test_a_mask_is_counted_once_for_all_layers_of_a_batch(language, sentences, shape, monkeypatch):
+    counted = []
+
+    def counting(method):
+        return lambda tensor, *args, **options: counted.append(tensor) or method(tensor, *args, **options)
+
+    for name in ("any", "nonzero"):
+        monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
+    read = Reader(language, ["embeddings", "encoder"], shape=shape)
+    with guest(language):
+        read(sentences)
+        read(sentences)
+    assert len(counted) == 2
+
+
+def test_the_reader_tells_which_tokens_and_places_the_rows_are(language, sentences, residual, images):
+    read, look = Reader(language, "encoder", shape="tokens"), Reader(residual, ["conv1", "fc"], shape="positions")
+    with guest(language, residual):
+        rows = read(sentences)["encoder"]
+        look(images)
+    assert torch.equal(read.valid["encoder"], sentences["attention_mask"] == 1)
+    assert len(rows) == read.valid["encoder"].sum()
+    assert (look.spaces, look.valid) == ({"conv1": (6, 6), "fc": ()}, {})
+
+
 def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language, sentences):
     single = {name: value[:1] for name, value in sentences.items()}
     rows = activations(language, data=[sentences, single])
@@ -108,13 +147,10 @@ def test_a_default_layer_that_knows_nothing_of_the_examples_is_left_out(language
     assert all(len(matrix) == 5 for matrix in rows.values())
 
 
-def test_a_named_layer_whose_output_does_not_begin_with_the_examples_is_refused(language, sentences):
-    with pytest.raises(
-        ShapeError, match=r"layer 'places' gives an output of shape \(1, 5, 6\) for a batch of 4 examples"
-    ):
+def test_a_named_layer_whose_output_does_not_hold_the_examples_is_refused(language, sentences):
+    refusal = r"layer 'places' gives an output of shape \(1, 5, 6\) for a batch of 4 examples, and none of its axes"
+    with pytest.raises(ShapeError, match=f"{refusal} counts them; pass a function as `shape`"):
         activations(language, "places", [sentences])
-    with pytest.raises(ShapeError, match=r"layer 'rnn' gives an output of shape \(7, 2, 3\).*function as `shape`"):
-        activations(Sequence(), "rnn", torch.ones(2, 7, 4))
     assert activations(Sequence(), "rnn", torch.ones(2, 7, 4), shape=lambda states: states[-1])["rnn"].shape == (2, 3)
 
 
@@ -154,8 +190,80 @@ def test_default_layers_that_do_not_run_are_left_out_and_named_ones_refused():
     assert list(activations(Sometimes(), data=batch)) == ["step"]
     with pytest.raises(ForwardError, match="layer 'idle' did not run in batch 0; choose layers that always run"):
         activations(Sometimes(), ["step", "idle"], batch)
-    with pytest.raises(ForwardError, match="none of the model's 2 default layers ran in batch 0; name some that do"):
+    with pytest.raises(
+        ForwardError, match="none of the model's 2 default layers gives rows in batch 0: layer 'step' did"
+    ):
         activations(Sometimes(), data=batch * 0)
+
+
+class Giving(nn.Module):
+    """Two layers, and between them one that gives something else and is passed over, and one that never runs."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.first, self.aside, self.last, self.idle = (
+            nn.Linear(2, 3),
+            Handing(output),
+            nn.Linear(3, 2),
+            nn.Linear(2, 2),
+        )
+
+    def forward(self, batch):
+        states = self.first(batch)
+        self.aside(states)
+        return self.last(states)
+
+
+class Handing(nn.Module):
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, _):
+        return self.output
+
+
+ASIDE = {
+    "None": (None, "gives no floating tensor to record, but NoneType"),
+    "int": (3, "gives no floating tensor to record, but int"),
+    "bool": (True, "gives no floating tensor to record, but bool"),
+    "empty": (((), {}), "gives no floating tensor to record, but tuple"),
+    "whole": (torch.ones(4, 2, dtype=torch.int64), "gives no floating tensor to record, but Tensor of torch.int64"),
+    "loss": (
+        torch.tensor(0.5),
+        "gives an output of shape () for a batch of 4 examples, and none of its axes counts them",
+    ),
+    "sparse": (torch.eye(4).to_sparse(), "gives a sparse tensor, and only dense ones can be recorded"),
+}
+
+
+@pytest.mark.parametrize("kind", ASIDE)
+def test_default_layers_that_give_no_rows_are_left_out_with_the_reason_and_named_ones_refused(kind):
+    output, reason = ASIDE[kind]
+    model, batches = Giving(output), torch.randn(12, 2).split(4)
+    read = Reader(model)
+    with guest(model):
+        assert [list(read(batch)) for batch in batches] == [["first", "last"]] * 3
+    assert read.left_out == {"aside": f"layer 'aside' {reason}", "idle": "layer 'idle' did not run in batch 0"}
+    assert set(nk.compare(model, data=list(batches)).layers_a) == {"first", "last"}
+    with pytest.raises(NetkinError, match=f"layer 'aside' {re.escape(reason)}; .*choose another layer"):
+        activations(model, ["aside", "first"], list(batches))
+
+
+def test_a_layer_that_gives_rows_in_the_first_batch_only_is_refused():
+    model = Giving(torch.ones(4, 3))
+    read = Reader(model)
+    assert "aside" in read(torch.ones(4, 2))
+    model.aside.output = None
+    with pytest.raises(ForwardError, match="'aside' gives no floating tensor to record, but NoneType"):
+        read(torch.ones(4, 2))
+
+
+def test_no_layer_is_left_out_where_all_give_rows(residual, images):
+    read = Reader(residual)
+    with guest(residual):
+        read(images)
+    assert read.left_out == {}
 
 
 def test_a_changing_number_of_calls_is_refused():

@@ -6,7 +6,7 @@ from torch import nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.recording import recording
+from netkin.representations.hooks import recording
 
 
 @pytest.fixture

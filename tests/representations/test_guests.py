@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from netkin.representations.activations import activations
-from netkin.representations.guests import frozen, guest
+import netkin as nk
+from netkin.errors import ValueFault
+from netkin.representations.activations import Reader, activations
+from netkin.representations.guests import frozen, guest, model_precision, precision_in_words
+from netkin.settings import tf32_in
 
 
 def state(model):
@@ -113,6 +117,80 @@ def test_a_compiled_model_is_a_host_too(residual):
     with guest(compiled):
         assert not any(module.training for module in residual.modules())
     assert [module.training for module in residual.modules()] == before
+
+
+class Looking(nn.Module):
+    """Notes where TF32 is allowed while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = nn.Linear(4, 3), []
+
+    def forward(self, batch):
+        self.seen.append(tf32_in())
+        return self.inner(batch)
+
+
+def test_a_model_runs_in_the_precision_that_is_set_unless_it_must_be_exact():
+    model, data, kept = Looking(), torch.randn(5, 4), []
+    allowed = tf32_in()
+    assert "convolutions" in allowed  # as torch has it unless told otherwise
+    with guest(model):
+        Reader(model, "inner", keep=lambda name, rows: kept.append(tf32_in()) or True)(data)
+    activations(model, "inner", data)
+    activations(model, "inner", data, exact_model=True)
+    with guest(model, exact=True):
+        model(data)
+    assert model.seen == [allowed, allowed, (), ()]
+    assert kept == [()]  # what is made of a layer's output is exact in any case
+    assert tf32_in() == allowed
+
+
+def test_the_precision_of_models_is_told_in_words():
+    single, half, bare = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16), nn.ReLU()
+    assert model_precision(single) == model_precision(single, bare, exact=True) == "float32, exact"
+    assert model_precision(single, half, single) == "float32, exact and bfloat16"
+    assert model_precision(bare) == "no weights"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model_precision(single) == "float32, exact, autocast to bfloat16"
+    assert precision_in_words("float64", ("products",)) == "float64"
+    assert precision_in_words("float32", ("convolutions",)) == "float32, TF32 in convolutions"
+    three = "float32, TF32 in products, convolutions and recurrent layers"
+    assert precision_in_words("float32", ("products", "convolutions", "recurrent layers")) == three
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_on_a_gpu_rounds_to_tf32_unless_it_must_be_exact():
+    model, images = nn.Conv2d(64, 64, 3).cuda(), torch.randn(8, 64, 32, 32, device="cuda")
+    exact = nn.functional.conv2d(images.double(), model.weight.double(), model.bias.double())
+    faults = []
+    for must_be_exact in (False, True):
+        with guest(model, exact=must_be_exact):
+            faults.append(((model(images).double() - exact).abs().max() / exact.abs().max()).item())
+    assert faults[0] > 1e-5 > faults[1]
+    assert model_precision(model) == "float32, TF32 in convolutions and recurrent layers"
+    assert model_precision(model, exact=True) == "float32, exact"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, data: activations(model, data=data),
+        lambda model, data: activations(nn.DataParallel(model), data=data),
+        lambda model, data: nk.compare(model, data=data),
+        lambda model, data: nk.explain(model, data=data),
+        lambda model, data: nk.DynamicsRecorder(model, data),
+        lambda model, data: guest(nn.Linear(2, 2), model).__enter__(),
+    ],
+)
+def test_lazy_modules_are_refused_before_they_draw_their_weights(run):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(2)))
+    with pytest.raises(ValueFault, match=r"layer '.*1\.0' is a lazy module without weights yet; run the model once"):
+        run(model, torch.randn(5, 4))
+    assert is_lazy(model[1][1].weight)
+    model(torch.randn(5, 4))
+    assert list(activations(model, data=torch.randn(5, 4))) == ["0", "1"]
 
 
 @pytest.mark.gpu

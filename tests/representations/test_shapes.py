@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import netkin as nk
 from netkin.errors import ShapeError, UnknownName, ValueFault
 from netkin.representations.shapes import (
     cls,
@@ -36,6 +37,27 @@ def test_volumes_are_maps_too():
     assert pool(volumes).shape == (2, 3)
     assert positions(volumes).shape == (2 * 4 * 5 * 6, 3)
     assert resize_to(volumes, (2, 2, 2)).shape == (2, 3, 2, 2, 2)
+
+
+def test_shapes_have_a_room_of_their_own_at_the_front_door():
+    names = {"cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"}
+    assert set(nk.shapes.__all__) == names
+    assert nk.shapes.pool(MAPS).shape == (2, 3)
+    assert nk.shapes.pool is nk.pool is pool  # as before, though not listed
+    assert "shapes" in dir(nk)
+    assert not names & {*dir(nk), *nk.__all__}
+
+
+@pytest.mark.parametrize("name", ["LayerMoments", "Moments", "run_until", "replacing", "Stitch", "NoValue"])
+def test_names_that_are_rarely_typed_can_be_reached_without_being_listed(name):
+    assert getattr(nk, name).__name__ == name
+    assert name not in dir(nk)
+
+
+def test_no_more_is_listed_than_is_typed_daily():
+    assert {"compare", "explain", "load", "report", "layers", "activations", "cka", "stitch", "Comparison"} < {*dir(nk)}
+    assert len(dir(nk)) < 70
+    assert all(getattr(nk, name) is not None for name in dir(nk))
 
 
 def test_tokens_without_a_mask_all_count():

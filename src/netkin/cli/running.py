@@ -75,7 +75,7 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
 def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
     """Run a model on one batch, so that a crash becomes one sentence: for work that takes the model apart later."""
     from netkin.representations import guest
-    from netkin.representations.feeding import feed
+    from netkin.representations.inputs import feed
 
     with guest(model), crashes_refused([spec], [model]):
         feed(model, next(iter(data)))

@@ -22,7 +22,7 @@ from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import ShapeError, ValueFault
 from netkin.measures.registry import Measure
 from netkin.representations import batches_of
-from netkin.representations.feeding import examples_in
+from netkin.representations.inputs import examples_in
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, keys_of, name_of
 
 SLICE = 512  # examples of recorded rows taken at a time

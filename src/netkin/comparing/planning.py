@@ -19,7 +19,7 @@ from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
 from netkin.memory import free_memory, size_in_words
-from netkin.representations.feeding import take
+from netkin.representations.inputs import take
 from netkin.statistics.collector import Collector, LayerSize, Price, Study
 
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations import Reader, dft, guest, positions, rows_of, shape_for
-from netkin.representations.feeding import Forward, Transform, length_if_known
+from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.representations.shapes import name_of as shape_name
@@ -126,7 +126,8 @@ class ModelRunner(Runner):
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
-        with lent(self.model, self._device), guest(self.model):  # a guest keeps the random state of the device, too
+        # a guest keeps the random state of the device, too
+        with model_lock(), lent(self.model, self._device), guest(self.model, exact=self._exact):
             self._reader = Reader(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
             )

@@ -1,11 +1,12 @@
 """Things become batches of matrices: which layers, what they give, and what one example is."""
 
+from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.feeding import batches_of
-from netkin.representations.guests import guest
+from netkin.representations.guests import guest, model_lock, model_precision
+from netkin.representations.hooks import recording
+from netkin.representations.inputs import batches_of
 from netkin.representations.layers import layers
-from netkin.representations.recording import recording
 from netkin.representations.shapes import (
     cls,
     dft,
@@ -31,6 +32,8 @@ __all__ = [
     "last",
     "layers",
     "mean",
+    "model_lock",
+    "model_precision",
     "pool",
     "positions",
     "recording",
@@ -40,5 +43,6 @@ __all__ = [
     "run_from",
     "run_until",
     "shape_for",
+    "shapes",
     "tokens",
 ]

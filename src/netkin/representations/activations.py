@@ -11,12 +11,24 @@ from torch import Tensor, nn
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
-from netkin.representations.calls import watching
-from netkin.representations.feeding import Forward, Transform, batches_of, call, length_if_known, mask_of, prepared
-from netkin.representations.guests import guest
-from netkin.representations.layers import Spec, choose, split_call, spoken
-from netkin.representations.recording import keeping
-from netkin.representations.shapes import Shape, name_of, rows_of, shape_for
+from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
+from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
+from netkin.representations.hooks import keeping, main_tensor, unrecordable, watching
+from netkin.representations.inputs import (
+    Forward,
+    Transform,
+    batches_of,
+    call,
+    length_if_known,
+    mask_of,
+    moved,
+    repeated,
+    transformed,
+)
+from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
+from netkin.representations.nesting import copied
+from netkin.representations.shapes import Shape, TokenMask, is_custom, name_of, rows_of, shape_for, token_mask
+from netkin.settings import exact_products
 
 
 def activations(
@@ -29,11 +41,25 @@ def activations(
     forward: Forward | None = None,
     transform: Transform | None = None,
     device: torch.device | str | None = None,
+    exact_model: bool = False,
 ) -> dict[str, Tensor]:
     """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
 
-    `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, or whose
-    output does not begin with the examples (a table of positions), is left out; one asked for by name is refused.
+    `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
+    gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
+    positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
+
+    Args:
+        model: the model, which is left as it was.
+        layers: names, globs, module types or a list of those; None for the default layers.
+        data: a loader, an iterable of batches, or one array of inputs.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        device: where the matrices are put; None for the CPU.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32, as torch does in convolutions
+            unless told otherwise.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -42,7 +68,7 @@ def activations(
     """
     kept: dict[str, list[Tensor]] = {}
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
-    with guest(model):
+    with guest(model, exact=exact_model):
         for batch in batches_of(data, examples):
             for name, rows in read(batch).items():
                 kept.setdefault(name, []).append(rows.to(device or "cpu"))
@@ -53,7 +79,23 @@ class Reader:
     """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
 
     It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
-    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read.
+    layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
+    latest rows `spaces` holds the size of the map whose places they are, and `valid` which tokens they are, examples ×
+    tokens, where a mask leaves some out. `left_out` holds, for each default layer that gives no rows, the reason as a
+    sentence without its full stop.
+
+    `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
+    few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
+
+    Args:
+        model: the model, in the mode in which it is to run.
+        layers: which layers, as `choose` reads it; None for the default ones.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        forward: runs the model on a batch; None to call it with the batch's inputs.
+        transform: changes the inputs before this model sees them.
+        keep: what to keep of (layer, rows) while the model runs; None for the rows. In the first batch it may be called
+            for a layer, and again once the axes are learnt; what it returned last is kept.
+        axes: the axes of the examples, as far as another reader has learnt them.
     """
 
     def __init__(
@@ -65,31 +107,40 @@ class Reader:
         forward: Forward | None = None,
         transform: Transform | None = None,
         keep: Callable[[str, Tensor], Any] | None = None,
+        axes: Mapping[str, int | None] | None = None,
     ):
+        refuse_lazy(unwrapped(model))
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             name_of(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
         self.shapes: dict[str, str] = {}
-        self.spaces: dict[str, tuple[int, ...]] = {}  # the size of the map whose places the latest rows are
-        self.valid: dict[str, Tensor] = {}  # which tokens the latest rows are, where a mask leaves some out
-        self.batches = 0
-        self._mask: Any = None
-        self._outputs: dict[str, Any] | None = None
+        self.spaces: dict[str, tuple[int, ...]] = {}
+        self.valid: dict[str, Tensor] = {}
+        self.batches = self.learning_passes = 0
+        self._given_axes = dict(axes or {})
+        self.axes = dict(self._given_axes)
+        self._few_axes: dict[str, list[int]] | None = None  # those as long as the batch of the extra pass
+        self._may_stop = False
+        self._mask: TokenMask | None = None
+        self._reaction: Callable[[str, Any], None] | None = None
         self._is_open = False
         self._length: int | None = None
         self._names: list[str] = []
-        self._left_out: set[str] = set()
+        self.left_out: dict[str, str] = {}
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
-        batch = prepared(self.model, batch, self.transform)
-        self._mask, self._length = mask_of(batch), length_if_known(batch)
-        outputs = self._outputs = {}
+        batch = transformed(batch, self.transform)
+        mask = mask_of(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
+        self._mask = None if mask is None else token_mask(copied(mask))
+        batch = moved(self.model, batch)
+        self._length = length_if_known(batch)
         with nullcontext() if self._is_open else self.open():
-            call(self.model, batch, self.forward)
-        self._outputs = None
+            begins = self.batches == 0 and not self._given_axes and self._length is not None
+            outputs = self._run_first(batch) if begins else self._run(batch)
         rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
+        self._note_idle({*outputs, *self.left_out})
         self._refuse_other_calls(list(rows))
         if self._keep is None:
             self._refuse_non_finite(rows)
@@ -99,7 +150,7 @@ class Reader:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Leave the hooks on the model while the `with` lasts, rather than put them on and off with each batch."""
-        with watching(self.model, self.layers, self._react):
+        with model_lock(), watching(self.model, self.layers, self._react):
             self._is_open = True
             try:
                 yield
@@ -107,36 +158,110 @@ class Reader:
                 self._is_open = False
 
     def _react(self, name: str, output: Any) -> None:
-        if self._outputs is not None:  # else it is somebody else who runs the model
-            keeping(self._outputs, self._reduced)(name, output)
+        if self._reaction is not None:  # else another caller runs the model
+            self._reaction(name, output)
+
+    def _run(self, batch: Any) -> dict[str, Any]:
+        """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
+        outputs: dict[str, Any] = {}
+        keep = keeping(outputs, self._reduced)
+
+        def react(name: str, output: Any) -> None:
+            fault = unrecordable(output)
+            if fault and self._may_leave_out(name):
+                self.left_out.setdefault(name, f"{layer_label(name)} {fault}")
+            else:
+                keep(name, output)
+
+        self._call(batch, react)
+        return outputs
+
+    def _call(self, batch: Any, reaction: Callable[[str, Any], None]) -> None:
+        self._reaction = reaction
+        try:
+            call(self.model, batch, self.forward)
+        finally:
+            self._reaction = None
+
+    def _run_first(self, batch: Any) -> dict[str, Any]:
+        """Run the model on the first batch, and before that on a few examples if the axes are unclear without."""
+        assert self._length is not None
+        self._forget()
+        if not is_plain(self.model, batch, self._length):
+            self._learn_axes(batch)
+            return self._run(batch)
+        spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
+        try:
+            return self._run(batch)
+        except UnclearAxis:
+            put_back()
+            self.learning_passes += 1
+        finally:
+            self._may_stop = False
+        self._forget()
+        self._learn_axes(spare)
+        return self._run(spare)
+
+    def _forget(self) -> None:
+        """Begin anew, as if nothing had run."""
+        self.axes, self.left_out, self._few_axes = {}, {}, None
+
+    def _learn_axes(self, batch: Any) -> None:
+        """Run another number of examples than the batch has, and note which axes have that length."""
+        count = 3 if self._length == 2 else 2
+        found: dict[str, list[int]] = {}
+
+        def note(name: str, output: Any) -> None:
+            found[name] = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), count)
+
+        try:
+            with random_states_kept(self.model):
+                self._call(repeated(batch, count), note)
+        except Exception:  # a program of fixed size; whatever else is wrong comes up again with the whole batch
+            return
+        self._few_axes = found
+        self.learning_passes += 1
 
     def _reduced(self, name: str, output: Tensor) -> Any:
         """Return a layer's rows or what is kept of them, or None for a layer left out."""
         shape = shape_for(name, self.shape)
-        if not self._has_all_examples(name, output, shape):
+        if name in self.left_out:
             return None
-        try:
-            rows, self.shapes[name] = rows_of(output, shape, self._mask)
-        except NetkinError as fault:
-            raise type(fault)(f"{spoken(name)}: {fault}") from fault
-        self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
-        if self.shapes[name] == "tokens" and self._mask is not None:
-            self.valid[name] = torch.as_tensor(self._mask) != 0
-        return rows if self._keep is None else self._keep(name, rows)
+        if not is_custom(shape) and self._length is not None:  # a function of the caller's own may know better
+            axis = self._axis_of(name, output)
+            if axis is None:
+                return self._leave_out(name, output)
+            output = output.movedim(axis, 0)
+        with exact_products():  # the model itself runs in the precision that its user has set
+            try:
+                rows, self.shapes[name] = rows_of(output, shape, self._mask)
+            except NetkinError as fault:
+                raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+            self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
+            if self.shapes[name] == "tokens" and self._mask is not None:
+                self.valid[name] = self._mask.tokens
+            return rows if self._keep is None else self._keep(name, rows)
 
-    def _has_all_examples(self, name: str, output: Tensor, shape: Shape) -> bool:
-        """Tell whether `output` begins with the examples; a function as shape may know better."""
-        if name in self._left_out:
-            return False
-        if self._length is None or callable(shape) or (output.ndim and len(output) == self._length):
-            return True
-        if self.by_default and self.batches == 0:
-            self._left_out.add(name)
-            return False
-        raise ShapeError(
-            f"{spoken(name)} gives an output of shape {tuple(output.shape)} for a batch of {self._length} examples; "
-            "pass a function as `shape` that makes rows of it, or choose another layer."
-        )
+    def _axis_of(self, name: str, output: Tensor) -> int | None:
+        """Return the axis of `output` that counts the examples, or None; stops the forward where that is unclear."""
+        assert self._length is not None
+        here = axes_of_length(output, self._length)
+        if name not in self.axes:
+            if self._may_stop and here not in ([], [0]):
+                raise UnclearAxis
+            self.axes[name] = example_axis(here, None if self._few_axes is None else self._few_axes.get(name))
+        return self.axes[name] if self.axes[name] in here else None
+
+    def _leave_out(self, name: str, output: Tensor) -> None:
+        """Note why a layer without an axis of the examples gives no rows, or refuse one that is asked for."""
+        assert self._length is not None
+        fact = f"{layer_label(name)} {without_examples(output, self._length, self._few_axes is not None)}"
+        if not self._may_leave_out(name):
+            raise ShapeError(f"{fact}; pass a function as `shape` that makes rows of it, or choose another layer.")
+        self.left_out[name] = fact
+
+    def _may_leave_out(self, name: str) -> bool:
+        return self.by_default and (self.batches == 0 or name in self.left_out)
 
     def _ordered(self, ran: Iterable[str]) -> list[str]:
         """Return the names of what ran, in the order of the chosen layers and of their calls."""
@@ -144,21 +269,29 @@ class Reader:
         calls = {name: split_call(name) for name in ran}
         return sorted(calls, key=lambda name: (places.get(name, places.get(calls[name][0], 0)), calls[name][1] or 0))
 
+    def _note_idle(self, ran: Iterable[str]) -> None:
+        """Note which default layers did not run in the first batch."""
+        stems = {split_call(name)[0] for name in ran}
+        for name in self.layers if self.by_default and self.batches == 0 else []:
+            if name not in stems:
+                self.left_out[name] = f"{layer_label(name)} did not run in batch 0"
+
     def _refuse_other_calls(self, names: list[str]) -> None:
         absent = [] if self.by_default else [name for name in self.layers if name not in names]
         if absent:
             raise ForwardError(
-                f"{spoken(absent[0])} did not run in batch {self.batches}; choose layers that always run."
+                f"{layer_label(absent[0])} did not run in batch {self.batches}; choose layers that always run."
             )
         if not names:
             raise ForwardError(
-                f"none of the model's {len(self.layers)} default layers ran in batch {self.batches}; name some that do."
+                f"none of the model's {len(self.layers)} default layers gives rows in batch {self.batches}: "
+                f"{next(iter(self.left_out.values()), 'none ran')}; name layers that do."
             )
         self._names = self._names or names
         changed = sorted(set(self._names) ^ set(names))
         if changed:
             raise ForwardError(
-                f"{spoken(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
+                f"{layer_label(changed[0])} ran in one of the batches 0 and {self.batches} but not in both; "
                 "choose layers, or calls such as 'relu#2', that run in every batch."
             )
 
@@ -167,14 +300,14 @@ class Reader:
         sums = [matrix.detach().sum().float() for matrix in rows.values()]
         if not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
             for name, matrix in rows.items():
-                refuse_non_finite(matrix, f"{spoken(name)} in batch {self.batches}")
+                refuse_non_finite(matrix, f"{layer_label(name)} in batch {self.batches}")
 
 
 def _joined(name: str, batches: list[Tensor]) -> Tensor:
     widths = sorted({batch.shape[1:].numel() for batch in batches})
     if len({batch.shape[1:] for batch in batches}) > 1:
         raise ShapeError(
-            f"{spoken(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches to one "
-            "length, or choose a shape such as 'mean' or 'pool'."
+            f"{layer_label(name)} has {widths[0]} features in one batch and {widths[-1]} in another; pad all batches "
+            "to one length, or choose a shape such as 'mean' or 'pool'."
         )
     return torch.cat(batches)

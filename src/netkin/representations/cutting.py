@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.calls import watching
-from netkin.representations.feeding import Forward, feed
-from netkin.representations.layers import children, choose, modules, split_call, spoken
-from netkin.representations.nesting import mapped, path_to_tensor, replaced_at
-from netkin.representations.recording import main_tensor
+from netkin.representations.guests import model_lock
+from netkin.representations.hooks import main_tensor, watching
+from netkin.representations.inputs import Forward, feed
+from netkin.representations.layers import children, choose, layer_label, modules, split_call
+from netkin.representations.nesting import copied, path_to_tensor, replaced_at
 
 
 class _Reached(BaseException):
@@ -37,7 +37,7 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
         raise _Reached(output)
 
     try:
-        with watching(model, [_one_call(model, layer)], stop):
+        with model_lock(), watching(model, [_one_call(model, layer)], stop):
             feed(model, batch, forward)
     except _Reached as reached:
         return reached.output
@@ -53,14 +53,14 @@ def run_from(model: nn.Module, layer: str, output: Any, batch: Any, forward: For
     """
     name = _one_call(model, layer)
     if forward is None and _is_in_sequence(model, layer):
-        return _tail(modules(model), layer, _copied(output))
+        return _tail(modules(model), layer, copied(output))
     ran = []
 
     def put(_: str, original: Any) -> Any:
         ran.append(True)
-        return _in_place_of(original, _copied(output))
+        return _in_place_of(original, copied(output))
 
-    with watching(model, [name], put):
+    with model_lock(), watching(model, [name], put):
         result = feed(model, batch, forward)
     if not ran:
         raise _did_not_run(layer)
@@ -95,10 +95,6 @@ def _in_place_of(original: Any, output: Any) -> Any:
     if not isinstance(output, Tensor) or path is None:
         return output
     return replaced_at(original, path, output)
-
-
-def _copied(output: Any) -> Any:
-    return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
 
 
 def _one_call(model: nn.Module, layer: str) -> str:
@@ -145,4 +141,4 @@ def _tail(known: dict[str, nn.Module], layer: str, output: Any) -> Any:
 
 
 def _did_not_run(layer: str) -> ForwardError:
-    return ForwardError(f"{spoken(layer)} did not run in the forward of this batch; choose a layer that does.")
+    return ForwardError(f"{layer_label(layer)} did not run in the forward of this batch; choose a layer that does.")

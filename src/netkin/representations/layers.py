@@ -29,6 +29,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 
@@ -90,6 +91,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def refuse_lazy(*models: nn.Module) -> None:
+    """Refuse models with lazy modules that have no weights yet: running them here would draw these weights."""
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if is_lazy(tensor):
+                raise ValueFault(
+                    f"{layer_label(name.rpartition('.')[0])} is a lazy module without weights yet; run the model once "
+                    "on your own data first, which draws them."
+                )
+
+
 def split_call(name: str) -> tuple[str, int | None]:
     """Return a layer's name and which of its calls is meant, or None for all of them.
 
@@ -101,8 +113,8 @@ def split_call(name: str) -> tuple[str, int | None]:
     return (stem, int(call)) if mark and call.isdecimal() and int(call) else (name, None)
 
 
-def spoken(name: str) -> str:
-    """Return how a sentence speaks of the layer `name`."""
+def layer_label(name: str) -> str:
+    """Return the words for the layer `name` in a sentence."""
     return f"layer {name!r}" if name else "the model's own output"
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 PREFERRED = ("last_hidden_state", "logits")
@@ -44,6 +45,16 @@ def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
     if not inside:
         return function(structure)
     return rebuilt(structure, {key: mapped(function, part) for key, part in inside.items()})
+
+
+def copied(structure: Any) -> Any:
+    """Return `structure` with copies of the tensors and arrays in it."""
+    return mapped(copied_leaf, structure)
+
+
+def copied_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor or array, with its gradient's history; anything else as it is."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def leaves(structure: Any) -> Iterator[tuple[Path, Any]]:
@@ -91,7 +102,7 @@ def _set_items(structure: Any, changed: Mapping[Any, Any]) -> Any:
 
 def _set_fields(structure: Any, changed: Mapping[Any, Any]) -> Any:
     for name, part in changed.items():
-        # frozen dataclasses refuse plain assignment, and this copy is still nobody else's
+        # frozen dataclasses refuse plain assignment, and nothing else holds this copy yet
         object.__setattr__(structure, name, part)
     return structure
 

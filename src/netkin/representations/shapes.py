@@ -16,14 +16,16 @@ name        fits                         rows
 
 A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
-instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are.
+instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are. It gets the output as
+the layer gave it; for all other shapes the axis of the examples comes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,10 +34,65 @@ from torch.nn import functional
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations.layers import split_call
 
+__all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
+
 Shape = str | Callable[[Tensor], Tensor] | None
 
 
-def flatten(output: Tensor, mask: Tensor | None = None) -> Tensor:
+class TokenMask:
+    """Which tokens of a batch are valid, counted once, on the device that the mask came on, whatever layers ask.
+
+    Nothing waits for a GPU if the mask came on the CPU; what layers need is moved to their device once.
+    """
+
+    def __init__(self, mask: Any):
+        self._given = torch.as_tensor(mask)
+        self._moved: dict[tuple[str, torch.device], Tensor] = {}
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """The mask, true for valid tokens, where it came."""
+        if self._given.is_floating_point() or self._given.is_complex():
+            raise ValueFault(f"a mask must be boolean or integer, true for valid tokens; got {self._given.dtype}.")
+        return self._given != 0
+
+    @cached_property
+    def empty(self) -> int:
+        """How many examples have no valid token."""
+        return int((~self.tokens.any(dim=1)).sum())
+
+    def valid(self, sequences: Tensor) -> Tensor:
+        """Return the mask of these sequences, examples × tokens, on their device."""
+        if self.tokens.shape != sequences.shape[:2]:
+            raise ShapeError(
+                f"the mask has shape {tuple(self.tokens.shape)} and the output {tuple(sequences.shape)}; "
+                "the mask must be examples × tokens of this output, so pass a function as shape for this layer."
+            )
+        return self._on("tokens", sequences.device, lambda: self.tokens)
+
+    def places(self, sequences: Tensor) -> Tensor:
+        """Return where the valid tokens are among all tokens of these sequences, one example after the other."""
+        self.valid(sequences)
+        return self._on("places", sequences.device, lambda: self.tokens.flatten().nonzero()[:, 0])
+
+    def refuse_empty(self) -> None:
+        """Refuse examples without a valid token."""
+        if self.empty:
+            raise ValueFault(
+                f"{self.empty} of {len(self.tokens)} examples have no valid token in their mask; "
+                "leave these examples out."
+            )
+
+    def _on(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        if (what, device) not in self._moved:
+            self._moved[what, device] = make().to(device, non_blocking=True)
+        return self._moved[what, device]
+
+
+Mask = Tensor | TokenMask | None
+
+
+def flatten(output: Tensor, mask: Mask = None) -> Tensor:
     """Return one row per example with all its features side by side; padded tokens are set to zero.
 
     Example:
@@ -43,7 +100,7 @@ def flatten(output: Tensor, mask: Tensor | None = None) -> Tensor:
         torch.Size([2, 48])
     """
     if mask is not None and output.ndim == 3:
-        output = output.masked_fill(~_valid(output, mask)[..., None], 0)
+        output = output.masked_fill(~token_mask(mask).valid(output)[..., None], 0)
     return _raised(output.reshape(len(output), output.shape[1:].numel()))
 
 
@@ -64,37 +121,38 @@ def pool(output: Tensor) -> Tensor:
     return maps.mean(dim=tuple(range(2, maps.ndim)), dtype=_summing_dtype(maps))
 
 
-def tokens(output: Tensor, mask: Tensor | None = None) -> Tensor:
+def tokens(output: Tensor, mask: Mask = None) -> Tensor:
     """Return one row per valid token."""
     sequences = _fitting(output, "tokens")
-    return _raised(sequences.flatten(0, 1) if mask is None else sequences[_valid(sequences, mask)])
+    rows = sequences.flatten(0, 1)
+    return _raised(rows if mask is None else rows.index_select(0, token_mask(mask).places(sequences)))
 
 
-def mean(output: Tensor, mask: Tensor | None = None) -> Tensor:
+def mean(output: Tensor, mask: Mask = None) -> Tensor:
     """Return one row per example: the mean over its valid tokens."""
     sequences = _fitting(output, "mean")
     if mask is None:
         return sequences.mean(dim=1, dtype=_summing_dtype(sequences))
-    valid = _never_empty(_valid(sequences, mask))
+    valid = _never_empty(sequences, mask)
     # filled rather than multiplied: padding may hold NaN, and NaN times zero is NaN
     total = sequences.masked_fill(~valid[..., None], 0).sum(dim=1, dtype=_summing_dtype(sequences))
     return total / valid.sum(dim=1, keepdim=True)
 
 
-def cls(output: Tensor, mask: Tensor | None = None) -> Tensor:
+def cls(output: Tensor, mask: Mask = None) -> Tensor:
     """Return one row per example: its first valid token, which is position 0 unless that is padding."""
     sequences = _fitting(output, "cls")
     if mask is None:
         return _raised(sequences[:, 0])
-    return _raised(_picked(sequences, _first(_never_empty(_valid(sequences, mask)))))
+    return _raised(_picked(sequences, _first(_never_empty(sequences, mask))))
 
 
-def last(output: Tensor, mask: Tensor | None = None) -> Tensor:
+def last(output: Tensor, mask: Mask = None) -> Tensor:
     """Return one row per example: its last valid token, whichever side is padded."""
     sequences = _fitting(output, "last")
     if mask is None:
         return _raised(sequences[:, -1])
-    valid = _never_empty(_valid(sequences, mask))
+    valid = _never_empty(sequences, mask)
     return _raised(_picked(sequences, valid.shape[1] - 1 - _first(valid.flip(1))))
 
 
@@ -120,13 +178,13 @@ FOR_MAPS = ("pool", "positions", "flatten", "dft")
 FOR_TOKENS = ("mean", "tokens", "cls", "last", "flatten")
 
 
-def rows_of(output: Tensor, shape: Shape = None, mask: Tensor | None = None) -> tuple[Tensor, str]:
+def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Tensor, str]:
     """Return a layer's output as a matrix of rows (with `dft`, as maps), and the name of the shape that made it.
 
     Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
     """
     name = name_of(shape)
-    if callable(shape) and name not in SHAPES:
+    if is_custom(shape):
         return _matrix_from(shape(output), name), name
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")
@@ -149,6 +207,11 @@ def name_of(shape: Shape) -> str:
             f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}."
         )
     return shape
+
+
+def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
+    """Tell whether a shape is a function of the caller's own, which gets a layer's output as it is."""
+    return callable(shape) and name_of(shape) not in SHAPES
 
 
 def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
@@ -179,24 +242,15 @@ def _fitting(output: Tensor, name: str) -> Tensor:
     raise ShapeError(f"{fact}, taken as {kind}; choose {_list(fitting)}, or pass a function.")
 
 
-def _valid(sequences: Tensor, mask: Any) -> Tensor:
-    mask = torch.as_tensor(mask)
-    if mask.is_floating_point() or mask.is_complex():
-        raise ValueFault(f"a mask must be boolean or integer, true for valid tokens; got {mask.dtype}.")
-    if mask.shape != sequences.shape[:2]:
-        raise ShapeError(
-            f"the mask has shape {tuple(mask.shape)} and the output {tuple(sequences.shape)}; "
-            "the mask must be examples × tokens of this output, so pass a function as shape for this layer."
-        )
-    return mask.to(sequences.device) != 0
+def token_mask(mask: Any) -> TokenMask:
+    """Return a mask of tokens, which may be one already."""
+    return mask if isinstance(mask, TokenMask) else TokenMask(mask)
 
 
-def _never_empty(valid: Tensor) -> Tensor:
-    empty = int((~valid.any(dim=1)).sum())
-    if empty:
-        raise ValueFault(
-            f"{empty} of {len(valid)} examples have no valid token in their mask; leave these examples out."
-        )
+def _never_empty(sequences: Tensor, mask: Any) -> Tensor:
+    mask = token_mask(mask)
+    valid = mask.valid(sequences)
+    mask.refuse_empty()
     return valid
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from netkin.representations.cutting import known_layer, run_from
-from netkin.representations.feeding import Forward
+from netkin.representations.inputs import Forward
 from netkin.representations.layers import modules, unwrapped
 from netkin.representations.nesting import leaves, parts, rebuilt
 
@@ -181,7 +181,7 @@ def _counting(node: fx.Node) -> fx.Node | None:
 
 
 def _is_end(node: fx.Node) -> bool:
-    # steps in place whose result nobody reads are dropped too; `agrees` tells when that was wrong
+    # in-place steps whose result is not read are dropped too; `agrees` tells when that was wrong
     return node.op in ("placeholder", "output")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.settings import rounded_products
 from netkin.statistics.kernels import power_of_two
 
 
@@ -367,15 +368,11 @@ def gram_product(rows: Tensor) -> Tensor:
     """
     if not rows.is_cuda or rows.dtype != torch.float32 or rows.shape[1] < 4096:
         return self_product(rows.mT)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with rounded_products():
         # the longest products in eight parts: a fifth faster than in one
         parts = 8 if rows.shape[1] % 8 == 0 and rows.shape[1] >= 2**15 else 1
         whole = rows.unflatten(1, (parts, -1)).transpose(0, 1)
         return rows @ rows.mT if parts == 1 else torch.bmm(whole, whole.mT).sum(0)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def squared_norm(matrix: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from netkin.applications.stitching import fit_all, stitch
 from netkin.errors import InflatedWarning, NoValue, ValueFault
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import positions, run_from, run_until
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
 from netkin.sources.architectures import architecture, seeded
 from stitching_worlds import Lines, Maps, Residual, Rows, Shares, Spoken, Tokens, built, drawn, labelled
 

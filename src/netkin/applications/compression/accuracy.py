@@ -12,8 +12,8 @@ from netkin.applications.compression.inputs import Feeding
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of, guest
-from netkin.representations.feeding import labels_of
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import labels_of
 
 
 def has_labels(data: Any) -> bool:
@@ -30,7 +30,7 @@ def has_labels(data: Any) -> bool:
 def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
     """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
     right = seen = 0
-    with guest(model):
+    with guest(model, exact=True):
         for number, batch in enumerate(feeding.batches(data, "counting right answers")):
             logits = main_tensor(feeding.output(model, batch), "")
             refuse_non_finite(logits, f"the model's output in batch {number}")

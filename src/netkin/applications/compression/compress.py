@@ -16,7 +16,7 @@ from netkin.applications.compression.stepping import Work
 from netkin.applications.compression.subspaces import PROJECTIONS
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, showing
-from netkin.representations.feeding import Forward, Transform
+from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec
 
 ORDERS = ("at_once", "from_the_top")

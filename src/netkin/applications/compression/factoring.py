@@ -14,7 +14,7 @@ from torch.nn.utils import skip_init
 
 from netkin.applications.compression.subspaces import Factors
 from netkin.errors import ValueFault
-from netkin.representations.layers import modules, spoken, unwrapped
+from netkin.representations.layers import layer_label, modules, unwrapped
 
 Layer = nn.Linear | nn.Conv2d
 
@@ -26,13 +26,13 @@ def refuse_unfit(name: str, module: nn.Module) -> Layer:
     kinds = [kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)]
     if not kinds or type(module).forward is not kinds[0].forward:
         raise ValueFault(
-            f"{spoken(name)} is {_a(type(module).__name__)}; `compress` takes `nn.Linear` and `nn.Conv2d` modules, "
-            "and restricts their inputs."
+            f"{layer_label(name)} is {_a(type(module).__name__)}; `compress` takes `nn.Linear` and `nn.Conv2d` "
+            "modules, and restricts their inputs."
         )
     assert isinstance(module, (nn.Linear, nn.Conv2d))
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise ValueFault(
-            f"{spoken(name)} is a convolution in {module.groups} groups, each of which sees its own channels; "
+            f"{layer_label(name)} is a convolution in {module.groups} groups, each of which sees its own channels; "
             "`compress` takes convolutions with groups=1."
         )
     return module
@@ -44,7 +44,7 @@ def refuse_hooked(name: str, layer: Layer) -> None:
     if count:
         hooks = "1 hook" if count == 1 else f"{count} hooks"
         raise ValueFault(
-            f"{spoken(name)} has {hooks} of its own, which the two layers would not have; remove it first."
+            f"{layer_label(name)} has {hooks} of its own, which the two layers would not have; remove it first."
         )
 
 

@@ -21,10 +21,9 @@ from netkin.errors import ForwardError, MemoryLimit, ShapeError
 from netkin.memory import free_memory, size_in_words
 from netkin.progress import reported
 from netkin.representations import batches_of, guest
-from netkin.representations.calls import in_the_open
-from netkin.representations.feeding import Forward, Transform, call, mask_of, prepared
-from netkin.representations.layers import modules, spoken
-from netkin.representations.recording import apart, main_tensor
+from netkin.representations.hooks import apart, main_tensor, uncompiled
+from netkin.representations.inputs import Forward, Transform, call, mask_of, prepared
+from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
 
@@ -94,7 +93,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
     found = Inputs(LayerMoments([([name], [f"{name} ({beside})"]) for name in layers]), beside)
     subjects = [model] if other is None else [model, other]
     with ExitStack() as stack:
-        stack.enter_context(guest(*subjects))
+        stack.enter_context(guest(*subjects, exact=True))
         readers = [stack.enter_context(_reading(subject, layers, feeding)) for subject in subjects]
         for number, batch in enumerate(feeding.batches(data, "reading inputs")):
             readings = [read(batch) for read in readers]
@@ -121,7 +120,7 @@ def _rows(readings: list[Reading], layers: Sequence[str], beside: str, number: i
         here, there = ([call.lead for call in reading.calls[name]] for reading in readings)
         if here != there:
             raise ShapeError(
-                f"{spoken(name)} is fed {_sizes(here)} places in the one model and {_sizes(there)} in the other; "
+                f"{layer_label(name)} is fed {_sizes(here)} places in the one model and {_sizes(there)} in the other; "
                 "compress against a model of the same architecture, or against the logits."
             )
     return own | {f"{name} ({beside})": readings[1].rows(name).to(own[name].device) for name in layers}
@@ -163,13 +162,13 @@ def _reading(model: nn.Module, names: Sequence[str], feeding: Feeding) -> Iterat
         absent = next((name for name in names if name not in calls), None)
         if absent is not None:
             raise ForwardError(
-                f"{spoken(absent)} did not run: the model does not call it, or reads its weights itself; "
+                f"{layer_label(absent)} did not run: the model does not call it, or reads its weights itself; "
                 "choose layers that run."
             )
         return Reading(dict(calls), output, mask_of(batch))
 
     with ExitStack() as stack:
-        stack.enter_context(in_the_open(model))
+        stack.enter_context(uncompiled(model))
         for name in names:
             hook = known[name].register_forward_hook(partial(_keep, calls, name), with_kwargs=True)
             stack.callback(hook.remove)
@@ -182,7 +181,7 @@ def _keep(
     tensor = fed[0] if fed else keywords["input"]
     if tensor.ndim < 2 or (isinstance(module, nn.Conv2d) and tensor.ndim < 4):
         raise ShapeError(
-            f"{spoken(name)} is fed shape {tuple(tensor.shape)}, without an axis of examples; feed batches."
+            f"{layer_label(name)} is fed shape {tuple(tensor.shape)}, without an axis of examples; feed batches."
         )
     last = 1 if isinstance(module, nn.Conv2d) else -1
     places, out = tensor.detach().movedim(last, -1), output.movedim(last, -1)
@@ -198,7 +197,7 @@ def _beside(logits: Tensor, lead: tuple[int, ...], layer: str) -> Tensor:
     if logits.ndim == 3 and tuple(logits.shape[:2]) == lead:
         return logits.flatten(0, 1)
     raise ShapeError(
-        f"the model's output has shape {tuple(logits.shape)} and {spoken(layer)} is fed {_sizes([lead])} places; "
+        f"the model's output has shape {tuple(logits.shape)} and {layer_label(layer)} is fed {_sizes([lead])} places; "
         "the logits must be n × classes, or n × tokens × classes for a layer of tokens. Compress against another model."
     )
 

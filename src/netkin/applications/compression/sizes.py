@@ -13,7 +13,7 @@ from torch import nn
 from netkin.applications.compression.factoring import Layer, is_pointwise, pads_with_zeros, width_of
 from netkin.applications.compression.subspaces import Subspace
 from netkin.errors import UnknownName, ValueFault, did_you_mean
-from netkin.representations.layers import spoken
+from netkin.representations.layers import layer_label
 
 K = int | float | Mapping[str, int | float] | None
 
@@ -89,7 +89,7 @@ def _weights(layer: nn.Module) -> int:
 
 def _count(k: Any, name: str, width: int) -> int:
     """Return `k` directions, or the share `k` of the width, as a number from 1 to the width."""
-    fact = f"{spoken(name)} is fed {width:,} features"
+    fact = f"{layer_label(name)} is fed {width:,} features"
     if isinstance(k, bool) or not isinstance(k, Real):
         raise ValueFault(f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.")
     if isinstance(k, Integral):
@@ -109,4 +109,4 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
             raise UnknownName(f"`k` speaks of {name!r}, which is not among the layers{hint}")
     missing = next((name for name in names if name not in k), None)
     if missing is not None:
-        raise UnknownName(f"`k` says nothing of {spoken(missing)}; give every layer its number.")
+        raise UnknownName(f"`k` says nothing of {layer_label(missing)}; give every layer its number.")

@@ -17,7 +17,7 @@ from netkin.applications.compression.subspaces import Subspace, subspace
 from netkin.comparing.compare import name_of
 from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
 from netkin.representations import batches_of, guest
-from netkin.representations.layers import Spec, choose, modules, split_call, spoken, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Work:
                 self.feeding.output(net, next(batches_of(self.data)))
         except Exception as fault:
             raise ForwardError(
-                f"the model does not run with {spoken(name)} taken apart ({type(fault).__name__}: {fault}); "
+                f"the model does not run with {layer_label(name)} taken apart ({type(fault).__name__}: {fault}); "
                 "it may look at the layer instead of calling it. Leave this layer out."
             ) from fault
 
@@ -147,7 +147,7 @@ class Work:
             for name in layers:
                 if name not in there:
                     hint = did_you_mean(name, there) or "."
-                    raise UnknownName(f"the model to compress against has no {spoken(name)}{hint}")
+                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
                 refuse_unfit(name, there[name])
         return layers
 

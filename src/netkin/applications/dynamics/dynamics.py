@@ -19,7 +19,7 @@ from netkin.comparing.subjects import ModelRunner
 from netkin.identity import weights_digest
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
-from netkin.representations.feeding import Forward, Transform, device_of
+from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series

@@ -23,7 +23,7 @@ from netkin.applications.dynamics.schedules import Plan, Schedule, fractions, li
 from netkin.applications.dynamics.settling import Settling
 from netkin.applications.dynamics.units import Units, inner_model
 from netkin.errors import UnknownName, ValueFault, did_you_mean
-from netkin.representations.feeding import Forward
+from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
 

@@ -15,7 +15,7 @@ from netkin.errors import MemoryLimit, ValueFault
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, size_in_words
 from netkin.representations import batches_of
-from netkin.representations.feeding import length_if_known
+from netkin.representations.inputs import length_if_known
 from netkin.representations.nesting import leaves
 
 

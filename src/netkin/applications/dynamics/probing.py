@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from netkin.applications.dynamics.states import LayerState, bytes_of, state_of
 from netkin.errors import ForwardError
 from netkin.representations import Reader, batches_of, guest
-from netkin.representations.feeding import Forward, Transform, device_of, length_if_known, take
+from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
 from netkin.representations.layers import Spec
 from netkin.representations.nesting import leaves, mapped
 from netkin.representations.shapes import Shape
@@ -63,6 +63,7 @@ class Probe:
     ):
         self.model, self._layers, self._shape = model, layers, shape
         self._forward, self._transform = forward, transform
+        self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
         Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
 
     def states(self, examples: Examples) -> dict[str, LayerState]:
@@ -77,6 +78,7 @@ class Probe:
             for batch in examples.batches:
                 for name, part in reader(batch).items():
                     kept.setdefault(name, []).append(part)
+            self._axes = reader.axes
             if whole:
                 return {name: state for name, (state,) in kept.items()}
             return {name: state_of(torch.cat(kept.pop(name)), reader.shapes[name]) for name in list(kept)}
@@ -94,7 +96,13 @@ class Probe:
 
     def _reader(self, keep: Any) -> Reader:
         return Reader(
-            self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
+            self.model,
+            self._layers,
+            shape=self._shape,
+            forward=self._forward,
+            transform=self._transform,
+            keep=keep,
+            axes=self._axes,
         )
 
     @contextmanager
@@ -102,7 +110,7 @@ class Probe:
         """Run the model in its own precision, whatever autocast is on around us."""
         refuse_sharded(self.model)
         with ExitStack() as stack:
-            stack.enter_context(guest(self.model))
+            stack.enter_context(guest(self.model, exact=True))
             for device in {device_of(self.model).type, "cpu"}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))

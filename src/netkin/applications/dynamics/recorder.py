@@ -15,7 +15,7 @@ from netkin.applications.dynamics.states import LayerState, refuse_unfit
 from netkin.errors import ForwardError, ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
-from netkin.representations.feeding import Forward, Transform
+from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series

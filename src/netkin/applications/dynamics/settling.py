@@ -12,7 +12,7 @@ from netkin.errors import NoValue, ValueFault
 from netkin.measures import Measure, find
 from netkin.measures.registry import value_of
 from netkin.representations import activations, batches_of
-from netkin.representations.feeding import Forward, device_of
+from netkin.representations.inputs import Forward, device_of
 from netkin.representations.shapes import Shape
 from netkin.statistics import Grams, Moments, Rows
 

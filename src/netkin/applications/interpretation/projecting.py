@@ -13,7 +13,7 @@ from netkin.arrays import exact_products, summing_dtype
 from netkin.errors import ShapeError, ValueFault
 from netkin.measures import AlignedSide, Directions
 from netkin.representations import replacing
-from netkin.representations.layers import spoken
+from netkin.representations.layers import layer_label
 
 Restriction = tuple[Tensor, Tensor, Tensor]  # mean, p × k, k × p
 
@@ -63,8 +63,8 @@ def _projected(layer: str, restriction: Restriction, output: Tensor) -> Tensor:
     if output.ndim >= 3 and output.shape[1:].numel() == width:
         return _nearest(output.flatten(1), restriction).reshape(output.shape)
     raise ShapeError(
-        f"{spoken(layer)} gives an output of shape {tuple(output.shape)}, which does not fit the {width:,} features "
-        "that the directions or units were found on; find them on this layer."
+        f"{layer_label(layer)} gives an output of shape {tuple(output.shape)}, which does not fit the {width:,} "
+        "features that the directions or units were found on; find them on this layer."
     )
 
 

@@ -16,9 +16,9 @@ from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations import rows_of
-from netkin.representations.feeding import Forward, Transform, call, labels_of
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import Forward, Transform, call, labels_of
 from netkin.representations.layers import Spec
-from netkin.representations.recording import main_tensor
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct

@@ -24,7 +24,7 @@ from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit
 from netkin.memory import size_in_words
 from netkin.progress import reported
-from netkin.representations.feeding import batch_length, inputs_of
+from netkin.representations.inputs import batch_length, inputs_of
 
 Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 

@@ -17,9 +17,9 @@ from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import guest, recording
-from netkin.representations.feeding import feed, labels_of, mask_of
-from netkin.representations.layers import spoken
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import feed, labels_of, mask_of
+from netkin.representations.layers import layer_label
 from netkin.statistics import LayerMoments, Moments, Outputs
 
 
@@ -149,7 +149,7 @@ class Tally:
 
     def __init__(self, network: Stitched, name: str = "a") -> None:
         self.answers = Answers()
-        what = f"what the stitch makes of {spoken(network.layer_a)} of {name!r}"
+        what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
         self.likeness = Likeness(network.transformation.meeting.b, what)
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
@@ -187,7 +187,7 @@ def evaluated_all(
         network.cut()  # before hooks are in place
     batches = watched(data, examples, "evaluating")
     layers = list(dict.fromkeys(network.layer_b for network in networks))
-    with guest(networks[0].a, b):
+    with guest(networks[0].a, b, exact=True):
         for batch in batches:
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}

@@ -22,12 +22,11 @@ from netkin.applications.stitching.matching import LinearMap, find, least_square
 from netkin.applications.stitching.progress import watched
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest
-from netkin.representations.calls import watching
 from netkin.representations.cutting import known_layer, run_until
-from netkin.representations.feeding import batch_length, feed, mask_of, take
-from netkin.representations.layers import modules, split_call, spoken, unwrapped
+from netkin.representations.hooks import main_tensor, watching
+from netkin.representations.inputs import batch_length, feed, mask_of, take
+from netkin.representations.layers import layer_label, modules, split_call, unwrapped
 from netkin.representations.nesting import at, path_to_tensor
-from netkin.representations.recording import main_tensor
 from netkin.statistics import Moments
 
 React = Callable[[str, Tensor], None]
@@ -75,7 +74,7 @@ def fitted(
 
     `look` is called with a few examples before all others are passed through.
     """
-    with guest(a, b):
+    with guest(a, b, exact=True):
         batches = watched(data, examples, "fitting")
         first = next(batches)
         meetings = met(a, b, pairs, first, resize=resize, names=names)
@@ -127,10 +126,10 @@ def ends_of(
     """
     known = modules(model)
     ends: dict[str, End | NetkinError] = {}
-    with guest(model):
+    with guest(model, exact=True):
         many, few = ({**run(take(batch, count))} for count in (4, 2))
     for layer, output in few.items():
-        who = f"{spoken(layer)} of {name!r}"
+        who = f"{layer_label(layer)} of {name!r}"
         try:
             said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
             _refuse_dependent(output, many.get(layer, output), said)
@@ -151,7 +150,7 @@ def named(model: nn.Module, name: str) -> Iterator[None]:
 
 def refuse_unsteady(b: nn.Module, batch: Any, name: str = "b") -> None:
     """Refuse a second model whose answers are not finite, or change by chance or with the other examples."""
-    with guest(b):
+    with guest(b, exact=True):
         whole = feed(b, take(batch, 4))
         path = path_to_tensor(whole)
         if path is None:  # it answers in no floating numbers
@@ -250,7 +249,8 @@ def _watched(model: nn.Module, layers: Sequence[str], react: React, name: str) -
             ours[0] = False
         for call in calls.keys() - ran:
             raise ForwardError(
-                f"{spoken(calls[call][0])} of {name!r} did not run in the forward of this batch; choose one that does."
+                f"{layer_label(calls[call][0])} of {name!r} did not run in the forward of this batch; "
+                "choose one that does."
             )
 
     with watching(model, list(calls), reacting):
@@ -272,4 +272,4 @@ def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, st
 
 
 def _named(layer: str, model: str) -> str:
-    return f"{spoken(layer)} of {model!r}"
+    return f"{layer_label(layer)} of {model!r}"

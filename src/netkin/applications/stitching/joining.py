@@ -17,9 +17,9 @@ from netkin.arrays import HALF
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, ValueFault
 from netkin.representations.cutting import run_until
-from netkin.representations.feeding import Forward, device_of, dtype_of, feed
 from netkin.representations.guests import evaluating, guest
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import Forward, device_of, dtype_of, feed
 from netkin.representations.tails import Tail, Traces, agrees, reaches_around, tail
 
 
@@ -164,7 +164,7 @@ class Cutting:
 
     def is_true(self, layer: str) -> bool:
         """Tell whether the model can be cut after a layer."""
-        with guest(self.b):
+        with guest(self.b, exact=True):
             output = main_tensor(run_until(self.b, layer, self.batch), layer)
             found = tail(self.b, layer, traces=self._traces)
             if found.graph is not None and agrees(found, output, self.batch, self._whole):

@@ -16,7 +16,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import NetkinError, ShapeError, ValueFault
 from netkin.representations import recording
 from netkin.representations.cutting import known_layer
-from netkin.representations.feeding import feed, take
+from netkin.representations.inputs import feed, take
 from netkin.representations.layers import choose
 
 

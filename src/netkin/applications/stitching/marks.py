@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from netkin.identity.data import contents, summed_hashes
-from netkin.representations.feeding import batch_length
+from netkin.representations.inputs import batch_length
 from netkin.representations.nesting import leaves
 
 

@@ -14,9 +14,9 @@ from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import refuse_unfit_labels
 from netkin.errors import ShapeError
 from netkin.representations import recording
-from netkin.representations.feeding import feed, labels_of, mask_of, prepared, take
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import feed, labels_of, mask_of, prepared, take
 from netkin.representations.nesting import leaves, parts, rebuilt
-from netkin.representations.recording import main_tensor
 
 
 @dataclass(frozen=True)

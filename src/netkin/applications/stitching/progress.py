@@ -7,7 +7,7 @@ from typing import Any
 
 from netkin.progress import reporting
 from netkin.representations import batches_of
-from netkin.representations.feeding import examples_in, length_if_known
+from netkin.representations.inputs import examples_in, length_if_known
 
 
 def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:

@@ -17,9 +17,9 @@ from netkin.applications.stitching.losses import Loss, cka_rows, counted
 from netkin.applications.stitching.portions import Portion, picked, portion
 from netkin.errors import NoValue, ShapeError
 from netkin.measures import cka
-from netkin.representations.feeding import batch_length
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import batch_length
 from netkin.representations.nesting import mapped
-from netkin.representations.recording import main_tensor
 
 Record = dict[str, Any]
 

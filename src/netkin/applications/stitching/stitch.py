@@ -21,7 +21,7 @@ from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import refuse_unfit_rank
 from netkin.errors import ValueFault
 from netkin.progress import ProgressOption, showing
-from netkin.representations.feeding import device_of
+from netkin.representations.inputs import device_of
 
 
 def stitch(

@@ -20,7 +20,7 @@ from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.transformations import Transformation
 from netkin.errors import FileFault, InflatedWarning, NoValue
 from netkin.identity import weights_digest
-from netkin.representations.feeding import FLOATING, dtype_of
+from netkin.representations.inputs import FLOATING, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import now
 

@@ -19,7 +19,7 @@ from netkin.applications.stitching.stitches import Stitch
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import guest
-from netkin.representations.feeding import feed
+from netkin.representations.inputs import feed
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
@@ -121,7 +121,7 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
-    with guest(network.a, network.b):
+    with guest(network.a, network.b, exact=True):
         for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):

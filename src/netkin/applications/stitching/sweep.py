@@ -34,7 +34,7 @@ from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, Va
 from netkin.memory import free_memory
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations import batches_of
-from netkin.representations.feeding import device_of
+from netkin.representations.inputs import device_of
 from netkin.results import Comparison, Comparisons
 
 FLATTERED = (

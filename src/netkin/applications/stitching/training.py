@@ -31,7 +31,7 @@ from netkin.identity import weights_digest
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
-from netkin.representations.recording import main_tensor
+from netkin.representations.hooks import main_tensor
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def trained(
     settings = settings or TaskLoss()
     first = _weights(network)
     try:
-        with guest(network.a, network.b), frozen(network.a, network.b):
+        with guest(network.a, network.b, exact=True), frozen(network.a, network.b):
             done = _Trainer(network, data, settings, validation, examples).run()
     except BaseException:
         network.transformation.load_state_dict(first)

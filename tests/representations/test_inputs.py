@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import netkin as nk
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.feeding import (
+from netkin.representations.inputs import (
     batch_length,
     batches_of,
     call,
@@ -22,6 +23,7 @@ from netkin.representations.feeding import (
     mask_of,
     take,
 )
+from netkin.representations.nesting import leaves
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10)
@@ -106,6 +108,70 @@ def test_a_transform_works_on_the_inputs_only():
     assert torch.equal(fed[1], Y)
     assert torch.equal(feed(Taking(), X, transform=lambda x: x + 1)[0], X + 1)
     assert set(feed(Taking(), {"x": X, "y": Y}, transform=lambda batch: {"z": batch["x"], "y": batch["y"]})) == {"z"}
+
+
+def arrays(batch):
+    return [leaf for _, leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+
+
+def overwritten(batch):
+    """Overwrite all tensors and arrays in a batch, and give it back."""
+    for array in arrays(batch):
+        array[...] = 0
+    return batch
+
+
+class Zeroing(nn.Module):
+    """Overwrites every tensor that it is given."""
+
+    def forward(self, *inputs, **keywords):
+        overwritten((inputs, keywords))
+
+
+OWNED = {
+    "tensor": lambda: torch.ones(3, 2),
+    "view": lambda: torch.ones(6, 4)[::2, 1:3],
+    "array": lambda: np.ones((3, 2), dtype=np.float32),
+    "reversed array": lambda: np.ones((3, 2), dtype=np.float32)[::-1],
+    "tuple": lambda: (torch.ones(3, 2), torch.ones(3)),
+    "mapping": lambda: {"x": torch.ones(3, 2), "ids": torch.ones(3, dtype=torch.int64)},
+    "nested": lambda: ({"x": [torch.ones(3, 2), np.ones(3)], "pair": (torch.ones(3), Pair(torch.ones(3), []))}, None),
+}
+
+
+@pytest.mark.parametrize("kind", OWNED)
+@pytest.mark.parametrize("transform", [None, lambda batch: batch, overwritten], ids=["plain", "passing", "in place"])
+def test_a_model_or_transform_that_works_in_place_changes_no_data_of_the_caller(kind, transform):
+    batch = OWNED[kind]()
+    feed(Zeroing(), batch, transform=transform)
+    feed(Zeroing(), batch, transform=transform, forward=lambda model, given: overwritten(given))
+    assert all((array == 1).all() for array in arrays(batch))
+
+
+def test_what_a_transform_holds_on_to_is_not_changed_by_the_model():
+    held = torch.ones(3, 2)
+    feed(Zeroing(), X, transform=lambda _: held)
+    assert held.min() == 1
+
+
+def test_a_model_that_begins_with_an_in_place_relu_spoils_neither_the_other_model_nor_the_data(chain):
+    data = torch.randn(20, 4)
+    before = data.clone()
+    clipping = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 5))
+    expected = nk.cka(clipping[1](data.relu()).detach(), chain[0](data).detach()).item()
+    assert nk.compare(clipping, chain, data)["1", "0"] == pytest.approx(expected, abs=1e-6)
+    assert nk.compare(chain, clipping, data)["0", "1"] == pytest.approx(expected, abs=1e-6)
+    nk.explain(clipping, chain, data)
+    nk.DynamicsRecorder(clipping, data).probe(0)
+    assert torch.equal(data, before)
+
+
+def test_a_copied_input_keeps_its_gradient_and_memory_format():
+    image = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    given = feed(Taking(), image)[0]
+    assert given.is_contiguous(memory_format=torch.channels_last)
+    given.sum().backward()
+    assert torch.equal(image.grad, torch.ones(2, 3, 4, 4))
 
 
 def test_an_empty_tuple_is_refused():

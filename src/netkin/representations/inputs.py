@@ -1,8 +1,9 @@
-"""Feeding: how data become batches, and how a batch is given to a model.
+"""Inputs: how data become batches, and how a batch is given to a model.
 
 By default a tensor is passed as it is, of a tuple or list the first element, and a mapping as keywords without its
 labels (`labels`, `label`, `targets`, `target`, `y`). A function ``forward(model, batch)`` runs it any other way.
-Batches are moved to the model's device, floating inputs to its precision.
+Batches are moved to the model's device, floating inputs to its precision. Every model gets tensors of its own, so that
+one that writes into its input changes neither the caller's data nor what the next model is given.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.calls import one_forward
+from netkin.representations.hooks import one_forward
 from netkin.representations.layers import unwrapped
-from netkin.representations.nesting import leaves, mapped, parts, rebuilt
+from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,12 +52,24 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
     """Return `batch` with its inputs transformed, and its tensors on the model's device and in its precision.
 
-    What `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
+    All tensors and arrays are copies, those that `transform` gets too: both it and the model may work in place. What
+    `transform` gets is the tensor itself, a tuple's first element, or the whole mapping.
     """
+    return moved(model, transformed(batch, transform))
+
+
+def transformed(batch: Any, transform: Transform | None) -> Any:
+    """Return `batch` with its inputs transformed, from copies of its tensors; without a `transform` as it is."""
+    if transform is None:
+        return batch
+    batch = copied(batch)
+    is_tuple = isinstance(batch, (tuple, list)) and len(batch)
+    return rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
+
+
+def moved(model: nn.Module, batch: Any) -> Any:
+    """Return copies of a batch's tensors and arrays, on the model's device and in its precision."""
     device, dtype = device_of(model), dtype_of(model)
-    if transform is not None:
-        is_tuple = isinstance(batch, (tuple, list)) and len(batch)
-        batch = rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 
@@ -151,7 +164,13 @@ def take(batch: Any, count: int) -> Any:
         >>> len(images), len(labels)
         (2, 2)
     """
-    return _slice(batch, batch_length(batch), 0, count)
+    return _slice(batch, batch_length(batch), slice(0, count))
+
+
+def repeated(batch: Any, count: int) -> Any:
+    """Return copies of the first `count` examples of a batch, which begins anew where it has fewer."""
+    length = batch_length(batch)
+    return copied(_slice(batch, length, [place % length for place in range(count)]))
 
 
 def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
@@ -164,19 +183,19 @@ def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
             return
 
 
-def _slice(batch: Any, length: int, start: int, stop: int) -> Any:
+def _slice(batch: Any, length: int, places: slice | list[int]) -> Any:
     if _is_array(batch):
-        return batch[start:stop] if batch.ndim and len(batch) == length else batch
+        return batch[places] if batch.ndim and len(batch) == length else batch
     inside = parts(batch)
     if isinstance(batch, list) and len(batch) == length and not any(_is_array(part) for part in batch):
-        return batch[start:stop]
-    return rebuilt(batch, {key: _slice(part, length, start, stop) for key, part in inside.items()}) if inside else batch
+        return batch[places] if isinstance(places, slice) else [batch[place] for place in places]
+    return rebuilt(batch, {key: _slice(part, length, places) for key, part in inside.items()}) if inside else batch
 
 
 def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
     if _is_array(data) or isinstance(data, Mapping):
         length = batch_length(data)
-        return (_slice(data, length, start, start + batch_size) for start in range(0, length, batch_size))
+        return (_slice(data, length, slice(start, start + batch_size)) for start in range(0, length, batch_size))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size)
     if isinstance(data, tuple) and any(_is_array(part) for part in data):
@@ -193,10 +212,12 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
-        leaf = torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
+        shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
+        leaf = torch.as_tensor(leaf if shared else leaf.copy())
     if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+        return copied_leaf(leaf)
+    there = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+    return leaf.clone() if there is leaf else there
 
 
 def _tensors_of(model: nn.Module) -> Iterator[Tensor]:

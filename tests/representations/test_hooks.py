@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netkin.errors import ForwardError, UnknownName
-from netkin.representations.feeding import feed
-from netkin.representations.recording import recording
+from netkin.representations.hooks import recording
+from netkin.representations.inputs import feed
 
 
 class Gives(nn.Module):
@@ -75,7 +75,7 @@ def test_a_model_output_gives_its_last_hidden_state(language):
 
 @pytest.mark.parametrize("output", [None, "text", WHOLE, (), {"a": [3]}])
 def test_an_output_without_a_floating_tensor_is_refused(output):
-    model, kind = Gives(output), type(output).__name__
+    model, kind = Gives(output), "Tensor of torch.int64" if output is WHOLE else type(output).__name__
     refusal = f"layer 'inner' gives no floating tensor to record, but {kind}; choose another layer"
     with pytest.raises(ForwardError, match=refusal), recording(model, "inner"):
         model(torch.ones(1))

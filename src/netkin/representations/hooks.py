@@ -1,0 +1,205 @@
+"""Hooks: watching the modules of a model run, call by call, and keeping what they give.
+
+Everything that looks inside a forward uses `watching`: `recording` keeps what a layer gave, `cutting` stops there or
+puts something else in its place. While hooks are on a model
+
+- compiled modules run uncompiled, because compiled code does not see hooks that came after it;
+- torch's fused transformer path is off, because it skips the modules inside and passes nested tensors between them.
+
+Both are as before afterwards, and the hooks are gone, also after an exception or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import ForwardError
+from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
+from netkin.representations.nesting import Path, at, path_to_tensor
+from netkin.settings import SharedSetting, unfused_attention
+
+React = Callable[[str, Any], Any]
+
+
+class Watch:
+    """Counts each watched module's calls since the outermost forward of the model began, and reacts to those wanted."""
+
+    def __init__(self, names: Iterable[str], react: React, begin: Callable[[], None]):
+        self.react = react
+        self.on_begin = begin
+        self.depth = 0
+        self.counts: Counter[str] = Counter()
+        self.wanted: dict[str, set[int | None]] = {}
+        for stem, call in map(split_call, names):
+            self.wanted.setdefault(stem, set()).add(call)
+
+    def begin(self, root: nn.Module, inputs: Any = None) -> None:
+        """Forget the last forward, unless this one is a part of it."""
+        if self.depth == 0:
+            self.counts.clear()
+            self.on_begin()
+        self.depth += 1
+
+    def end(self, root: nn.Module, inputs: Any = None, output: Any = None) -> None:
+        """Step out of a forward of the model."""
+        self.depth = max(0, self.depth - 1)
+
+    def called(self, stem: str, module: nn.Module, inputs: Any, output: Any) -> Any:
+        """Count one call of a watched module and react to it if it is wanted."""
+        if getattr(module, "_is_replica", False):
+            raise ForwardError(
+                "`DataParallel` runs copies of the model on several devices, and only one can be watched; "
+                "call `model.module(batch)` instead of `model(batch)`."
+            )
+        self.counts[stem] += 1
+        call = self.counts[stem]
+        if None in self.wanted[stem]:
+            return self.react(stem if call == 1 else f"{stem}#{call}", output)
+        return self.react(f"{stem}#{call}", output) if call in self.wanted[stem] else None
+
+
+@contextmanager
+def watching(
+    model: nn.Module, names: Iterable[str], react: React, begin: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Inside the `with`, call ``react(name, output)`` after each call of the named layers, `begin` before a forward.
+
+    What `react` returns, unless None, takes the place of the output.
+    """
+    watch, known = Watch(names, react, begin), modules(model)
+    root = known[""]
+    with ExitStack() as stack:
+        stack.enter_context(uncompiled(model))
+        stack.callback(root.register_forward_pre_hook(watch.begin, prepend=True).remove)
+        for stem in watch.wanted:
+            stack.callback(known[stem].register_forward_hook(partial(watch.called, stem)).remove)
+        stack.callback(root.register_forward_hook(watch.end, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def recording(
+    model: nn.Module, layers: Spec = None, reduce: Callable[[str, Tensor], Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Give a mapping that holds, after each forward of `model`, the outputs of the chosen layers by name.
+
+    It is emptied when the next forward begins. A layer that ran several times gives ``relu``, ``relu#2``, ``relu#3``;
+    one that did not run is absent. Of an output with several parts the first floating tensor is kept, in mappings and
+    dataclasses ``last_hidden_state`` or ``logits`` before others. It is a copy, so that an in-place ReLU after the
+    layer does not change it. `reduce` is called with the name and the tensor while the model runs, and what it returns
+    is kept instead. Modules under ``torch.compile`` run uncompiled inside the `with`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True))
+        >>> with recording(model, ["0"]) as outputs:
+        ...     _ = model(torch.ones(3, 4))
+        >>> outputs["0"].shape
+        torch.Size([3, 8])
+    """
+    outputs: dict[str, Any] = {}
+    with watching(model, choose(model, layers), keeping(outputs, reduce), begin=outputs.clear):
+        yield outputs
+
+
+def keeping(outputs: dict[str, Any], reduce: Callable[[str, Tensor], Any] | None) -> Callable[[str, Any], None]:
+    """Return a reaction to a layer's call that puts its tensor, reduced or copied, into `outputs`."""
+
+    def keep(name: str, output: Any) -> None:
+        tensor = main_tensor(output, name)
+        outputs[name] = tensor.clone() if reduce is None else apart(reduce(name, tensor), tensor)
+
+    return keep
+
+
+def main_tensor(output: Any, name: str) -> Tensor:
+    """Return the tensor that represents the output of layer `name`: the first floating one in it."""
+    path = _path_in(output)
+    fault = unrecordable(output)
+    if path is None or fault:
+        raise ForwardError(f"{layer_label(name)} {fault}; choose another layer.")
+    return at(output, path)
+
+
+def unrecordable(output: Any) -> str:
+    """Return why an output can't be recorded, as the rest of a sentence about its layer; empty if it can."""
+    path = _path_in(output)
+    if path is None:
+        kind = f"Tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+        return f"gives no floating tensor to record, but {kind}"
+    tensor = at(output, path)
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"gives a {'nested' if tensor.is_nested else 'sparse'} tensor, and only dense ones can be recorded"
+    return ""
+
+
+def _path_in(output: Any) -> Path | None:
+    return () if isinstance(output, Tensor) and output.is_floating_point() else path_to_tensor(output)
+
+
+def apart(value: Any, output: Tensor) -> Any:
+    """Return `value`, copied if it is a tensor that shares its memory with `output`."""
+    if isinstance(value, tuple):
+        return tuple(apart(part, output) for part in value)
+    if not isinstance(value, Tensor) or value.device != output.device or value.layout != torch.strided:
+        return value
+    same = value.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
+    return value.clone() if same else value
+
+
+@contextmanager
+def one_forward(model: nn.Module) -> Iterator[None]:
+    """Make all that `model` does inside the `with` count as one forward, however many of its parts are called."""
+    root = unwrapped(model)
+    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
+    watches = [(owner, owner.depth) for owner in owners if isinstance(owner, Watch)]
+    for watch, _ in watches:
+        watch.begin(root)
+    try:
+        yield
+    finally:
+        for watch, depth in watches:
+            watch.depth = depth
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run compiled modules uncompiled and transformers unfused inside the `with`, so that hooks see every module."""
+    with ExitStack() as stack:
+        stack.enter_context(unfused_attention())
+        for module in model.modules():
+            if module in _uncompiled or _is_compiled(module):
+                stack.enter_context(_setting_of(module).changed())
+        yield
+
+
+_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
+
+
+def _setting_of(module: nn.Module) -> SharedSetting:
+    """Return whether a module runs compiled, as a setting: it does again once the last user has left."""
+    weak = ref(module)  # the setting lives as long as the module, and must not keep it alive
+    return _uncompiled.setdefault(module, SharedSetting(lambda: _uncompile(weak())))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
+
+
+def _uncompile(module: nn.Module | None) -> Callable[[], None]:
+    assert module is not None
+    state: dict[str, Any] = {
+        key: vars(module)[key] for key in ("forward", "_compiled_call_impl") if key in vars(module)
+    }
+    if vars(module).get("_compiled_call_impl") is not None:
+        vars(module)["_compiled_call_impl"] = None
+    if "_orig_mod" in module._modules:
+        vars(module)["forward"] = module._modules["_orig_mod"]
+    return lambda: vars(module).update(state)

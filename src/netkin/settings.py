@@ -1,0 +1,163 @@
+"""Settings of torch that hold for the whole process: changed for a while, and put back by the last who needs them.
+
+Threads may overlap in any order. The first one that needs a setting changes it, and what it was before is put back when
+the last one leaves, so that no thread works under a setting that another has already put back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+EXACT, UNSET = "ieee", "none"
+
+
+class SharedSetting:
+    """A setting with users: `change` changes it and returns the function that puts it back."""
+
+    def __init__(self, change: Callable[[], Callable[[], None]]):
+        self._change, self._lock = change, threading.RLock()
+        self._users: Counter[int] = Counter()  # by thread
+        self._put_back: Callable[[], None] = _nothing
+
+    @contextmanager
+    def changed(self) -> Iterator[None]:
+        """Keep the setting changed while the `with` lasts."""
+        thread = threading.get_ident()
+        with self._lock:
+            if not self._users:
+                self._put_back = self._change()
+            self._users[thread] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= Counter([thread])  # drops threads without uses
+                if not self._users:
+                    put_back, self._put_back = self._put_back, _nothing
+                    put_back()
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Let no other thread in while the `with` lasts, and tell whether none is in already."""
+        with self._lock:
+            yield not self._users.keys() - {threading.get_ident()}
+
+
+def _nothing() -> None:
+    """Put nothing back."""
+
+
+def exact_products() -> Any:
+    """Return a context in which products and convolutions of float32 on a GPU are not rounded to TF32, whatever is set.
+
+    Both ways of setting this are honoured, torch's flags `allow_tf32` and, from 2.9 on, `fp32_precision`, and what was
+    set comes back. Threads may use it at the same time.
+    """
+    return _EXACT_PRODUCTS.changed()
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Inside the `with`, products of float32 on a GPU are rounded to TF32, unless another thread needs exact ones."""
+    products: Any = torch.backends.cuda.matmul
+    name, rounded, exact = ("fp32_precision", "tf32", EXACT) if _has_precisions() else ("allow_tf32", True, False)
+    with exact_products(), _EXACT_PRODUCTS.held() as alone:
+        try:
+            if alone:
+                setattr(products, name, rounded)
+            yield
+        finally:
+            setattr(products, name, exact)
+
+
+def unfused_attention() -> Any:
+    """Return a context in which torch's fused transformer path is off."""
+    return _UNFUSED.changed()
+
+
+def tf32_in() -> tuple[str, ...]:
+    """Return where TF32 is allowed on a GPU now: "products", "convolutions", "recurrent layers"."""
+    if not _has_precisions():
+        flags = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn}
+        return tuple(where for where, flag in flags.items() if flag.allow_tf32)  # type: ignore[attr-defined]
+    return tuple(where for where, one in _operations().items() if one.fp32_precision == "tf32")
+
+
+def _without_tf32() -> Callable[[], None]:
+    return _without_tf32_by_precision() if _has_precisions() else _without_tf32_by_flags()
+
+
+def _without_tf32_by_flags() -> Callable[[], None]:
+    owners: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [owner.allow_tf32 for owner in owners]
+    for owner in owners:
+        owner.allow_tf32 = False
+
+    def put_back() -> None:
+        for owner, allowed in zip(owners, before, strict=True):
+            owner.allow_tf32 = allowed
+
+    return put_back
+
+
+def _without_tf32_by_precision() -> Callable[[], None]:
+    """Turn TF32 off in all of CUDA, in its products, and in those other operations that have a precision of their own.
+
+    Convolutions and recurrent layers without one follow CUDA, and are left alone: they begin in a state that, once they
+    are set, no value brings back.
+    """
+    generic: Any = torch.backends
+    everything: Any = torch.backends.cudnn  # its `fp32_precision` is that of all CUDA
+    products, *others = _operations().values()
+    own = [(products, _own_precision(products, everything, generic)), (everything, _own_precision(everything, generic))]
+    everything.fp32_precision = EXACT
+    own = [(one, one.fp32_precision) for one in others if one.fp32_precision != EXACT] + own
+    for one, _ in own:
+        one.fp32_precision = EXACT
+
+    def put_back() -> None:
+        for one, precision in own:
+            one.fp32_precision = precision
+
+    return put_back
+
+
+def _own_precision(one: Any, *above: Any) -> str:
+    """Return the precision set for `one` itself; `fp32_precision` also reads what it takes over from those above."""
+    here = str(one.fp32_precision)
+    if not above or here == UNSET or here != above[0].fp32_precision:
+        return here
+    before = _own_precision(*above)
+    try:
+        above[0].fp32_precision = other = EXACT if here != EXACT else "tf32"
+        return UNSET if one.fp32_precision == other else here
+    finally:
+        above[0].fp32_precision = before
+
+
+def _operations() -> dict[str, Any]:
+    backends: Any = torch.backends
+    return {
+        "products": backends.cuda.matmul,
+        "convolutions": backends.cudnn.conv,
+        "recurrent layers": backends.cudnn.rnn,
+    }
+
+
+def _has_precisions() -> bool:
+    return hasattr(torch.backends, "fp32_precision") and hasattr(torch.backends.cudnn, "conv")
+
+
+def _unfuse() -> Callable[[], None]:
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return lambda: torch.backends.mha.set_fastpath_enabled(fused)
+
+
+_EXACT_PRODUCTS, _UNFUSED = SharedSetting(_without_tf32), SharedSetting(_unfuse)
