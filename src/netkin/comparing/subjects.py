@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.representations import Reader, dft, guest, positions, rows_of, shape_for
+from netkin.representations import Reader, dft, guest, model_lock, positions, rows_of, shape_for
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, unwrapped
 from netkin.representations.shapes import Shape
