@@ -20,6 +20,7 @@ WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     convention="biased HSIC, linear kernel, columns centred",
+    debiased_as="cka_debiased",
     reference=KORNBLITH,
 )
 def cka(moments: Moments) -> Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from netkin.statistics.layer_moments import Rectangle
 
 KERNELS = ("linear", "rbf")
+DEFAULTS = {"batch": 128, "kernel": "linear", "fraction": 0.4}  # of measures that have no such parameter
 
 
 class Grams(NamedTuple):
@@ -41,6 +42,15 @@ class Grams(NamedTuple):
             part = {"X": X[start : start + batch], "Y": Y[start : start + batch]}
             collector.fold({name: collector.reduce(name, rows) for name, rows in part.items()})  # keeps the gradient
         return collector["X", "Y"]
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mini-batches and the kernel that a measure asks for, where its parameters say."""
+        return {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return an empty string: mini-batches are not inflated by few examples."""
+        return ""
 
 
 class LayerGrams(Statistic):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,15 @@ class Moments:
         """
         X, Y = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
         return cls(RowsSide(X, "`X`", precision), RowsSide(Y, "`Y`", precision))
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the precision that a measure asks of the products, for `of`."""
+        return {"precision": torch.float64 if facts.precise else None}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+        return (self.few_examples or "") if facts.whitens else ""
 
     @property
     def swapped(self) -> Moments:

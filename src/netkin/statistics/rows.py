@@ -60,6 +60,15 @@ class Rows:
         X, Y = paired(X, Y)
         return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
 
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing: rows are the same for every measure."""
+        return {}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+        return ""
+
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""
         return Moments(self.x.side(precision), self.y.side(precision))
