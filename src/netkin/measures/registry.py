@@ -26,7 +26,10 @@ from netkin.measures.specs import parsed, typed
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
 AFFINE = frozenset(INVARIANCES)
-RANK = "rank: eigenvalues above max(n, p)·eps·λmax"  # of `Side.kept`, on which everything that whitens stands
+RANK = (  # of `Side.kept`, on which everything that whitens stands
+    "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
+    "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
+)
 Settings = Mapping[str, Any]
 
 

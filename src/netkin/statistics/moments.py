@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.arrays import paired, summing_dtype
+from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
@@ -30,8 +30,12 @@ class Moments:
 
         `precision` is that of the products; None keeps the matrices' own.
         """
-        X, Y = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
-        return cls(RowsSide(X, "`X`", precision), RowsSide(Y, "`Y`", precision))
+        pair = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
+        x, y = (
+            RowsSide(rows, name, precision, resolution=resolution_of(given, rows))
+            for given, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
+        )
+        return cls(x, y)
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

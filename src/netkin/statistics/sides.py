@@ -7,6 +7,7 @@ Everything is kept in units of ``1 / scale``, a power of two, so that no square 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from functools import cached_property
 
@@ -26,7 +27,7 @@ class Side(ABC):
     width: int
     scale: float
     mean: Tensor
-    resolution: float  # the rounding unit of the data as they came
+    resolution: float  # the rounding unit of the data as they came, before halves were raised to float32
     rounding: float  # the rounding unit of the products
     lacks = "was streamed without the debiasing sums; collect with `debiased=True`."
 
@@ -72,12 +73,17 @@ class Side(ABC):
 
     def _varies(self) -> bool:
         """Tell whether any unit moves by more than the rounding of its mean."""
-        noise = self.n * (2 * self.resolution * self.scale * self.mean.detach().abs().to(self.total)).square()
+        noise = self.n * (2 * self.step * self.scale * self.mean.detach().abs().to(self.total)).square()
         if float(self.total.detach()) > float(noise.sum()):
             return True
         return bool(
             (self.variances.detach().to(noise) > noise).any()
         )  # one unit stuck far off must not hide the others
+
+    @property
+    def step(self) -> float:
+        """The rounding unit at which a unit still counts as constant: halves are exact in float32."""
+        return min(self.resolution, torch.finfo(torch.float32).eps)
 
     @property
     @abstractmethod
@@ -97,12 +103,38 @@ class Side(ABC):
 
     @cached_property
     def kept(self) -> Tensor:
-        """Which eigenvalues stand above the rounding of the products: the numerical rank, (blocks, r) of booleans."""
-        values, _ = self.eigen
-        return values > max(self.n, self.width) * self.rounding * values.max()
+        """Which eigenvalues stand above rounding: the numerical range, (blocks, r) of booleans."""
+        kept = self.above_rounding(self.eigen[0])
+        if not bool(kept.any()):
+            raise NoValue(
+                f"{self.name} varies by no more than the rounding of its data, {self.resolution:.1g} of their size, so "
+                "that nothing is left to whiten. Record it in a higher precision, or take its offset off first."
+            )
+        return kept
+
+    def above_rounding(self, values: Tensor) -> Tensor:
+        """Mark the eigenvalues, (blocks, r), that the rounding of neither products nor data explains."""
+        products = max(self.n, self.width) * self.rounding * float(values.max())
+        return values > max(products, self.noise)
+
+    @cached_property
+    def noise(self) -> float:
+        """The largest eigenvalue that the rounding of the data alone may give the second moment.
+
+        It moves an entry x by noise of variance up to ``(eps x)²/12``, of which four times are taken; and noise of one
+        size for all entries has no eigenvalue above ``(1 + √(p/n))²`` times that of a single unit (Marchenko & Pastur).
+        A unit's noise is at most what it varies: one that is stuck at a large value has none.
+        """
+        variances = self.variances.detach().to(self.total)
+        offsets = self.n * (self.mean.detach().abs().to(variances) * self.scale).square()
+        # a transform spreads rounding over its frequencies evenly
+        rounded = self.resolution**2 / 3 * (variances + offsets).mean(0)
+        loudest = torch.minimum(rounded, variances.mean(0)).max()
+        return (1 + math.sqrt(self.block_width / self.n)) ** 2 * float(loudest)
 
     @cached_property
     def rank(self) -> int:
+        """How many directions the layer is cut to where it is whitened."""
         return int(self.kept.sum())
 
     @property
@@ -165,9 +197,11 @@ class RowsSide(Side):
         precision: torch.dtype | None = None,
         centred: bool = True,
         width: int | None = None,
+        resolution: float | None = None,
     ):
         self.name, self.n, self.width = name, len(X), width or X.shape[1]
-        self.resolution, self._X, self._precision = torch.finfo(X.dtype).eps, X, precision or X.dtype
+        self.resolution = resolution or torch.finfo(X.dtype).eps
+        self._X, self._precision = X, precision or X.dtype
         self.rounding = torch.finfo(self._precision).eps
         self.mean = self._mean() if centred else X.new_zeros(1, X.shape[1], dtype=self._precision)
         self.scale, self._shift = 1.0, self.mean
@@ -234,7 +268,9 @@ class RowsSide(Side):
     @cached_property
     def uncentred(self) -> RowsSide:
         """The same rows about the origin instead of their mean."""
-        return RowsSide(self._X, self.name, self._precision, centred=False, width=self.width)
+        return RowsSide(
+            self._X, self.name, self._precision, centred=False, width=self.width, resolution=self.resolution
+        )
 
     @cached_property
     def squared(self) -> Tensor:
