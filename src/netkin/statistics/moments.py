@@ -13,6 +13,8 @@ from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
+COARSE = 1e-4  # an error of a correlation that is worth a word
+
 
 class Moments:
     """A pair of layers: the number of examples, an x side, a y side and their cross moment.
@@ -44,7 +46,12 @@ class Moments:
 
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-        return (self.few_examples or "") if facts.whitens else ""
+        cautions = []
+        if facts.whitens:
+            cautions.append(self.few_examples)
+        if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
+            cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
+        return " ".join(filter(None, cautions))
 
     @property
     def swapped(self) -> Moments:
@@ -93,7 +100,26 @@ class Moments:
     @cached_property
     def alignment(self) -> Tensor:
         """``QxᵀQy``, the cross moment of the whitened sides, (blocks, k, l)."""
-        return self.x.whitener.mH @ self.cross @ self.y.whitener
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
+        return x.whitener.mH @ self.cross @ y.whitener
+
+    @cached_property
+    def explained(self) -> Tensor:
+        """``QxᵀY``, what the whitened x side holds of the y side, (blocks, k, q)."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            return (x.whitened.mT @ y.coordinates.to(x.whitened.dtype)).unsqueeze(0)
+        return x.whitener.mH @ self.cross
+
+    def mapped(self, F: Tensor, G: Tensor) -> Tensor:
+        """Return ``FᵀXᵀYG`` for maps of the sides' coordinates, (blocks, k, l); of rows without the product XᵀY."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            left, right = x.coordinates @ F[0], y.coordinates @ G[0]
+            return (left.mT @ right.to(left.dtype)).unsqueeze(0)
+        return F.mH @ self.cross @ G
 
     @cached_property
     def correlations(self) -> Tensor:
@@ -140,6 +166,20 @@ def canonical(alignment: Tensor, count: int) -> Tensor:
     """Return the `count` largest singular values over all blocks, which rounding must not lift over one."""
     values = torch.linalg.svdvals(alignment).flatten().to(summing_dtype(alignment.device))
     return values.sort(descending=True).values[:count].clamp(max=1)
+
+
+def _ill_conditioned(side: Side) -> str:
+    """Return a sentence if the products have lost the digits of a layer's small directions, and its rows are gone."""
+    if isinstance(side, RowsSide) or not side.varies:
+        return ""
+    condition = side.condition
+    error = side.rounding * condition**2
+    if error < COARSE:
+        return ""
+    return (
+        f"{side.name} has the condition number {condition:.0e}: of its smallest directions, read from moments, "
+        f"correlations are right to {error:.0e} only; measure its rows, or its leading directions by `svcca`."
+    )
 
 
 def _about_origin(side: Side) -> Side:
