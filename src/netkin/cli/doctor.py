@@ -13,7 +13,7 @@ from netkin.cli.machine import machine
 from netkin.cli.options import DEVICE, JSON, refuse_absent_device
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.cli.tables import aligned
-from netkin.errors import PackageWarning
+from netkin.errors import InflatedWarning, PackageWarning
 
 EXAMPLE = """\b
 Example:
@@ -34,6 +34,7 @@ def doctor(device: str | None, json: bool) -> None:
     here = {**machine(), "broken_packages": _broken_packages()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PackageWarning)  # shown in a line of its own
+        warnings.simplefilter("ignore", InflatedWarning)  # the layers of the test are small
         answers = self_test(device)
     click.echo(as_json(_document(here, answers)) if json else f"{_described(here)}\n\n{_verdict(answers)}")
     if not _healthy(here, answers):

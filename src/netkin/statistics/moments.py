@@ -11,6 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.kernels import few_for_bias
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
 COARSE = 1e-4  # an error of a correlation that is worth a word
@@ -51,7 +52,26 @@ class Moments:
             cautions.append(self.few_examples)
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
             cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
+        if facts.debiased_as:
+            cautions.append(self._few_for_bias(facts.debiased_as))
         return " ".join(filter(None, cautions))
+
+    def _few_for_bias(self, debiased: str) -> str:
+        """Return a sentence if unrelated layers of these spectra would score high by the bias of few examples.
+
+        Over all orders of the examples of one layer, ``‖XᵀY‖²`` of the centred layers is ``tr XᵀX · tr YᵀY / (n - 1)``
+        on average. Over the norms this is ``√(d e) / (n - 1)``, with ``d = (tr C)² / tr C²`` the layer's effective
+        dimension; blocks add up.
+        """
+        x, y = self.x, self.y
+        if not (x.varies and y.varies):
+            return ""
+        sizes = [float(side.squared.detach()) ** 0.5 for side in (x, y)]
+        traces = [side.variances.detach().to(side.total).sum(-1) for side in (x, y)]
+        shared = min(len(trace) for trace in traces)
+        chance = float((traces[0][:shared] * traces[1][:shared]).sum()) / ((self.n - 1) * sizes[0] * sizes[1])
+        d, e = (float(trace.sum()) ** 2 / size**2 for trace, size in zip(traces, sizes, strict=True))
+        return few_for_bias(self.n, chance, (d, e), debiased)
 
     @property
     def swapped(self) -> Moments:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.statistics.kernels import rbf_kernel
+from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
 from netkin.statistics.statistic import Statistic, refuse_missing, refuse_other_width
@@ -67,7 +67,11 @@ class Rows:
 
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
-        return ""
+        if not (facts.debiased_as and "fraction" in settings) or self.n < 2:
+            return ""
+        kernels = [sample.centred_kernel(centred, settings["fraction"]).detach() for sample in (self.x, self.y)]
+        d, e = (float(torch.trace(K) / K.norm()) ** 2 for K in kernels)  # as of moments, which have C for K
+        return few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""
