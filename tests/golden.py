@@ -551,7 +551,9 @@ def main() -> None:
     print(*(line for line in lines if not (line.startswith("added") and not old)), sep="\n")
     print(", ".join(f"{kinds.count(kind)} {kind}" for kind in ("changed", "added", "removed")))
     if write:
-        _write(new, left_out)
+        # what has not moved stays to the last digit, so that a diff shows what has
+        still = {name: old[name] for name in new.keys() & old.keys() if not differs(name, old[name], new[name])}
+        _write(new | still, left_out)
         numbers = sum(isinstance(value, float) for value in new.values())
         print(f"{numbers} numbers and {len(new) - numbers} texts written; {len(left_out)} left out as unsteady")
 

@@ -16,11 +16,22 @@ def centred(X):
     return X - X.mean(axis=0, keepdims=True)
 
 
-def spectrum(X):
-    """Return left singular vectors, singular values and right singular vectors of the numerical range of `X`."""
-    U, s, Vt = np.linalg.svd(X, full_matrices=False)
-    kept = s**2 > max(X.shape) * EPS * s[0] ** 2
+def spectrum(X, resolution=EPS):
+    """Return left singular vectors, singular values and right singular vectors of the numerical range of centred `X`.
+
+    Squares of singular values count as rank above the rounding of float64 products, and above that of the data, which
+    came in a precision of the given `resolution`.
+    """
+    U, s, Vt = np.linalg.svd(centred(X), full_matrices=False)
+    kept = s**2 > max(max(X.shape) * EPS * s[0] ** 2, rounding_noise(X, resolution))
     return U[:, kept], s[kept], Vt[kept]
+
+
+def rounding_noise(X, resolution):
+    """Return ⅓ eps² (1 + √(p/n))² max_j Σ_i x_ij²; a unit that varies by less than its rounding counts as it varies."""
+    n, p = X.shape
+    noise = [min(resolution**2 / 3 * (x**2).sum(), ((x - x.mean()) ** 2).sum()) for x in X.T]
+    return (1 + np.sqrt(p / n)) ** 2 * max(noise)
 
 
 def nuclear(S):
@@ -111,7 +122,7 @@ def orthonormal_basis(X):
     """Return an orthonormal basis of the column space of centred `X`, by QR with pivoting."""
     Xc = centred(X)
     Q, R, _ = scipy.linalg.qr(Xc, mode="economic", pivoting=True)
-    return Q[:, : len(spectrum(Xc)[1])] if abs(R[0, 0]) else Q[:, :0]
+    return Q[:, : len(spectrum(X)[1])] if abs(R[0, 0]) else Q[:, :0]
 
 
 def correlations(Qx, Qy):
@@ -138,7 +149,7 @@ def cca_rms(X, Y):
 
 def leading(X, weight, share):
     """Return the fewest left singular vectors of centred `X` that hold `share` of the weights of its values."""
-    U, s, _ = spectrum(centred(X))
+    U, s, _ = spectrum(X)
     held = np.cumsum(weight(s)) / weight(s).sum()
     return U[:, : int(np.argmax(held >= share - 1e-12)) + 1]
 
@@ -152,7 +163,7 @@ def svcca_by_sum(X, Y, variance=0.99):
 
 
 def svcca_k(X, Y, k=10):
-    return correlations(*(spectrum(centred(Z))[0][:, :k] for Z in (X, Y))).mean()
+    return correlations(*(spectrum(Z)[0][:, :k] for Z in (X, Y))).mean()
 
 
 def pwcca(X, Y):
@@ -169,7 +180,7 @@ def gaussian_mutual_information(X, Y):
 
 
 def eigenspace_overlap(X, Y):
-    Ux, Uy = spectrum(centred(X))[0], spectrum(centred(Y))[0]
+    Ux, Uy = spectrum(X)[0], spectrum(Y)[0]
     return norm(Ux.T @ Uy) ** 2 / max(Ux.shape[1], Uy.shape[1])
 
 
@@ -248,7 +259,7 @@ def partially_whitened(X, alpha):
     """Return Xc(αI + (1−α)(XcᵀXc)^(−1/2)) as eq. 8 of Williams (2021) has it; at full rank by SciPy's matrix root."""
     Xc = centred(X)
     M = Xc.T @ Xc
-    full_rank = len(spectrum(Xc)[1]) == Xc.shape[1]
+    full_rank = len(spectrum(X)[1]) == Xc.shape[1]
     inverse_root = np.linalg.inv(np.real(scipy.linalg.sqrtm(M))) if full_rank else psd_power(M, -0.5)
     return Xc @ (alpha * np.eye(len(M)) + (1 - alpha) * inverse_root)
 

@@ -8,7 +8,40 @@ by their names too.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
+    from netkin.measures import (  # isort: skip
+        angular_cka as angular_cka,
+        cca_mean as cca_mean,
+        cca_mean_squared as cca_mean_squared,
+        cca_rms as cca_rms,
+        cka as cka,
+        cka_debiased as cka_debiased,
+        cka_minibatch as cka_minibatch,
+        cka_rbf as cka_rbf,
+        cka_rbf_debiased as cka_rbf_debiased,
+        cka_uncentered as cka_uncentered,
+        dft_cca as dft_cca,
+        eigenspace_overlap as eigenspace_overlap,
+        gaussian_mutual_information as gaussian_mutual_information,
+        gulp as gulp,
+        linear_regression_r2 as linear_regression_r2,
+        magnitude_difference as magnitude_difference,
+        measure as measure,
+        nbs as nbs,
+        nbs_uncentered as nbs_uncentered,
+        procrustes_angular as procrustes_angular,
+        procrustes_disparity as procrustes_disparity,
+        procrustes_distance as procrustes_distance,
+        procrustes_size_and_shape as procrustes_size_and_shape,
+        pwcca as pwcca,
+        shape_distance as shape_distance,
+        svcca as svcca,
+        svcca_by_sum as svcca_by_sum,
+        svcca_directions as svcca_directions,
+        svcca_k as svcca_k,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,7 +77,7 @@ _UNLISTED = {
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
     "netkin.applications.compression": ["Compression"],
     "netkin.applications.stitching": ["Stitch"],
-    "netkin.errors": ["InflatedWarning", "NoValue"],
+    "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

@@ -46,6 +46,13 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
     return tensor
 
 
+def resolution_of(array: Any, matrix: Tensor) -> float:
+    """Return the rounding unit of the numbers in `array`; `matrix` is what the door has made of it."""
+    name = str(getattr(array, "dtype", "")).rpartition(".")[2]
+    halves = {str(dtype).rpartition(".")[2]: dtype for dtype in HALF}
+    return torch.finfo(halves.get(name, matrix.dtype)).eps
+
+
 def as_maps(array: Any, name: str = "X") -> Tensor:
     """Return `array` as float feature maps, examples × channels × space; a matrix is a layer without space."""
     tensor = as_tensor(array, name)

@@ -13,6 +13,7 @@ NetkinError
 └── MissingExtra (ImportError)     an optional package is needed; the message names the extra
 
 InflatedWarning (UserWarning)      a number is right but easily misread
+PackageWarning (UserWarning)       the measures of an installed package could not be loaded
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class MissingExtra(NetkinError, ImportError):
 
 class InflatedWarning(UserWarning):
     """A number is right but easily misread."""
+
+
+class PackageWarning(UserWarning):
+    """The measures of an installed package could not be loaded; all others work."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 import json
 
-from netkin.measures import measures
+from netkin.measures import measures, registry
 
 
 def test_every_measure_is_listed_with_its_direction_and_summary(netkin):
@@ -46,3 +46,17 @@ def test_an_unknown_measure_is_refused_with_the_nearest_name(netkin):
     result = netkin("measures ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "netkin: no measure named 'ckaa'; did you mean 'cka'? `netkin measures` lists all.\n"
+
+
+def test_a_package_whose_measures_cannot_be_loaded_is_named(netkin, monkeypatch):
+    why = "the measures of package 'theirs' could not be loaded: ImportError: gone."
+    monkeypatch.setattr(registry, "_load_entry_points", lambda: {"theirs": why})
+    for line in ("measures", "measures cka"):
+        result = netkin(line)
+        assert result.exit_code == 0
+        assert result.stderr == f"warning: {why}\n"
+    registry._warn_of.cache_clear()
+    doctor = netkin("doctor")
+    assert doctor.exit_code == 0
+    assert f"package theirs   {why}" in doctor.stdout
+    registry._warn_of.cache_clear()

@@ -152,7 +152,10 @@ def test_only_measures_of_frobenius_norms_and_means_do_with_float32_products():
 
 
 def test_measures_that_whiten_spell_out_the_rank_rule():
-    rule = "; rank: eigenvalues above max(n, p)·eps·λmax"
+    rule = (
+        "; rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
+        "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
+    )
     spelled = {name for name in NAMES if FACTS[name].convention.endswith(rule)}
     assert spelled == {name for name in NAMES if FACTS[name].whitens}
     assert "cca_mean" in spelled

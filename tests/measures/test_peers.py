@@ -9,6 +9,8 @@ import scipy.spatial
 
 from netkin import measures as m
 
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
+
 with warnings.catch_warnings():  # their warnings are not ours to mend
     warnings.simplefilter("ignore")
     import rsatoolbox.data as rsa_data

@@ -12,6 +12,8 @@ from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerS
 from netkin.statistics.kernels import median, rbf_kernel
 from transcriptions import TRANSCRIPTIONS, centred
 
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
+
 minibatch = measures()["cka_minibatch"].function
 rbf = measures()["cka_rbf"].function
 

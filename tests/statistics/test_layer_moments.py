@@ -10,6 +10,8 @@ from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, Moments
 
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
+
 cka = measures()["cka"].function
 SAMPLE = ("cka", "cka_debiased", "cka_uncentered", "pwcca", "linear_regression_r2", "svcca", "gulp", "nbs")
 

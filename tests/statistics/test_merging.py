@@ -13,6 +13,8 @@ from netkin.measures import measures
 from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, Moments, Outputs, Rows
 from worlds import Worlds
 
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
+
 LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
 SHAPELY = ("cka", "cka_debiased", "cka_uncentered", "nbs", "procrustes_distance", "svcca_k", "gulp")
 

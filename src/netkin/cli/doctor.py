@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from netkin.cli.machine import machine
 from netkin.cli.options import DEVICE, JSON, refuse_absent_device
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.cli.tables import aligned
+from netkin.errors import InflatedWarning, PackageWarning
 
 EXAMPLE = """\b
 Example:
@@ -29,10 +31,20 @@ def doctor(device: str | None, json: bool) -> None:
     The exit code is 1 if a measure differs, or if no temporary file can be written.
     """
     refuse_absent_device(device)
-    here, answers = machine(), self_test(device)
+    here = {**machine(), "broken_packages": _broken_packages()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PackageWarning)  # shown in a line of its own
+        warnings.simplefilter("ignore", InflatedWarning)  # the layers of the test are small
+        answers = self_test(device)
     click.echo(as_json(_document(here, answers)) if json else f"{_described(here)}\n\n{_verdict(answers)}")
     if not _healthy(here, answers):
         raise click.exceptions.Exit(REFUSED)
+
+
+def _broken_packages() -> dict[str, str]:
+    from netkin.measures import broken_packages
+
+    return broken_packages()
 
 
 def _document(here: dict[str, Any], answers: list[Answer]) -> dict[str, Any]:
@@ -55,6 +67,7 @@ def _described(here: dict[str, Any]) -> str:
         "threads": f"{here['threads']} of {here['cores']} cores",
         "free memory": f"{here['free_memory'] / 1e9:.1f} GB",
         "temporary files": here["temporary_folder"] or "cannot be written; set TMPDIR to a folder that can",
+        **{f"package {package}": why for package, why in here["broken_packages"].items()},
     }
     return aligned(list(facts.items()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from netkin.cli.documents import as_json
 from netkin.cli.options import JSON
 from netkin.cli.refusals import refusing
 from netkin.cli.tables import aligned
+from netkin.errors import PackageWarning
 
 if TYPE_CHECKING:
     from netkin.measures import Measure
@@ -28,14 +30,18 @@ Example:
 @refusing
 def measures(name: str | None, json: bool) -> None:
     """List all measures, or tell all about the measure NAME."""
-    from netkin.measures import find
+    from netkin.measures import broken_packages, find
     from netkin.measures import measures as all_measures
 
-    chosen = [find(name)] if name else list(all_measures().values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PackageWarning)  # said below, in a line each
+        chosen = [find(name)] if name else list(all_measures().values())
     if json:
         click.echo(as_json([_document(measure) for measure in chosen]))
     else:
         click.echo(_described(chosen[0]) if name else _listed(chosen))
+    for sentence in broken_packages().values():
+        click.echo(f"warning: {sentence}", err=True)
 
 
 def _listed(chosen: list[Measure]) -> str:

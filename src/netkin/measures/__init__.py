@@ -30,7 +30,7 @@ from netkin.measures.linear import (
     procrustes_size_and_shape,
 )
 from netkin.measures.maps import dft_cca
-from netkin.measures.registry import Facts, Measure, find, measure, measures
+from netkin.measures.registry import Facts, Measure, broken_packages, find, measure, measures
 
 __all__ = [
     "AlignedSide",
@@ -38,6 +38,7 @@ __all__ = [
     "Facts",
     "Measure",
     "angular_cka",
+    "broken_packages",
     "cca_mean",
     "cca_mean_squared",
     "cca_rms",

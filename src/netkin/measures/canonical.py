@@ -149,7 +149,7 @@ def linear_regression_r2(moments: Moments) -> Tensor:
     moments.x.trace  # noqa: B018  refuses a constant layer
     if moments.spans_all and moments.x.rank >= moments.y.rank:
         return torch.ones_like(moments.y.trace)
-    return (squared_norm(moments.x.whitener.mH @ moments.cross) / moments.y.trace).clamp(max=1)
+    return (squared_norm(moments.explained) / moments.y.trace).clamp(max=1)
 
 
 @measure(
@@ -188,7 +188,7 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5) -> Tensor:
     if not 0 <= alpha <= 1:
         raise ValueFault(f"`alpha` must lie between 0 and 1; got {alpha}.")
     (x, x_size), (y, y_size) = _partly_whitened(moments.x, alpha), _partly_whitened(moments.y, alpha)
-    nuclear = torch.linalg.svdvals(x.mH @ moments.cross @ y).to(summing_dtype(x.device)).sum()
+    nuclear = torch.linalg.svdvals(moments.mapped(x, y)).to(summing_dtype(x.device)).sum()
     return arccos(nuclear / (x_size * y_size))
 
 
@@ -241,7 +241,7 @@ def gaussian_mutual_information(moments: Moments) -> Tensor:
 
 
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
-    alignment = moments.x.whitening(keep_x).mH @ moments.cross @ moments.y.whitening(keep_y)
+    alignment = moments.mapped(moments.x.whitening(keep_x), moments.y.whitening(keep_y))
     return canonical(alignment, min(int(keep_x.sum()), int(keep_y.sum()))).mean()
 
 

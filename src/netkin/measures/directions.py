@@ -160,7 +160,7 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
             "frequency; collect with the shape 'flatten', 'positions' or 'pool' instead of 'dft'."
         )
     x, y = (_Kept(side, share, by) for side in (moments.x, moments.y))
-    x.turn, correlations, turned = torch.linalg.svd(x.whitener.mT @ moments.cross[0] @ y.whitener)
+    x.turn, correlations, turned = torch.linalg.svd(moments.mapped(x.whitener[None], y.whitener[None])[0])
     y.turn = turned.mT
     count = len(correlations)
     for tie in _ties(correlations):

@@ -9,6 +9,7 @@ from netkin.measures.registry import RIGID, measure
 from netkin.statistics import Grams, Rows
 from netkin.statistics.kernels import centred, u_centred
 
+MEDIAN = "its kernel width is a median"
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
 
 
@@ -18,6 +19,7 @@ KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
     unchanged_by=RIGID,
     convention="HSIC₁ summed over mini-batches, one ratio at the end; a remainder under 4 examples left out",
     shows=("batch",),
+    smooth=lambda settings: settings["kernel"] == "linear" or MEDIAN,
     reference="Nguyen et al. (2021), arXiv:2010.15327",
 )
 def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Tensor:
@@ -39,6 +41,8 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     bounds=(0.0, 1.0),
     unchanged_by=RIGID,
     convention="biased HSIC, RBF kernel with σ = `fraction` × the median distance over distinct pairs",
+    smooth=MEDIAN,
+    debiased_as="cka_rbf_debiased",
     reference=KORNBLITH,
 )
 def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
@@ -55,6 +59,7 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     bounds=(-1.0, 1.0),
     unchanged_by=RIGID,
     convention="unbiased HSIC₁, RBF kernel with σ = `fraction` × the median distance over distinct pairs, not clamped",
+    smooth=MEDIAN,
     reference=f"{KORNBLITH}; Song et al. (2012), JMLR 13",
 )
 def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:

@@ -2,58 +2,75 @@
 
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
+
+The statistic is the class that annotates the function's first argument: a *pair type*, see `PairType`.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_type_hints
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
-import torch
 from torch import Tensor
 
 from netkin.arrays import exact_products
-from netkin.errors import (
-    InflatedWarning,
-    NameClash,
-    NetkinError,
-    NoValue,
-    SourceError,
-    UnknownName,
-    ValueFault,
-    did_you_mean,
-)
-from netkin.statistics import Grams, Moments, Rows
+from netkin.errors import InflatedWarning, NameClash, NoValue, PackageWarning, UnknownName, ValueFault, did_you_mean
+from netkin.measures.specs import parsed, typed
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
 AFFINE = frozenset(INVARIANCES)
-RANK = "rank: eigenvalues above max(n, p)·eps·λmax"  # of `Side.kept`, on which everything that whitens stands
+RANK = (  # of `Side.kept`, on which everything that whitens stands
+    "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
+    "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
+)
+Settings = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+class PairType(Protocol):
+    """What a class must offer so that measures can read it: a pair of layers over the same examples."""
+
+    @classmethod
+    def of(cls, X: Any, Y: Any, /, **options: Any) -> Any:
+        """Return the pair of two matrices; `options` are those that `options` returns."""
+
+    @classmethod
+    def options(cls, facts: Facts, settings: Settings, /) -> dict[str, Any]:
+        """Return what `of` and collectors must know of a measure with these facts and settings."""
+
+    def caution(self, facts: Facts, settings: Settings, /) -> str:
+        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a measure promises; tests hold it to every one."""
+    """What a measure promises, with the settings it has; tests hold it to every one."""
 
-    reads: Any  # the pair type: a class that names its collectors
+    reads: type[Any]  # a pair type
     higher_is_closer: bool
     bounds: tuple[float, float]
-    symmetric: bool
-    is_metric: bool
     unchanged_by: frozenset[str]
-    whitens: bool  # is inflated by fewer examples than features
-    precise: bool  # needs float64 products
-    debiases: bool  # needs the debiasing sums
-    shows: tuple[str, ...]  # parameters that stand in the id even at their default
-    convention: str
     reference: str
+    convention: str = ""
+    symmetric: bool = True
+    is_metric: bool = False
+    whitens: bool = False  # is inflated by fewer examples than features
+    precise: bool = False  # needs float64 products
+    debiases: bool = False  # needs the debiasing sums
+    shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
+    smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
+    debiased_as: str = ""  # the measure that has no bias of small samples
+    by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def at(self, settings: Settings) -> Facts:
+        """Return the facts with these settings."""
+        return replace(self, **{fact: rule(settings) for fact, rule in self.by_settings.items()})
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,27 @@ class Measure:
         """The first line of the docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the pair type and its collectors must know of this measure."""
+        return self.facts.reads.options(self.facts, self.settings)
+
+    @property
+    def jackknife_reason(self) -> str:
+        """Why leaving out one chunk in turn gives no standard error of this measure; empty if it does."""
+        smooth = self.facts.smooth
+        if smooth is True:
+            return ""
+        return f"{smooth or 'it has medians, neighbours or matchings'}, which the jackknife does not serve"
+
+    def pair(self, X: Any, Y: Any) -> Any:
+        """Return the pair of two matrices that this measure reads."""
+        return self.facts.reads.of(X, Y, **self.options)
+
+    def caution(self, pair: Any) -> str:
+        """Return a sentence if the value of `pair` would mislead, else an empty string."""
+        return pair.caution(self.facts, self.settings)
+
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
         return self.function(statistic, **self.settings)
@@ -98,8 +136,33 @@ class Measure:
 
 @functools.cache
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    signature = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p.default for p in _keywords(function)}
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the keyword parameters of a function, with their annotations as types."""
+    hints = get_type_hints(function)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return [p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters]
+
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+class MeasureFunction(Protocol[S, P]):
+    """A measure as people call it: with two matrices, or with the pair that it reads."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, pair: S, /, *args: P.args, **parameters: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, X: Tensor, Y: Any, /, *args: P.args, **parameters: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, X: Any, Y: Tensor, /, *args: P.args, **parameters: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, X: Any, Y: Any, /, *args: P.args, **parameters: P.kwargs) -> float: ...
 
 
 _MEASURES: dict[str, Measure] = {}
@@ -114,39 +177,80 @@ def measure(
     convention: str = "",
     symmetric: bool = True,
     is_metric: bool = False,
-    whitens: bool = False,
+    whitens: bool | Callable[[Settings], bool] = False,
     precise: bool = False,
     debiases: bool = False,
     shows: tuple[str, ...] = (),
-) -> Callable[[Callable[..., Tensor]], Callable[..., Any]]:
+    smooth: bool | str | Callable[[Settings], bool | str] = True,
+    debiased_as: str = "",
+) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
-    What it reads is said by the annotation of its first argument; its parameters are keyword-only.
+    What it reads is said by the annotation of its first argument, a pair type; its parameters are keyword-only.
+
+    Args:
+        higher_is_closer: whether it is a similarity; else it is a distance.
+        bounds: the least and the greatest value.
+        unchanged_by: changes of either layer that leave the value as it is: rotation, scaling, translation, invertible.
+        reference: where it comes from.
+        convention: what must be said so that the number can be told from others of the same name.
+        symmetric: whether the order of the layers does not matter.
+        is_metric: whether it is a metric.
+        whitens: whether fewer examples than features inflate it; may be a function of the settings.
+        precise: whether it needs products in float64, as everything that whitens does.
+        debiases: whether it needs the debiasing sums.
+        shows: parameters that stand in the id even at their default.
+        smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
+            settings.
+        debiased_as: the name of the same measure without the bias of small samples.
     """
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
         raise ValueFault(f"`unchanged_by` knows {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
 
-    def register(function: Callable[..., Tensor]) -> Callable[..., Any]:
-        reads = next(iter(get_type_hints(function).values()), None)
-        if reads not in (Moments, Grams, Rows):
-            raise ValueFault(
-                f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`."
-            )
+    def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
+        rules = {fact: rule for fact, rule in (("whitens", whitens), ("smooth", smooth)) if callable(rule)}
         facts = Facts(
-            reads, higher_is_closer, bounds, symmetric, is_metric, frozenset(unchanged_by), whitens, precise or whitens,
-            debiases, shows, "; ".join(filter(None, [convention, RANK if whitens else ""])), reference,
-        )  # fmt: skip
+            reads=_pair_type(function),
+            higher_is_closer=higher_is_closer,
+            bounds=bounds,
+            unchanged_by=frozenset(unchanged_by),
+            reference=reference,
+            convention="; ".join(filter(None, [convention, RANK if whitens else ""])),
+            symmetric=symmetric,
+            is_metric=is_metric,
+            whitens=bool(whitens),
+            precise=precise or bool(whitens),
+            debiases=debiases,
+            shows=shows,
+            smooth=True if callable(smooth) else smooth,
+            debiased_as=debiased_as,
+            by_settings=rules,
+        )
         public = _callable_with_matrices(function, facts)
-        _add(Measure(public, facts))
-        return public
+        _add(Measure(public, facts.at(_defaults(public))))
+        return cast("MeasureFunction[S, P]", public)
 
     return register
 
 
+def _pair_type(function: Callable[..., Any]) -> type[Any]:
+    """Return the class that annotates the first argument, if it has all that a pair type needs."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    reads = get_type_hints(function).get(first)
+    needs = [name for name in ("of", "options", "caution") if not callable(getattr(reads, name, None))]
+    if isinstance(reads, type) and not needs:
+        return reads
+    lacks = f"; {reads.__name__} is no pair type, it lacks {', '.join(needs)}" if isinstance(reads, type) else ""
+    raise ValueFault(
+        f"annotate the first argument of {function.__name__!r} with the statistic it reads, e.g. `Moments`{lacks}."
+    )
+
+
 def measures() -> dict[str, Measure]:
     """Return all measures by name: ours, and those that installed packages offer."""
-    _load_entry_points()
+    for sentence in broken_packages().values():
+        _warn_of(sentence)
     return dict(_MEASURES)
 
 
@@ -164,9 +268,12 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         return _of_function(spec, known)
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
-    name, parameters = _parsed(spec)
+    name, parameters = parsed(spec)
     if name not in known:
-        raise UnknownName(f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.")
+        broken = "".join(f" It may be one of a package that failed: {why}" for why in broken_packages().values())
+        raise UnknownName(
+            f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.{broken}"
+        )
     return _with_parameters(known[name], parameters)
 
 
@@ -179,57 +286,16 @@ def _of_function(function: Callable[..., Any], known: dict[str, Measure]) -> Mea
 
 
 def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
-    defaults = found.defaults
+    known = {p.name: p for p in _keywords(found.function)}
     for key in parameters:
-        if key not in defaults:
-            has = f"its parameters are {', '.join(defaults)}" if defaults else "it has no parameters"
-            raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, defaults) or ';'} {has}.")
-    typed = {key: _like(defaults[key], key, value) for key, value in parameters.items()}
-    return Measure(found.function, found.facts, typed)
+        if key not in known:
+            has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+            raise UnknownName(f"{found.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+    chosen = {key: typed(key, value, known[key].default, known[key].annotation) for key, value in parameters.items()}
+    return Measure(found.function, found.facts.at(found.defaults | chosen), chosen)
 
 
-def _like(default: Any, key: str, value: Any) -> Any:
-    """Return `value` in the type of the parameter's default, so that 1 and 1.0 are one id."""
-    if isinstance(default, float) and type(value) is int and abs(value) < 2**1000:
-        return float(value)
-    if type(value) is not type(default):
-        raise ValueFault(
-            f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
-        )
-    return value
-
-
-def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
-    try:
-        node = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
-        node = ast.Constant(None)
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and not node.args
-        and all(k.arg for k in node.keywords)
-    ):
-        names = [str(k.arg) for k in node.keywords]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise UnknownName(f"{spec!r} gives the parameter {twice!r} twice.")
-        return node.func.id, {str(k.arg): _literal(spec, k.value) for k in node.keywords}
-    raise UnknownName(f"{spec!r} is no measure; write a name, or a name with parameters as in 'svcca(variance=0.95)'.")
-
-
-def _literal(spec: str, node: ast.expr) -> Any:
-    if isinstance(node, ast.Name):  # a bare word is a string: cka_minibatch(kernel=rbf)
-        return node.id
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise UnknownName(f"{spec!r}: the value of a parameter must be a number or a word.") from None
-
-
-def _callable_with_matrices(function: Callable[..., Tensor], facts: Facts) -> Callable[..., Any]:
+def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(X: Any, Y: Any = None, /, **parameters: Any) -> Any:
         if isinstance(X, facts.reads) and Y is None:
@@ -239,24 +305,21 @@ def _callable_with_matrices(function: Callable[..., Tensor], facts: Facts) -> Ca
             raise ValueFault(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
+        settings = _defaults(function) | parameters
+        here = facts.at(settings)
         with exact_products():
-            value = function(_taken(facts, X, Y, function, parameters), **parameters)
+            pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
+            caution = pair.caution(here, settings)
+            if caution:
+                warnings.warn(caution, InflatedWarning, stacklevel=2)
+            value = function(pair, **parameters)
         number = _finite(function.__name__, value)
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
 
+    matrices = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "XY"]
+    signature = inspect.Signature([*matrices, *_keywords(function)], return_annotation=float | Tensor)
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call
-
-
-def _taken(facts: Facts, X: Any, Y: Any, function: Callable[..., Tensor], parameters: dict[str, Any]) -> Any:
-    """Return the statistic of two matrices that the measure reads."""
-    if facts.reads is Moments:
-        moments = Moments.of(X, Y, torch.float64 if facts.precise else None)
-        if facts.whitens and moments.few_examples:
-            warnings.warn(moments.few_examples, InflatedWarning, stacklevel=3)
-        return moments
-    if facts.reads is Grams:
-        return Grams.of(X, Y, **_defaults(function) | parameters)
-    return Rows.of(X, Y)
 
 
 def _add(new: Measure) -> None:
@@ -270,27 +333,37 @@ def _add(new: Measure) -> None:
     _MEASURES[new.name] = new
 
 
+def broken_packages() -> dict[str, str]:
+    """Return a sentence for each installed package whose measures could not be loaded, by the package's name."""
+    return dict(_load_entry_points())
+
+
 @functools.cache
-def _load_entry_points() -> None:
-    for entry in entry_points(group="netkin.measures"):
-        _load(entry)
+def _load_entry_points() -> dict[str, str]:
+    return {package: why for entry in entry_points(group="netkin.measures") for package, why in _load(entry).items()}
 
 
-def _load(entry: EntryPoint) -> None:
-    """Load what one package offers: all of it, or nothing and a sentence that names the package."""
+def _load(entry: EntryPoint) -> dict[str, str]:
+    """Load what one package offers, all of it or nothing; return what went wrong by the package's name."""
     before = dict(_MEASURES)
     try:
         entry.load()
     except Exception as fault:
         _MEASURES.clear()
         _MEASURES.update(before)
-        if isinstance(fault, NetkinError):
-            raise
         package = entry.dist.name if entry.dist else entry.name
-        raise SourceError(
-            f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
-            f"{type(fault).__name__}: {fault}; mend or uninstall the package."
-        ) from fault
+        said = str(fault).rstrip(".")
+        return {
+            package: f"the measures of package {package!r} in {entry.value!r} could not be loaded: "
+            f"{type(fault).__name__}: {said}; mend or uninstall the package, all other measures work."
+        }
+    return {}
+
+
+@functools.cache
+def _warn_of(sentence: str) -> None:
+    """Warn of a broken package, once."""
+    warnings.warn(sentence, PackageWarning, stacklevel=3)
 
 
 def value_of(found: Measure, statistic: Any) -> float:

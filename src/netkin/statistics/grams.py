@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 KERNELS = ("linear", "rbf")
+DEFAULTS = {"batch": 128, "kernel": "linear", "fraction": 0.4}  # of measures that have no such parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,15 @@ class Grams:
         """Return the statistic of two matrices cut into mini-batches in the order of their rows."""
         X, Y = paired(X, Y)
         return LayerGrams.of({"X": X, "Y": Y}, batch=batch, kernel=kernel, fraction=fraction)["X", "Y"]
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mini-batches and the kernel that a measure asks for, where its parameters say."""
+        return {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return an empty string: mini-batches are not inflated by few examples."""
+        return ""
 
 
 @dataclass(frozen=True)

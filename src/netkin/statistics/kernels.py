@@ -10,6 +10,8 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
 
+CHANCE = 0.1  # the score of unrelated layers from which on CKA with its bias misleads
+
 
 def u_centred(kernel: Tensor) -> Tensor:
     """Return `kernel` with zero diagonal, U-centred in float64 (Song 2012; Székely & Rizzo 2014).
@@ -41,6 +43,17 @@ def centred(kernel: Tensor) -> Tensor:
 def _above_rounding(kernel: Tensor, size: Tensor, rounding: float) -> Tensor:
     """Return one, or zero where centring has left nothing but rounding."""
     return kernel.detach().norm(dim=(-2, -1), keepdim=True) > 8 * rounding * size
+
+
+def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> str:
+    """Return a sentence if the biased CKA of layers with nothing in common is worth a word, else an empty string."""
+    if not chance > CHANCE:
+        return ""
+    x, y = dimensions
+    return (
+        f"{n:,} examples are few for layers of {x:.3g} and {y:.3g} effective dimensions: those with nothing "
+        f"in common would score {chance:.2f} on average; use `{debiased}`, or more examples."
+    )
 
 
 def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:

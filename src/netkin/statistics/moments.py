@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from netkin.arrays import paired, summing_dtype
+from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.kernels import few_for_bias
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
+
+COARSE = 1e-4  # an error of a correlation that is worth a word
 
 
 class Moments:
@@ -31,8 +35,45 @@ class Moments:
 
         `precision` is that of the products; None keeps the matrices' own.
         """
-        X, Y = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
-        return cls(RowsSide(X, "`X`", precision), RowsSide(Y, "`Y`", precision))
+        pair = paired(X, Y, check=False)  # the sides notice NaN and Inf by the mean that they take anyway
+        x, y = (
+            RowsSide(rows, name, precision, resolution=resolution_of(given, rows))
+            for given, rows, name in zip((X, Y), pair, ("`X`", "`Y`"), strict=True)
+        )
+        return cls(x, y)
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the precision that a measure asks of the products, for `of`."""
+        return {"precision": torch.float64 if facts.precise else None}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+        cautions = []
+        if facts.whitens:
+            cautions.append(self.few_examples)
+        if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
+            cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
+        if facts.debiased_as:
+            cautions.append(self._few_for_bias(facts.debiased_as))
+        return " ".join(filter(None, cautions))
+
+    def _few_for_bias(self, debiased: str) -> str:
+        """Return a sentence if unrelated layers of these spectra would score high by the bias of few examples.
+
+        Over all orders of the examples of one layer, ``‖XᵀY‖²`` of the centred layers is ``tr XᵀX · tr YᵀY / (n - 1)``
+        on average. Over the norms this is ``√(d e) / (n - 1)``, with ``d = (tr C)² / tr C²`` the layer's effective
+        dimension; blocks add up.
+        """
+        x, y = self.x, self.y
+        if not (x.varies and y.varies):
+            return ""
+        sizes = [float(side.squared.detach()) ** 0.5 for side in (x, y)]
+        traces = [side.variances.detach().to(side.total).sum(-1) for side in (x, y)]
+        shared = min(len(trace) for trace in traces)
+        chance = float((traces[0][:shared] * traces[1][:shared]).sum()) / ((self.n - 1) * sizes[0] * sizes[1])
+        d, e = (float(trace.sum()) ** 2 / size**2 for trace, size in zip(traces, sizes, strict=True))
+        return few_for_bias(self.n, chance, (d, e), debiased)
 
     @property
     def swapped(self) -> Moments:
@@ -81,7 +122,26 @@ class Moments:
     @cached_property
     def alignment(self) -> Tensor:
         """``QxᵀQy``, the cross moment of the whitened sides, (blocks, k, l)."""
-        return self.x.whitener.mH @ self.cross @ self.y.whitener
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
+        return x.whitener.mH @ self.cross @ y.whitener
+
+    @cached_property
+    def explained(self) -> Tensor:
+        """``QxᵀY``, what the whitened x side holds of the y side, (blocks, k, q)."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            return (x.whitened.mT @ y.coordinates.to(x.whitened.dtype)).unsqueeze(0)
+        return x.whitener.mH @ self.cross
+
+    def mapped(self, F: Tensor, G: Tensor) -> Tensor:
+        """Return ``FᵀXᵀYG`` for maps of the sides' coordinates, (blocks, k, l); of rows without the product XᵀY."""
+        x, y = self.x, self.y
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+            left, right = x.coordinates @ F[0], y.coordinates @ G[0]
+            return (left.mT @ right.to(left.dtype)).unsqueeze(0)
+        return F.mH @ self.cross @ G
 
     @cached_property
     def correlations(self) -> Tensor:
@@ -128,6 +188,20 @@ def canonical(alignment: Tensor, count: int) -> Tensor:
     """Return the `count` largest singular values over all blocks, which rounding must not lift over one."""
     values = torch.linalg.svdvals(alignment).flatten().to(summing_dtype(alignment.device))
     return values.sort(descending=True).values[:count].clamp(max=1)
+
+
+def _ill_conditioned(side: Side) -> str:
+    """Return a sentence if the products have lost the digits of a layer's small directions, and its rows are gone."""
+    if isinstance(side, RowsSide) or not side.varies:
+        return ""
+    condition = side.condition
+    error = side.rounding * condition**2
+    if error < COARSE:
+        return ""
+    return (
+        f"{side.name} has the condition number {condition:.0e}: of its smallest directions, read from moments, "
+        f"correlations are right to {error:.0e} only; measure its rows, or its leading directions by `svcca`."
+    )
 
 
 def _about_origin(side: Side) -> Side:

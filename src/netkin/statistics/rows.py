@@ -36,7 +36,7 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kernels import rbf_kernel
+from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
@@ -88,6 +88,19 @@ class Rows:
         """Return two matrices whose rows are the same examples as a pair."""
         X, Y = paired(X, Y)
         return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing: rows are the same for every measure."""
+        return {}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+        if not (facts.debiased_as and "fraction" in settings) or self.n < 2:
+            return ""
+        kernels = [sample.centred_kernel(centred, settings["fraction"]).detach() for sample in (self.x, self.y)]
+        d, e = (float(torch.trace(K) / K.norm()) ** 2 for K in kernels)  # as of moments, which have C for K
+        return few_for_bias(self.n, (d * e) ** 0.5 / (self.n - 1), (d, e), facts.debiased_as)
 
     def moments(self, precision: torch.dtype | None = torch.float64) -> Moments:
         """Return the moments of the pair."""

@@ -1,12 +1,14 @@
 """One layer as a pair of moments sees it: its mean, its second moment and what follows from them.
 
 A side comes in two forms. `RowsSide` holds the centred rows and takes whichever product is smaller, the covariance
-``XᵀX`` or the Gram matrix ``XXᵀ``. `CovarianceSide` holds moments that were streamed and has no rows any more.
+``XᵀX`` or the Gram matrix ``XXᵀ``; where a product has lost the digits of the small directions, it decomposes the rows
+themselves. `CovarianceSide` holds moments that were streamed and has no rows any more.
 Everything is kept in units of ``1 / scale``, a power of two, so that no square over- or underflows.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from functools import cached_property
 
@@ -18,6 +20,8 @@ from netkin.errors import NoValue
 from netkin.settings import rounded_products
 from netkin.statistics.kernels import power_of_two
 
+LOST = 2.0**32  # whitening by an eigenvalue of a product costs eps·λmax/λ: from here on over 2e-10 in float64
+
 
 class Side(ABC):
     """One layer's own moments; matrices have a leading axis of blocks."""
@@ -27,7 +31,7 @@ class Side(ABC):
     width: int
     scale: float
     mean: Tensor
-    resolution: float  # the rounding unit of the data as they came
+    resolution: float  # the rounding unit of the data as they came, before halves were raised to float32
     rounding: float  # the rounding unit of the products
     lacks = "was streamed without the debiasing sums; collect with `debiased=True`."
 
@@ -64,21 +68,31 @@ class Side(ABC):
     @cached_property
     def trace(self) -> Tensor:
         """The sum of all centred squares; a layer that does not vary is refused here, for every measure alike."""
-        if not self._varies():
+        if not self.varies:
             raise NoValue(
                 f"{self.name} is constant over the {self.n:,} examples (width {self.width:,}); a measure needs a layer "
                 "that varies. Pass more or other examples, or leave the layer out."
             )
         return self.total
 
+    @cached_property
+    def varies(self) -> bool:
+        """Whether the layer is more than a constant; what every measure but those of means needs."""
+        return self._varies()
+
     def _varies(self) -> bool:
         """Tell whether any unit moves by more than the rounding of its mean."""
-        noise = self.n * (2 * self.resolution * self.scale * self.mean.detach().abs().to(self.total)).square()
+        noise = self.n * (2 * self.step * self.scale * self.mean.detach().abs().to(self.total)).square()
         if float(self.total.detach()) > float(noise.sum()):
             return True
         return bool(
             (self.variances.detach().to(noise) > noise).any()
         )  # one unit stuck far off must not hide the others
+
+    @property
+    def step(self) -> float:
+        """The rounding unit at which a unit still counts as constant: halves are exact in float32."""
+        return min(self.resolution, torch.finfo(torch.float32).eps)
 
     @property
     @abstractmethod
@@ -98,12 +112,49 @@ class Side(ABC):
 
     @cached_property
     def kept(self) -> Tensor:
-        """Which eigenvalues stand above the rounding of the products: the numerical rank, (blocks, r) of booleans."""
-        values, _ = self.eigen
-        return values > max(self.n, self.width) * self.rounding * values.max()
+        """Which eigenvalues stand above rounding: the numerical range, (blocks, r) of booleans."""
+        kept = self.above_rounding(self.eigen[0])
+        if not bool(kept.any()):
+            raise NoValue(
+                f"{self.name} varies by no more than the rounding of its data, {self.resolution:.1g} of their size, so "
+                "that nothing is left to whiten. Record it in a higher precision, or take its offset off first."
+            )
+        return kept
+
+    def above_rounding(self, values: Tensor) -> Tensor:
+        """Mark the eigenvalues, (blocks, r), that the rounding of neither products nor data explains."""
+        products = max(self.n, self.width) * self.rounding * float(values.max())
+        return values > max(products, self.noise)
+
+    @cached_property
+    def noise(self) -> float:
+        """The largest eigenvalue that the rounding of the data alone may give the second moment.
+
+        It moves an entry x by noise of variance up to ``(eps x)²/12``, of which four times are taken; and noise of one
+        size for all entries has no eigenvalue above ``(1 + √(p/n))²`` times that of a single unit (Marchenko & Pastur).
+        A unit's noise is at most what it varies: one that is stuck at a large value has none.
+        """
+        variances = self.variances.detach().to(self.total)
+        offsets = self.n * (self.mean.detach().abs().to(variances) * self.scale).square()
+        # a transform spreads rounding over its frequencies evenly
+        rounded = self.resolution**2 / 3 * (variances + offsets).mean(0)
+        loudest = torch.minimum(rounded, variances.mean(0)).max()
+        return (1 + math.sqrt(self.block_width / self.n)) ** 2 * float(loudest)
+
+    def loses_digits(self, values: Tensor) -> bool:
+        """Say whether eigenvalues of a product, with its rounding, are too far apart to whiten by the smallest kept."""
+        kept = values[self.above_rounding(values)]
+        return kept.numel() > 0 and float(kept.min()) < LOST * self.rounding * float(kept.max())
+
+    @property
+    def condition(self) -> float:
+        """The condition number of the layer: how many times its largest kept direction exceeds the smallest."""
+        values = self.eigen[0][self.kept]
+        return math.sqrt(float(values.max()) / float(values.min()))
 
     @cached_property
     def rank(self) -> int:
+        """How many directions the layer is cut to where it is whitened."""
         return int(self.kept.sum())
 
     @property
@@ -118,15 +169,14 @@ class Side(ABC):
     def whitening(self, keep: Tensor) -> Tensor:
         """Return the whitener of the principal directions marked in `keep` (blocks, r); zero columns elsewhere.
 
-        The directions are entered through a basis without gradient and whitened there by Cholesky: for every measure
-        unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
+        The directions are entered through a basis without gradient and whitened there by a triangular factor: for every
+        measure unchanged by rotation the first derivative is exact, and finite where `eigh` alone would divide by zero.
         """
         basis, kept = self.spanning(keep)
         if not self.needs_gradient:
             values = self.eigen[0][..., : kept.shape[-1]]
             return basis * torch.where(kept, values, 1).rsqrt().unsqueeze(-2)
-        lower = torch.linalg.cholesky(self.inside(basis, kept))
-        return torch.linalg.solve_triangular(lower, basis.mH, upper=False).mH
+        return torch.linalg.solve_triangular(self.factor(basis, kept), basis, upper=True, left=False)
 
     def spanning(self, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Return the directions marked in `keep`, (blocks, r, k), and which of these k columns are real.
@@ -143,6 +193,10 @@ class Side(ABC):
             across = (self.kept & ~keep).unsqueeze(-1) & kept.unsqueeze(-2)
             basis = basis + vectors @ ((vectors.mH @ self.second @ basis) / torch.where(across, gaps, torch.inf))
         return basis, kept
+
+    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+        """Return the upper triangular R for which ``RᴴR`` is the second moment in the coordinates of `basis`."""
+        return torch.linalg.cholesky(self.inside(basis, kept)).mH
 
     def inside(self, basis: Tensor, kept: Tensor) -> Tensor:
         """Return the second moment in the coordinates of `basis`, (blocks, k, k); ones where a column is not real."""
@@ -166,9 +220,11 @@ class RowsSide(Side):
         precision: torch.dtype | None = None,
         centred: bool = True,
         width: int | None = None,
+        resolution: float | None = None,
     ):
         self.name, self.n, self.width = name, len(X), width or X.shape[1]
-        self.resolution, self._X, self._precision = torch.finfo(X.dtype).eps, X, precision or X.dtype
+        self.resolution = resolution or torch.finfo(X.dtype).eps
+        self._X, self._precision = X, precision or X.dtype
         self.rounding = torch.finfo(self._precision).eps
         self.mean = self._mean() if centred else X.new_zeros(1, X.shape[1], dtype=self._precision)
         self.scale, self._shift = 1.0, self.mean
@@ -235,7 +291,9 @@ class RowsSide(Side):
     @cached_property
     def uncentred(self) -> RowsSide:
         """The same rows about the origin instead of their mean."""
-        return RowsSide(self._X, self.name, self._precision, centred=False, width=self.width)
+        return RowsSide(
+            self._X, self.name, self._precision, centred=False, width=self.width, resolution=self.resolution
+        )
 
     @cached_property
     def squared(self) -> Tensor:
@@ -272,7 +330,19 @@ class RowsSide(Side):
         if self.is_wide and not self._X.requires_grad:  # diagonal already
             values = self._row_space[0]
             return values.unsqueeze(0), torch.eye(self.n, dtype=values.dtype, device=values.device).unsqueeze(0)
-        return super().eigen
+        values, vectors = super().eigen
+        if not self.loses_digits(values):
+            return values, vectors
+        roots, turned = torch.linalg.svd(triangular(self.coordinates.detach().mT))[1:]
+        return roots.square().unsqueeze(0), turned.mT.unsqueeze(0)
+
+    @cached_property
+    def whitened(self) -> Tensor:
+        """The rows after the whitener, n × rank: orthonormal columns that span the layer's numerical range."""
+        return self.coordinates @ self.whitener[0]
+
+    def factor(self, basis: Tensor, kept: Tensor) -> Tensor:
+        return torch.linalg.qr(self.coordinates @ basis[0])[1].unsqueeze(0)
 
     @cached_property
     def units(self) -> Tensor:
@@ -289,7 +359,11 @@ class RowsSide(Side):
         """Eigenvalues, falling, and eigenvectors of the Gram matrix, without gradient."""
         self.trace  # noqa: B018  refuses a constant layer
         values, vectors = torch.linalg.eigh(self.gram.detach())
-        return values.flip(-1).clamp(min=0), vectors.flip(-1)
+        values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
+        if not self.loses_digits(values) or int(self.above_rounding(values).sum()) >= self.n - 1:
+            return values, vectors  # every direction that n examples have is kept: which is which does not matter
+        vectors, roots, _ = torch.linalg.svd(triangular(self.rows.detach()).mT)
+        return roots.square(), vectors
 
 
 class CovarianceSide(Side):
@@ -358,6 +432,14 @@ def self_product(matrix: Tensor) -> Tensor:
         product[start:stop, :stop] = block + rest[:, start:stop].mT @ rest[:, :stop]
         product[:start, start:stop] = product[start:stop, :start].mT
     return product
+
+
+def triangular(rows: Tensor) -> Tensor:
+    """Return the triangular R with ``RᵀR = XXᵀ`` without taking the product, of n × p rows with n ≤ p, by parts."""
+    factor = rows.new_zeros(0, len(rows))
+    for part in rows.split(max(4 * len(rows), 1024), dim=1):
+        factor = torch.linalg.qr(torch.cat([factor, part.mT]), mode="r")[1]
+    return factor
 
 
 def gram_product(rows: Tensor) -> Tensor:

@@ -516,7 +516,7 @@ class SpectralSide(Side):
 
     def _varies(self) -> bool:
         """Tell whether any channel moves by more than the rounding of its mean, which a transform spreads evenly."""
-        spread = 2 * self.resolution * self.scale * self.mean.detach().abs().to(self.total)
+        spread = 2 * self.step * self.scale * self.mean.detach().abs().to(self.total)
         noise = self.n * spread.square().mean(0)
         variances = self.variances.detach().to(noise)
         return bool(variances.sum() > len(self.mean) * noise.sum()) or bool((variances > noise).any())

@@ -14,6 +14,8 @@ from netkin.applications.stitching.training import objective
 from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
+
 
 def alike(examples, width, other, seed=0):
     generator = torch.Generator().manual_seed(seed)

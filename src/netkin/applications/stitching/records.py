@@ -20,6 +20,7 @@ from netkin.measures import cka
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
 from netkin.representations.nesting import mapped
+from netkin.statistics import Moments
 
 Record = dict[str, Any]
 
@@ -128,7 +129,7 @@ class _Tally:
 
 def _cka_if_any(X: Tensor, Y: Tensor) -> float | None:
     try:
-        return float(cka(X, Y))
+        return float(cka(Moments.of(X, Y, None)))
     except NoValue:  # activations that do not vary
         return None
 
