@@ -46,7 +46,9 @@ if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "netkin.comparing": ["compare", "compare_many", "explain", "model_directions"],
+    "netkin.comparing": [
+        "Statistics", "Subject", "collect", "compare", "compare_many", "explain", "merge", "model_directions",
+    ],
     "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
         "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",

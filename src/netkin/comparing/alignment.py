@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from netkin.comparing.subjects import Runner
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.representations.shapes import positions, resize_to
 from netkin.statistics.collector import Key, LayerSize, Rectangle, name_of
@@ -75,14 +76,18 @@ def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(a, b, strict=True))
 
 
-def size_of_layer(model: str, name: str, rows: Tensor, shape: str, space: tuple[int, ...], resizes: bool) -> LayerSize:
-    """Return a layer as the rows or maps that it gave show it; `space` is known of maps that may be resized."""
+def size_of_layer(runner: Runner, name: str, rows: Tensor) -> LayerSize:
+    """Return a layer as the rows or maps that it gave show it."""
+    shape, space = runner.shapes[name], runner.space(name) if runner.resizes else ()
     spectral = shape == DFT
-    if resizes:
+    if runner.resizes:
         shape = AVERAGED if spectral else AVERAGED_POSITIONS if space else "matrix"
     space = tuple(placed(rows).shape[2:]) if spectral else space
     width, size = rows.shape[1:].numel(), rows.element_size()
-    return LayerSize(model, name, width, len(rows), shape=shape, space=space, itemsize=size, spectral=spectral)
+    return LayerSize(
+        runner.name, name, width, len(rows), shape=shape, space=space, itemsize=size, spectral=spectral,
+        resolution=runner.resolution(name),
+    )  # fmt: skip
 
 
 class Alignment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer
@@ -20,9 +19,11 @@ from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import ShapeError, ValueFault
+from netkin.identity import DataDigest
 from netkin.measures.registry import Measure
+from netkin.progress import reporting
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in
+from netkin.representations.inputs import examples_in, part_of
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, keys_of, name_of
 
 SLICE = 512  # examples of recorded rows taken at a time
@@ -38,20 +39,27 @@ class Kept(NamedTuple):
 
 
 class Feed:
-    """The data of a pass: batches for each runner, in step where they are not the same for all."""
+    """The data of a pass: batches for each runner, in step where they are not the same for all.
 
-    def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None):
-        self.runners, self._examples = runners, examples
+    `expected` is how many examples all parts together will give, if that is known; `start` is the number of the first
+    one here.
+    """
+
+    def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None, part: Any = None, start: int = 0):
+        self.runners, self._examples, self.start = runners, examples, start
+        self._part = None if part is None else parsed_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
         if recorded:
             self._of_recorded(recorded, data, examples)
-            return
-        self._data = {runner: data if runner.data is None else runner.data for runner in runners}
-        for runner, own in self._data.items():
-            if own is None:
-                what = "`data` is missing" if data is None and runner.data is None else f"{runner.name!r} has no data"
-                raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
-        self.expected = examples_in(self._data[runners[0]], examples)
+        else:
+            self._data = {runner: data if runner.data is None else runner.data for runner in runners}
+            for runner, own in self._data.items():
+                if own is None:
+                    what = "`data` is missing" if runner.data is data else f"{runner.name!r} has no data"
+                    raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+            self.expected = examples_in(self._data[runners[0]], examples)
+        if self._part is not None:
+            self._cut(*self._part)
 
     def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
         if len(recorded) < len(self.runners):
@@ -67,34 +75,61 @@ class Feed:
             raise ValueFault("recorded rows are compared as they are; leave `data` out.")
         if examples is not None and examples < 1:
             raise ValueFault(f"`examples` must be at least 1; got {examples}.")
-        total = min(recorded[0].examples, examples or recorded[0].examples)
-        slices = [slice(start, min(start + SLICE, total)) for start in range(0, total, SLICE)]
-        self._data, self._examples, self.expected = dict.fromkeys(recorded, slices), None, total
+        self.expected = min(recorded[0].examples, examples or recorded[0].examples)
+        self._data = dict.fromkeys(recorded, slices(0, self.expected))
+
+    def _cut(self, which: int, count: int) -> None:
+        """Leave of the data the part `which` of `count`, a contiguous range of examples."""
+        if self.expected is None:
+            raise ValueFault(
+                "data that do not tell how many they are can't be split into parts; give each part `start`."
+            )
+        if count > self.expected:
+            raise ValueFault(f"{self.expected:,} examples can't be split into {count:,} parts; take fewer.")
+        first, last = self.expected * (which - 1) // count, self.expected * which // count
+        every = {id(data): data for data in self._data.values()}
+        is_recorded = isinstance(self.runners[0], RecordedRunner)
+        cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
+        self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
+        self._examples, self.start = None, self.start + first
 
     def __iter__(self) -> Iterator[dict[Runner, Any]]:
         """Yield for each runner its batch; those that hold the same data object share one iteration."""
         every = {id(data): data for data in self._data.values()}
-        iterators = [self._batches(data) for data in every.values()]
+        recorded = isinstance(self.runners[0], RecordedRunner)
+        iterators = [data if recorded else batches_of(data, self._examples) for data in every.values()]
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
-            self._refuse_uneven(found)
+            _refuse_uneven(found)
             yield found
 
-    def _batches(self, data: Any) -> Iterable[Any]:
-        recorded = isinstance(self.runners[0], RecordedRunner)
-        return data if recorded else batches_of(data, self._examples)
 
-    def _refuse_uneven(self, batches: Mapping[Runner, Any]) -> None:
-        lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
-        (a, n), *others = lengths.items()
-        for b, m in others:
-            if n == m:
-                continue
+def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
+    lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
+    (a, n), *others = lengths.items()
+    for b, m in others:
+        if n != m:
             raise ShapeError(
                 f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
                 "examples in batches of the same size."
             )
+
+
+def slices(start: int, stop: int) -> list[slice]:
+    """Return a range of recorded examples, some at a time."""
+    return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
+
+
+def parsed_part(part: Any) -> tuple[int, int]:
+    """Return a part, written as "3/16" or (3, 16), as two numbers."""
+    try:
+        which, count = (int(one) for one in (part.split("/") if isinstance(part, str) else part))
+    except (TypeError, ValueError):
+        raise ValueFault(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
+    if not 1 <= which <= count:
+        raise ValueFault(f"parts are numbered from 1 to their count; got {which}/{count}.")
+    return which, count
 
 
 class Pass:
@@ -108,12 +143,13 @@ class Pass:
         study: Study,
         *,
         partial: bool = False,
-        start: int = 0,
     ):
         self.runners, self.needs, self.pairs, self.study = runners, needs_of(measures), pairs, study
         self.interruption = Interruption(partial)
         self.statistics: Statistics | None = None
-        self.examples, self.batches, self._start = 0, 0, start
+        self.examples, self.batches, self._start = 0, 0, 0
+        self._digest = DataDigest()
+        self._weighing = [need for need in self.needs if need.feeds == {"weights"}]
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
         self._layers: dict[Key, LayerSize] = {}
@@ -122,21 +158,30 @@ class Pass:
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(runner.resizes for runner in runners)
 
-    def run(self, feed: Iterable[Mapping[Runner, Any]]) -> Statistics:
+    def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
+        self._start = feed.start
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
             for runner in self.runners:
                 stack.enter_context(runner.ready(self._keeper(runner)))
-            bar = stack.enter_context(
-                tqdm(total=self.study.examples, desc="reading", unit=" examples", delay=2, leave=False)
-            )
+            report = stack.enter_context(reporting(self.study.examples, "reading", "examples"))
             for batches in feed:
-                bar.update(self._take(batches))
+                report.update(self._take(batches))
             self._settle()
         assert self.statistics is not None
-        self.statistics.finish(self._start, self.examples, self.interruption.ended)
+        left_out = [reason for runner in self.runners for reason in runner.left_out.values()]
+        self.statistics.finish(self.examples, self._digest, self.interruption.ended, left_out)
+        return self.statistics
+
+    def weigh(self) -> Statistics:
+        """Feed the weights alone to their collectors, where no measure needs data."""
+        found = {runner: runner.weights() for runner in self.runners}
+        sizes = [_size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
+        self._layers = {size.key: size for size in sizes}
+        self._begin(1)
+        assert self.statistics is not None
         return self.statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
@@ -152,6 +197,8 @@ class Pass:
         self._look(kept, batches)
         count = self._examples_in(kept, known)
         self._numbers = self._start + self.examples + np.arange(count)
+        if known is not None:
+            self._digest.update(first.content(batch), self._numbers)
         with self.interruption.held(), exact_products():
             if self.statistics is None:
                 self._begin(count)
@@ -167,8 +214,7 @@ class Pass:
         def keep(layer: str, rows: Tensor) -> Kept:
             key = (runner.name, layer)
             if self.statistics is None:
-                space = runner.space(layer) if runner.resizes else ()
-                self._layers[key] = size_of_layer(*key, rows, runner.shapes[layer], space, runner.resizes)
+                self._layers[key] = size_of_layer(runner, layer, rows)
             number = self.batches if self._searching is None else self._searching
             where = f"layer {layer!r} of {runner.name!r} in batch {number}"
             if self._searching is not None:
@@ -178,7 +224,7 @@ class Pass:
             except ValueFault:
                 refuse_non_finite(rows, where)
                 raise
-            needed = self._resizes or len(self._reducing) < len(self.needs)
+            needed = self._resizes or len(self._reducing) + len(self._weighing) < len(self.needs)
             witness = reduced[0][0] if reduced and isinstance(reduced[0], tuple) else rows.sum()
             return Kept(rows if needed else None, reduced, witness, len(rows))
 
@@ -234,6 +280,8 @@ class Pass:
         rows = _together({key: one.rows for key, one in kept.items() if one.rows is not None})
         rows = alignment.resized(rows) if alignment.resizes else rows
         for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
+            if need in self._weighing:
+                continue
             reduced = not self._resizes and need in self._reducing
             place = self._reducing.index(need) if reduced else 0
             for collector in collectors:
@@ -270,6 +318,14 @@ class Pass:
             plan = make_plan(self.needs, self.study)
             collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
             self.statistics.open(plan, collectors)
+            for need, own in zip(self.needs, collectors, strict=True):
+                if need in self._weighing:
+                    own[0].update({"weights": self._weights(names)}, np.arange(0))
+
+    def _weights(self, names: Mapping[str, Sequence[str]]) -> dict[Key, Mapping[str, Tensor]]:
+        """Return the weights of every layer by its key."""
+        found = {(one.name, layer): own for one in self.runners for layer, own in one.weights(names[one.name]).items()}
+        return {key: {name: tensor.detach() for name, tensor in own.items()} for key, own in found.items()}
 
     def _started(self, need: Need, kind: type[Collector]) -> list[Collector]:
         """Return collectors for a need: one, or one for each number of rows an example where they are reduced."""
@@ -296,7 +352,13 @@ class Pass:
             for collector in collectors[:1]:
                 price = type(collector).price(need.settings, grown)
                 if price is not None:
-                    refuse_over(self.study.limit, price.bytes, self.study.sizes, price.what, price.ways)
+                    refuse_over(self.study, price.bytes, price.what, price.ways)
+
+
+def _size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:
+    width = sum(tensor.numel() for tensor in tensors.values())
+    itemsize = max((tensor.element_size() for tensor in tensors.values()), default=4)
+    return LayerSize(model, layer, width, 1, shape="weights", itemsize=itemsize)
 
 
 def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -10,15 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Feed, Pass
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, refuse_stream
+from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Options, Runner, Subject
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import NameClash, ValueFault
-from netkin.measures.registry import Measure
+from netkin.identity import function_digest, settings_digest
+from netkin.measures.registry import Measure, find
+from netkin.measures.registry import measures as all_measures
+from netkin.progress import ProgressOption, showing
+from netkin.representations import dft
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
@@ -43,6 +49,10 @@ def compare(
     forward: Any = None,
     partial: bool = False,
     names: tuple[str, str] = ("a", "b"),
+    errors: bool = False,
+    chunks: int = 20,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
 ) -> Comparison:
     """Return how alike the layers of two models are, by every measure asked for, from one pass over the data.
 
@@ -66,6 +76,10 @@ def compare(
         forward: a function ``forward(model, batch)``, or one for each model.
         partial: whether Ctrl-C returns what is finished.
         names: what the result calls the two.
+        errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
+        chunks: how many chunks, where errors are asked for.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -74,14 +88,13 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
-    found = found_measures(measures)
-    given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
-    options = Options(layers, _places(given), shape, resize, transforms, forward, device)
-    runners = [options.runner(name, thing) for name, thing in given.items()]
-    study = Study({}, [], limit=memory_limit(memory), seed=seed)
+    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
+    study = _study(memory, seed, errors, chunks)
+    asked = _Asked(given, options, Pairs([pair], pairs), study, data, examples, partial)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-    called = dict(zip(pair, shown, strict=True))
-    return _compared(runners, data, found, Pairs([pair], pairs), study, examples, partial, called)[0]
+    with showing(progress):
+        return asked.compared(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
 def explain(
@@ -102,6 +115,10 @@ def explain(
     forward: Any = None,
     partial: bool = False,
     names: tuple[str, str] = ("a", "b"),
+    errors: bool = False,
+    chunks: int = 20,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
 ) -> Plan:
     """Return what `compare` would do with the same arguments, and what that costs; nothing is collected.
 
@@ -117,16 +134,83 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    found = found_measures(measures)
-    given, pair = _two(a, b, names, alone=b is None or (b is a and transforms is None and forward is None))
-    options = Options(layers, _places(given), shape, resize, transforms, forward, device)
-    wanted = Pairs([pair], pairs)
-    runners = [options.runner(name, thing) for name, thing in given.items()]
-    for own in (data, *(runner.data for runner in runners)):
-        refuse_stream(own)
-    feed = Feed(runners, data, examples)
-    study = Study({}, [], examples=feed.expected, limit=memory_limit(memory), seed=seed)
-    return explained(runners, found, wanted, feed, study)
+    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
+    asked = _Asked(given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial)
+    return asked.explained(found_measures(measures))
+
+
+def collect(
+    a: nn.Module | Mapping[str, Any] | Subject,
+    b: nn.Module | Mapping[str, Any] | Subject | None = None,
+    data: Any = None,
+    measures: str | Callable[..., Any] | Sequence[Any] | None = None,
+    *,
+    layers: Spec | Mapping[str, Spec] = None,
+    pairs: Any = "all",
+    examples: int | None = None,
+    part: str | tuple[int, int] | None = None,
+    start: int = 0,
+    shape: Shape | Mapping[str, Shape] = None,
+    resize: str | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+    partial: bool = False,
+    names: tuple[str, str] = ("a", "b"),
+    errors: bool = False,
+    chunks: int = 20,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> Statistics:
+    """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
+
+    ``collect(a, b, data=d).compare("nbs")`` is ``compare(a, b, data=d, measures="nbs")``. Parts of the data may be
+    collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``. Arguments that are not
+    described here are those of `nk.compare`.
+
+    Args:
+        a: a model, a mapping of layer names to recorded arrays, or an `nk.Subject` with data of its own.
+        b: the second one.
+        data: a loader, an iterable of batches or one array of inputs.
+        measures: those to be served; without them all linear ones.
+        part: which part of indexable data, as "3/16": the third of sixteen contiguous ranges.
+        start: the number of the first example, for parts that are given as separate loaders.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(60, 8))
+        >>> parts = [collect({"x": X}, {"y": X**2}, part=(i, 3)) for i in (1, 2, 3)]
+        >>> round(merge(parts).compare("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
+        0.0
+    """
+    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
+    study = _study(memory, seed, errors, chunks)
+    asked = _Asked(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
+    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
+    with showing(progress):
+        found = asked.linear() if measures is None else found_measures(measures)
+        statistics, _ = asked.taken(found)
+    statistics.names = dict(zip(pair, shown, strict=True))
+    return statistics
+
+
+def merge(parts: Sequence[Statistics]) -> Statistics:
+    """Return the statistics of all parts of the data together, in whatever order they come."""
+    found = list(parts)
+    if not found:
+        raise ValueFault("there is nothing to merge; pass at least one part.")
+    for one in found:
+        if not isinstance(one, Statistics):
+            raise ValueFault(
+                f"`merge` takes statistics, as `nk.collect` or `nk.load` give them; got {type(one).__name__}."
+            )
+    while len(found) > 1:  # by halves, so that no part is added to all others one by one
+        found = [functools.reduce(Statistics.merge, found[i : i + 2]) for i in range(0, len(found), 2)]
+    return found[0]
 
 
 def compare_many(
@@ -145,6 +229,10 @@ def compare_many(
     transforms: Any = None,
     forward: Any = None,
     partial: bool = False,
+    errors: bool = False,
+    chunks: int = 20,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch.
 
@@ -161,12 +249,11 @@ def compare_many(
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
-    found = found_measures(measures)
-    options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device)
-    runners = [options.runner(name, thing) for name, thing in given.items()]
-    study = Study({}, [], limit=memory_limit(memory), seed=seed)
-    wanted = Pairs(list(combinations(given, 2)), pairs)
-    return Comparisons(_compared(runners, data, found, wanted, study, examples, partial, {}))
+    options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device, exact_model)
+    wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
+    asked = _Asked(given, options, wanted, study, data, examples, partial)
+    with showing(progress):
+        return Comparisons(asked.compared(found_measures(measures), {}))
 
 
 def compare_runners(
@@ -184,45 +271,106 @@ def compare_runners(
 
     `a` is run before `b` on each batch, so that `b` may hand out parts of what `a` has computed.
     """
-    study, pair = Study({}, [], limit=memory_limit(memory), seed=seed), (a.name, b.name)
-    return _compared([a, b], data, found_measures(measures), Pairs([pair]), study, examples, partial, {})[0]
+    options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
+    pairs, study = Pairs([(a.name, b.name)]), _study(memory, seed, False, 0)
+    asked = _Asked({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
+    return asked.compared(found_measures(measures), {})[0]
 
 
-def _compared(
-    runners: Sequence[Runner],
-    data: Any,
-    measures: Sequence[Measure],
-    pairs: Pairs,
-    study: Study,
-    examples: int | None,
-    partial: bool,
-    names: Mapping[str, str],
-) -> list[Comparison]:
-    statistics, interruption = taken(runners, data, measures, pairs, study, examples, partial)
-    statistics.names = dict(names)
-    return [comparison_of(statistics, measures, pair, interruption) for pair in pairs.of]
+class _Asked:
+    """One call: what is compared, on what data, and how."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        options: Options,
+        pairs: Pairs,
+        study: Study,
+        data: Any = None,
+        examples: int | None = None,
+        partial: bool = False,
+        part: Any = None,
+        start: int = 0,
+    ):
+        self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data
+        self.examples, self.partial, self.part, self.start = examples, partial, part, start
+        self.runners = [options.runner(name, thing) for name, thing in given.items()]
+
+    def compared(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
+        """Return the comparison of every pair of models."""
+        statistics, interruption = self.taken(measures)
+        statistics.names = dict(names)
+        return [comparison_of(statistics, measures, pair, interruption) for pair in self.pairs.of]
+
+    def taken(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
+        """Return what one pass over the data left, and whether it was interrupted."""
+        if all(need.feeds == {"weights"} for need in needs_of(measures)):
+            one = Pass(self.runners, measures, self.pairs, self.study)
+            return one.weigh(), one.interruption
+        feed = self._feed()
+        one = Pass(
+            self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
+        )
+        statistics = one.run(feed)
+        statistics.data, statistics.settings = self._data_name(), self._settings()
+        return statistics, one.interruption
+
+    def explained(self, measures: Sequence[Measure]) -> Plan:
+        """Return the plan of the pass, without taking it."""
+        for own in (self.data, *(runner.data for runner in self.runners)):
+            refuse_stream(own)
+        feed = self._feed()
+        return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
+
+    def linear(self) -> list[Measure]:
+        """Return all measures that read what `cka` reads, as far as the layers' shape allows."""
+        shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
+        own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]
+        spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
+        alike = [one for one in all_measures().values() if one.facts.reads is find("cka").facts.reads]
+        fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
+        return fit if spectral else alike
+
+    def _feed(self) -> Feed:
+        feed = Feed(self.runners, self.data, self.examples, self.part, self.start)
+        if self.study.chunks and feed.expected is not None and self.study.chunks > feed.expected:
+            raise ValueFault(
+                f"chunks={self.study.chunks} are more than the {feed.expected:,} examples; take fewer chunks or more "
+                "examples."
+            )
+        return feed
+
+    def _data_name(self) -> str:
+        own = {id(one.data): name_of(one.data) for one in self.runners if one.data is not None}
+        return " and ".join(own.values()) if own else name_of(self.data)
+
+    def _settings(self) -> str:
+        """Return a digest of all that changes the numbers, beside weights and data."""
+        options = self.options
+        functions = {name: function_digest(one) for name, one in options.transforms.items() if one is not None}
+        functions |= {
+            f"{name} forward": function_digest(one) for name, one in options.forward.items() if one is not None
+        }
+        shape = options.shape if not callable(options.shape) else function_digest(options.shape)
+        return settings_digest({
+            "shape": {key: str(one) for key, one in shape.items()} if isinstance(shape, Mapping) else str(shape),
+            "resize": options.resizes, "pairs": self.pairs.words, "chunks": self.study.chunks, "seed": self.study.seed,
+            "exact_model": options.exact_model, "functions": functions, "version": __version__,
+        })  # fmt: skip
 
 
-def taken(
-    runners: Sequence[Runner],
-    data: Any,
-    measures: Sequence[Measure],
-    pairs: Pairs,
-    study: Study,
-    examples: int | None = None,
-    partial: bool = False,
-) -> tuple[Statistics, Interruption]:
-    """Return what one pass over the data left, and whether it was interrupted."""
-    feed = Feed(runners, data, examples)
-    study = replace(study, examples=feed.expected)
-    one = Pass(runners, measures, pairs, study, partial=partial)
-    statistics = one.run(feed)
-    statistics.data = name_of(data)
-    return statistics, one.interruption
+def _study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
+    if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
+        raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
+    return Study({}, [], limit=memory_limit(memory), chunks=chunks if errors else 0, seed=seed)
 
 
-def _two(a: Any, b: Any, names: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Return what is to be compared by its names, and which two names make the pair."""
+def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Return what is to be compared by its names, and which two names make the pair.
+
+    A model and itself are two where each side has its own choice of layers.
+    """
+    alone = alone and not (b is not None and isinstance(layers, Mapping) and "b" in layers)
     if not (isinstance(names, (tuple, list)) and len(names) == 2 and all(isinstance(name, str) for name in names)):
         raise ValueFault(f"`names` must be two texts; got {names!r}.")
     given = {names[0]: a} if alone else {names[0]: a, names[1]: b}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import taken
+from netkin.comparing.compare import _Asked
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.subjects import Options
 from netkin.errors import InflatedWarning
@@ -58,9 +58,8 @@ def model_directions(
     chosen = {"a": [*dict.fromkeys([layer, other])]} if alone else {"a": [layer], "b": [other]}
     options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
     wanted = Pairs([pair], [(layer, other)])
-    runners = [options.runner(name, thing) for name, thing in given.items()]
     study = Study({}, [], limit=memory_limit(memory))
-    statistics, _ = taken(runners, data, [find("svcca")], wanted, study, examples)
+    statistics, _ = _Asked(given, options, wanted, study, data, examples).taken([find("svcca")])
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)

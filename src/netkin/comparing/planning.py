@@ -18,7 +18,7 @@ from netkin.comparing.alignment import Alignment, Pairs, size_of_layer
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
-from netkin.memory import free_memory, size_in_words
+from netkin.memory import free_memory, size_in_words, total_memory
 from netkin.representations.inputs import take
 from netkin.statistics.collector import Collector, LayerSize, Price, Study
 
@@ -48,7 +48,7 @@ class Need:
             if price.bytes <= study.limit:
                 return kind, price
         kind, price = min(offers, key=lambda offer: offer[1].bytes)
-        refuse_over(study.limit, price.bytes, study.sizes, price.what, price.ways)
+        refuse_over(study, price.bytes, price.what, price.ways)
         return kind, price
 
 
@@ -92,7 +92,8 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     """Choose a collector for each need; refuse what does not fit the memory, naming the ways out."""
     offers = [need.chosen(study) for need in needs]
     total = sum(price.bytes for _, price in offers)
-    refuse_over(study.limit, total, study.sizes, "the statistics")
+    refuse_over(study, total, "the statistics")
+    refuse_over(study, total, "the statistics", limit=max(free_memory(), 2**24))
     counts = [price.operations for _, price in offers]
     why = {
         name: price.words + price.why for need, (_, price) in zip(needs, offers, strict=True) for name in need.measures
@@ -104,21 +105,27 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     )  # fmt: skip
 
 
-def refuse_over(limit: int, size: int, layers: Sequence[LayerSize], what: str, ways: str | None = None) -> None:
-    """Refuse a size over the limit, naming the widest layer and the ways out."""
-    if size <= limit:
+def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int | None = None) -> None:
+    """Refuse a size over the study's limit, or over what is free, naming the widest layer and the ways out."""
+    most = study.limit if limit is None else limit
+    if size <= most:
         return
-    widest = max(layers, key=lambda layer: layer.width)
+    widest = max(study.sizes, key=lambda layer: layer.width)
     raise MemoryLimit(
-        f"{what} need {size_in_words(size)} and the limit is {size_in_words(limit)}; the widest layer is "
-        f"{widest.name!r} of {widest.model!r} with {widest.width:,} features. Use {ways or Price.ways}, "
-        "fewer `layers=`, or a higher `memory=`."
+        f"{what} need {size_in_words(size)} and {'the limit is' if limit is None else 'no more is free than'} "
+        f"{size_in_words(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
+        f"features. Use {ways or Price.ways}, fewer `layers=`, "
+        + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
+        + "or a higher `memory=`."
     )
 
 
 def memory_limit(memory: int | None) -> int:
-    """Return the bytes that statistics may take: what is asked for, or a quarter of what is free."""
-    return free_memory() // 4 if memory is None else memory
+    """Return the bytes that statistics may take: what is asked for, or a quarter of all there is.
+
+    What is free at the moment does not count, so that parts of one study choose the same collectors.
+    """
+    return total_memory() // 4 if memory is None else memory
 
 
 # --- explaining -------------------------------------------------------------------------------------------------------
@@ -209,8 +216,7 @@ class _Findings:
 
     def _keeper(self, runner: Runner) -> Any:
         def keep(name: str, rows: Tensor) -> bool:
-            shape, space = runner.shapes[name], runner.space(name) if runner.resizes else ()
-            self.layers[runner.name][name] = size_of_layer(runner.name, name, rows, shape, space, runner.resizes)
+            self.layers[runner.name][name] = size_of_layer(runner, name, rows)
             return True
 
         return keep
@@ -218,7 +224,8 @@ class _Findings:
     def _passes(self) -> int | None:
         if all(isinstance(runner, RecordedRunner) for runner in self.runners):
             return 0
-        return None if self.study.examples is None else len(self.runners) * self._batches()
+        learning = sum(runner.learning_passes for runner in self.runners)
+        return None if self.study.examples is None else len(self.runners) * self._batches() + learning
 
     def _batches(self) -> int:
         return math.ceil((self.study.examples or 0) / self.batch)
@@ -233,6 +240,8 @@ class _Findings:
     def _lines(self, plan: Plan) -> Iterator[str]:
         for model, found in self.layers.items():
             yield f"{model}: {_layers_in_words(found)}"
+        for runner in self.runners:
+            yield from (f"  left out: {reason}" for reason in runner.left_out.values())
         yield f"pairs: {plan.pairs:,}"
         if self.holes:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"
@@ -242,6 +251,11 @@ class _Findings:
         yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
         if plan.limit:
             yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
+        if self.study.chunks:
+            yield (
+                f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory; every value "
+                f"is read {self.study.chunks + 1} times"
+            )
         if plan.operations is not None:
             yield f"work: {_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"
         if plan.refused:

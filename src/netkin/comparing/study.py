@@ -16,12 +16,18 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan
 from netkin.comparing.subjects import Runner
 from netkin.errors import ShapeError, ValueFault
-from netkin.measures.registry import Measure, find, measures
+from netkin.identity import DataDigest
+from netkin.measures.registry import Measure, find
+from netkin.measures.registry import measures as all_measures
+from netkin.progress import ProgressOption, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now
 from netkin.statistics.collector import Collector, Key, LayerSize, Study
 
 KIND = "statistics"
+PLAIN = (
+    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "warnings", "created",
+)  # fmt: skip
 
 
 class Statistics:
@@ -41,7 +47,8 @@ class Statistics:
         self.collectors: list[list[Collector]] = [[] for _ in needs]
         self.plan = ""
         self.names: dict[str, str] = {}  # what results call the models, where not by their own names
-        self.data, self.examples, self.ranges = "", 0, [(0, 0)]
+        self.data, self.examples, self.digest = "", 0, DataDigest()
+        self.settings = ""  # a digest of what was asked of the pass
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
@@ -50,9 +57,17 @@ class Statistics:
         """Take the collectors that a plan has chosen."""
         self.plan, self.collectors = str(plan), list(collectors)
 
-    def finish(self, start: int, examples: int, ended: set[str]) -> None:
+    def finish(self, examples: int, digest: DataDigest, ended: set[str], left_out: Sequence[str]) -> None:
         """Note what was seen, at the end of a pass."""
-        self.examples, self.ranges, self.ended = examples, [(start, start + examples)], set(ended)
+        self.examples, self.digest, self.ended = examples, digest, set(ended)
+        if left_out:
+            more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
+            self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that were seen, as ranges (first, one behind the last)."""
+        return self.digest.ranges
 
     @property
     def layers(self) -> dict[str, list[LayerSize]]:
@@ -62,10 +77,11 @@ class Statistics:
     @property
     def products(self) -> str:
         """The precision of the products."""
-        found = {str(getattr(one, "precision", "")).removeprefix("torch.") for one in self._every()} - {""}
+        found = {str(getattr(one, "precision", "")).removeprefix("torch.") for one in self.every()} - {""}
         return ", ".join(sorted(found)) or ("float64" if self.study.doubles else "float32")
 
-    def _every(self) -> Iterator[Collector]:
+    def every(self) -> Iterator[Collector]:
+        """Yield all collectors."""
         for collectors in self.collectors:
             yield from collectors
 
@@ -88,29 +104,30 @@ class Statistics:
                     lacking.append(f"{collector.kind} without {missing}")
                 elif key is None or key in getattr(collector, "names", [key]):
                     return collector
-        held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self._every()])) or "nothing"
+        held = ", ".join(dict.fromkeys(lacking or [one.kind for one in self.every()])) or "nothing"
         raise ValueFault(
             f"these statistics can't serve {measure.id!r}: they hold {held}. Collect with measures=[{measure.id!r}]."
         )
 
-    def compare(self, asked: Any = None) -> Comparison | Comparisons:
+    def compare(self, measures: Any = None, *, progress: ProgressOption = None) -> Comparison | Comparisons:
         """Return the comparison by some measures, by default those that were collected for, without model or data.
 
-        Of several pairs of models it gives all their comparisons.
+        Of several pairs of models it gives all their comparisons. Standard errors come where chunks were kept.
         """
         from netkin.comparing.tabulating import comparison_of  # it reads statistics
 
-        found = (
-            [find(name) for need in self.needs for name in need.measures] if asked is None else found_measures(asked)
-        )
+        collected = [name for need in self.needs for name in need.measures]
+        found = found_measures(collected if measures is None else measures)
         for measure in found if any(self.collectors) else ():
             self.collector(measure)
-        made = [comparison_of(self, found, pair) for pair in self.pairs.of]
+        with showing(progress):
+            made = [comparison_of(self, found, pair) for pair in self.pairs.of]
         return made[0] if len(made) == 1 else Comparisons(made)
 
     def __repr__(self) -> str:
-        kinds = ", ".join(dict.fromkeys(one.kind for one in self._every())) or "nothing"
-        return f"Statistics({', '.join(map(repr, self.models))}; {self.examples:,} examples; {kinds})"
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
+        chunks = f" in {self.study.chunks} chunks" if self.study.chunks else ""
+        return f"Statistics({', '.join(map(repr, self.models))}; {self.examples:,} examples{chunks}; {kinds})"
 
     # --- merging and files --------------------------------------------------------------------------------------------
 
@@ -122,8 +139,10 @@ class Statistics:
             [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
             for x, y in zip(self.collectors, other.collectors, strict=True)
         ]
-        merged.examples, merged.ranges = self.examples + other.examples, _joined([*self.ranges, *other.ranges])
-        merged.ended = self.ended | other.ended
+        merged.examples, merged.ended = self.examples + other.examples, self.ended | other.ended
+        merged.digest = DataDigest.from_json(self.digest.to_json())
+        merged.digest.merge(other.digest)
+        merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
         return merged
 
     def _refuse_unlike(self, other: Statistics) -> None:
@@ -158,9 +177,9 @@ class Statistics:
         files.write(path, KIND, self._header() | {"collectors": held}, arrays)
 
     def _header(self) -> dict[str, Any]:
-        kept = ("models", "origins", "resizes", "plan", "names", "data", "examples", "ranges", "warnings", "created")
-        return {name: getattr(self, name) for name in kept} | {
+        return {name: getattr(self, name) for name in PLAIN} | {
             "version": __version__,
+            "digest": self.digest.to_json(),
             "ended": sorted(self.ended),
             "pairs": [self.pairs.of, self.pairs.which],
             "layers": [asdict(layer) for layer in self.alignment.given.values()],
@@ -185,10 +204,10 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     study = Study(alignment.layers, alignment.rectangles, **header["study"])
     needs = [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
-    for name in ("models", "origins", "resizes", "plan", "names", "data", "examples", "warnings", "created"):
+    for name in PLAIN:
         setattr(statistics, name, header[name])
-    statistics.ranges, statistics.ended = [(a, b) for a, b in header["ranges"]], set(header["ended"])
-    known = {kind.kind: kind for measure in measures().values() for kind in measure.facts.reads.collectors}
+    statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
+    known = {kind.kind: kind for measure in all_measures().values() for kind in measure.facts.reads.collectors}
     for i, held in enumerate(header["collectors"]):
         statistics.collectors[i] = [
             known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
@@ -211,6 +230,8 @@ def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.T
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:
     yield "models", one.models, other.models
     for name in one.models:
+        weights = [part.origins[name].get("weights", "") for part in (one, other)]
+        yield f"weights of {name!r}", weights[0], weights[1]
         mine, theirs = ([(layer.name, layer.width) for layer in part.layers[name]] for part in (one, other))
         yield f"layers of {name!r}", mine, theirs
         shapes = [{layer.name: layer.shape for layer in part.layers[name]} for part in (one, other)]
@@ -221,17 +242,7 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
     yield "data", one.data, other.data
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges of numbers in their order, those that touch as one."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
+    yield "settings", one.settings, other.settings
 
 
 def found_measures(asked: Any) -> list[Measure]:
@@ -251,6 +262,8 @@ def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
         "pairs": statistics.pairs.words,
         "resize": "average" if statistics.resizes else "none",
         "plan": statistics.plan,
+        **({"data digest": statistics.digest.hex} if statistics.examples else {}),
+        **({"settings digest": statistics.settings} if statistics.settings else {}),
         "products": statistics.products,
         "torch": torch.__version__,
         "python": platform.python_version(),

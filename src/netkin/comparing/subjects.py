@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.arrays import as_tensor
+from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.representations import Reader, dft, guest, model_lock, positions, rows_of, shape_for
+from netkin.identity import weights_digest
+from netkin.representations import Reader, dft, guest, model_lock, model_precision, positions, rows_of, shape_for
 from netkin.representations.inputs import Forward, Transform, length_if_known
-from netkin.representations.layers import Spec, choose, modules, unwrapped
+from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.representations.shapes import name_of as shape_name
 
@@ -90,8 +91,26 @@ class Runner(ABC):
         """Return which tokens of each example the latest rows are, where examples have different numbers of them."""
         return None
 
-    def weights(self) -> dict[str, Tensors]:
-        """Return the tensors of each layer, by their names in it, in the order of modules."""
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why default layers gave no rows, by their names."""
+        return {}
+
+    @property
+    def learning_passes(self) -> int:
+        """How many runs of few examples it took to learn which axis counts the examples."""
+        return 0
+
+    def resolution(self, layer: str) -> float:
+        """Return the rounding unit of a layer's output as it came; 0 where its rows show it."""
+        return 0.0
+
+    def content(self, batch: Any) -> Any:
+        """Return what of a batch the digest of the data is taken of."""
+        return batch
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        """Return the tensors of each layer, by their names in it, in the order of modules; of `layers` if given."""
         raise ValueFault(f"{self.name!r} has no weights; pass the model, or `nk.Subject(weights=...)`.")
 
 
@@ -107,9 +126,10 @@ class ModelRunner(Runner):
         forward: Forward | None,
         transform: Transform | None,
         device: torch.device | str | None,
+        exact: bool = False,
     ):
         self.name, self.model, self.kind = name, model, type(model).__name__
-        self._layers, self._shape, self._device = layers, shape, device
+        self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
 
@@ -122,7 +142,8 @@ class ModelRunner(Runner):
         device = ", ".join(sorted(map(str, _homes(self.model)))) if self._device is None else str(self._device)
         functions = {"transform": self._transform, "forward": self._forward}
         names = {what: "none" if given is None else _function_name(given) for what, given in functions.items()}
-        return {"model": self.kind, "device": device} | names
+        precision = {"precision": model_precision(self.model, exact=self._exact)}
+        return {"model": self.kind, "device": device} | names | precision | {"weights": weights_digest(self.model)}
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -144,13 +165,23 @@ class ModelRunner(Runner):
     def valid(self, layer: str) -> Tensor | None:
         return self._reader.valid.get(layer) if self._reader else None
 
-    def weights(self) -> dict[str, Tensors]:
-        known = modules(self.model)
-        if self._layers is None:
+    @property
+    def left_out(self) -> dict[str, str]:
+        return self._reader.left_out if self._reader else {}
+
+    @property
+    def learning_passes(self) -> int:
+        return self._reader.learning_passes if self._reader else 0
+
+    def resolution(self, layer: str) -> float:
+        return self._reader.resolutions.get(layer, 0.0) if self._reader else 0.0
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        known, names = modules(self.model), layers
+        if names is None and self._layers is None:
             names = [name for name, module in known.items() if next(module.parameters(recurse=False), None) is not None]
-        else:
-            names = choose(self.model, self._layers)
-        return {name: dict(known[name].named_parameters()) for name in names}
+        names = choose(self.model, self._layers) if names is None else names
+        return {name: dict(known[split_call(name)[0]].named_parameters()) for name in names}
 
 
 class RecordedRunner(Runner):
@@ -160,6 +191,7 @@ class RecordedRunner(Runner):
         self.name, self.kind, self.shapes = name, "recorded", {}
         chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
         self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
+        self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
         self._shape = shape
         self._keep: Keep = lambda layer, rows: rows
         counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
@@ -198,6 +230,12 @@ class RecordedRunner(Runner):
     def space(self, layer: str) -> tuple[int, ...]:
         return tuple(self._arrays[layer].shape[2:]) if self.shapes[layer] == "positions" else ()
 
+    def resolution(self, layer: str) -> float:
+        return self._resolutions[layer]
+
+    def content(self, batch: slice) -> Any:
+        return {layer: array[batch] for layer, array in self._arrays.items()}
+
 
 class WeightsRunner(Runner):
     """A state dict, for statistics that are fed by weights alone."""
@@ -207,7 +245,8 @@ class WeightsRunner(Runner):
 
     @property
     def origin(self) -> dict[str, str]:
-        return {"model": self.kind, "device": ", ".join(sorted({str(one.device) for one in self._tensors.values()}))}
+        devices = ", ".join(sorted({str(one.device) for one in self._tensors.values()}))
+        return {"model": self.kind, "device": devices, "weights": weights_digest(self._tensors)}
 
     def ready(self, keep: Keep) -> Any:
         raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
@@ -215,12 +254,13 @@ class WeightsRunner(Runner):
     def rows(self, batch: Any) -> dict[str, Any]:
         raise ValueFault(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
-    def weights(self) -> dict[str, Tensors]:
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         found: dict[str, dict[str, Tensor]] = {}
         for name, tensor in self._tensors.items():
             layer, _, own = name.rpartition(".")
             found.setdefault(layer, {})[own] = tensor
-        return {layer: found[layer] for layer in _chosen(self.name, list(found), self._layers)}
+        names = _chosen(self.name, list(found), self._layers) if layers is None else layers
+        return {layer: found.get(layer, {}) for layer in names}
 
 
 # --- what is said once for all, or for each ---------------------------------------------------------------------------
@@ -238,13 +278,14 @@ class Options:
         transforms: Any,
         forward: Any,
         device: torch.device | str | None,
+        exact_model: bool = False,
     ):
         if resize not in (None, "average"):
             raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
         if resize and shape not in ("positions", positions, "dft", dft):
             raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
         _refuse_beside_dft(shape)
-        self.layers, self.places, self.device = layers, places, device
+        self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
         self.shape, self.resizes = shape, bool(resize)
         self.transforms = _one_each("transforms", transforms, list(places))
         self.forward = _one_each("forward", forward, list(places))
@@ -277,7 +318,8 @@ class Options:
             return WeightsRunner(name, subject.weights, layers)
         if isinstance(thing, nn.Module):
             forward, transform = subject.forward or self.forward[name], subject.transform or self.transforms[name]
-            return ModelRunner(name, thing, layers, shape, forward, transform, subject.device or self.device)
+            device = subject.device or self.device
+            return ModelRunner(name, thing, layers, shape, forward, transform, device, self.exact_model)
         if isinstance(thing, Mapping):
             return RecordedRunner(name, thing, layers, shape)
         raise ValueFault(

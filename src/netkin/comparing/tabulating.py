@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from netkin import __version__
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.study import Statistics, provenance
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
+from netkin.progress import reported
 from netkin.results import Comparison, Values
 from netkin.results.listings import NOT_ASKED
 
+NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
 
 
@@ -37,8 +40,8 @@ def comparison_of(
         layers_a=tuple(tables.layers_a),
         layers_b=tuple(tables.layers_b),
         tables=tables.tables(),
-        shapes_a={layer.name: layer.shape for layer in layers[a]},
-        shapes_b={layer.name: layer.shape for layer in layers[b]},
+        shapes_a={layer.name: layer.shape for layer in layers[a] if statistics.examples},
+        shapes_b={layer.name: layer.shape for layer in layers[b] if statistics.examples},
         widths_a={layer.name: layer.width for layer in layers[a]},
         widths_b={layer.name: layer.width for layer in layers[b]},
         data=statistics.data,
@@ -65,7 +68,9 @@ class Tables:
         self.holes = {
             m.id: {pair: INTERRUPTED if pair in asked else NOT_ASKED for pair in everything} for m in measures
         }
-        self.few: list[tuple[int, str]] = []
+        self.replicates: dict[str, np.ndarray] = {}
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.cautions: dict[str, int] = {}  # how many values each sentence holds for
         self.ended = set(statistics.ended)
 
     def fill(self, interruption: Interruption) -> None:
@@ -73,9 +78,41 @@ class Tables:
         mirrored = self.a == self.b
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
             with interruption.ending("measuring"), torch.no_grad():
-                for x, y in tqdm(self.wanted, desc="measuring", unit=" pairs", delay=2, leave=False):
+                for x, y in reported(self.wanted, "measuring", "pairs"):
                     self._pair(x, y, mirrored)
+                self._replicate(mirrored)
+        for collector in self.statistics.every():
+            collector.release()
         self.ended |= interruption.ended
+
+    def _replicate(self, mirrored: bool) -> None:
+        """Compute every value again without each chunk in turn, for those measures that the jackknife serves."""
+        smooth = [measure for measure in self.measures if not measure.jackknife_reason]
+        if not self.statistics.study.chunks or not any(self.statistics.collectors):
+            return
+        for measure in smooth:
+            self.sizes[measure.id] = self.statistics.collector(measure).chunk_sizes
+            shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
+            self.replicates[measure.id] = np.full(shape, np.nan)
+        for chunk in reported(range(self.statistics.study.chunks), "leaving out", "chunks"):
+            here = [measure for measure in smooth if self.sizes[measure.id][chunk]]
+            for x, y in self.wanted:
+                self._replicate_pair(chunk, here, x, y, mirrored)
+            for collector in self.statistics.every():
+                collector.release()
+
+    def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool) -> None:
+        i, j = self.layers_a.index(x), self.layers_b.index(y)
+        read: dict[int, Any] = {}
+        for measure in measures:
+            table = self.replicates[measure.id][chunk]
+            if np.isnan(self.values[measure.id][i, j]):
+                continue
+            if mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
+                table[i, j] = table[j, i]
+                continue
+            with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
+                table[i, j] = value_of(measure, self._read(measure, x, y, read, chunk))
 
     def _pair(self, x: str, y: str, mirrored: bool) -> None:
         read: dict[int, Any] = {}  # what each collector gave for this pair, which its measures share
@@ -91,14 +128,18 @@ class Tables:
                 self._set(measure, x, y, value)
 
     def _value(self, measure: Measure, x: str, y: str, read: dict[int, Any]) -> float:
+        pair = self._read(measure, x, y, read)
+        for caution in measure.cautions(pair):
+            self.cautions[caution] = self.cautions.get(caution, 0) + 1
+        return value_of(measure, pair)
+
+    def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
+        """Return the pair as its collector gives it, once for all measures that share the collector."""
         a, b = self.statistics.alignment.pair((self.a, x), (self.b, y))
         collector = self.statistics.collector(measure, a)
         if id(collector) not in read:
-            read[id(collector)] = collector.pair(a, b)
-        pair = read[id(collector)]
-        if measure.facts.whitens and pair.few_examples:
-            self.few.append((pair.x.width + pair.y.width, pair.few_examples))
-        return value_of(measure, pair)
+            read[id(collector)] = collector.pair(a, b, without) if without is not None else collector.pair(a, b)
+        return read[id(collector)]
 
     def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
         self.values[measure.id][self.layers_a.index(x), self.layers_b.index(y)] = value
@@ -126,7 +167,19 @@ class Tables:
             conventions=facts.convention,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
+            **self._errors(measure),
         )
+
+    def _errors(self, measure: Measure) -> dict[str, Any]:
+        """Return the replicates of a table and its chunks, or why it has none, where standard errors are asked for."""
+        if not self.statistics.study.chunks:
+            return {}
+        held = [size > 0 for size in self.sizes.get(measure.id, ())]
+        if sum(held) > 1:
+            sizes = tuple(size for size in self.sizes[measure.id] if size)
+            return {"replicates": self.replicates[measure.id][held], "chunk_sizes": sizes}
+        reason = measure.jackknife_reason or "fewer than two chunks hold any examples or mini-batches; take more data"
+        return {"error_reasons": dict.fromkeys(self.wanted, reason)}
 
     def _statistic(self, measure: Measure) -> str:
         """Return what the values were read from."""
@@ -148,11 +201,19 @@ class Tables:
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""
         said = []
-        if self.few:
-            pairs = len({text for _, text in self.few})
-            said.append(max(self.few)[1] + (f" This holds for {len(self.few):,} values." if pairs > 1 else ""))
+        kinds: dict[str, list[str]] = {}
+        for sentence in self.cautions:
+            kinds.setdefault(re.sub(NUMBERS_AND_NAMES, "", sentence), []).append(sentence)
+        for sentences in kinds.values():
+            count = sum(self.cautions[sentence] for sentence in sentences)
+            more = f" This holds for {count:,} values." if len(sentences) > 1 else ""
+            said.append(max(sentences, key=_largest_number) + more)
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
         if "measuring" in self.ended:
             said.append("interrupted: some pairs were not reached, and have no value.")
         return tuple(said)
+
+
+def _largest_number(sentence: str) -> int:
+    return max((int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", sentence)), default=0)

@@ -129,6 +129,12 @@ class Measure:
         """Return a sentence if the value of `pair` would mislead, else an empty string."""
         return pair.caution(self.facts, self.settings)
 
+    def cautions(self, pair: Any) -> list[str]:
+        """Return all that must be said of the value of `pair`, each thing apart where the pair tells them apart."""
+        apart = getattr(pair, "cautions", None)
+        found = [self.caution(pair)] if apart is None else apart(self.facts, self.settings)
+        return [sentence for sentence in found if sentence]
+
     def __call__(self, statistic: Any) -> Tensor:
         """Return the value for one pair."""
         return self.function(statistic, **self.settings)

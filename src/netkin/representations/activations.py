@@ -117,6 +117,7 @@ class Reader:
         self.shapes: dict[str, str] = {}
         self.spaces: dict[str, tuple[int, ...]] = {}
         self.valid: dict[str, Tensor] = {}
+        self.resolutions: dict[str, float] = {}  # the rounding units of the outputs, before halves are raised
         self.batches = self.learning_passes = 0
         self._given_axes = dict(axes or {})
         self.axes = dict(self._given_axes)
@@ -237,6 +238,7 @@ class Reader:
                 rows, self.shapes[name] = rows_of(output, shape, self._mask)
             except NetkinError as fault:
                 raise type(fault)(f"{layer_label(name)}: {fault}") from fault
+            self.resolutions[name] = _resolution(output, self.shapes[name], rows)
             self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
             if self.shapes[name] == "tokens" and self._mask is not None:
                 self.valid[name] = self._mask.tokens
@@ -301,6 +303,12 @@ class Reader:
         if not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
             for name, matrix in rows.items():
                 refuse_non_finite(matrix, f"{layer_label(name)} in batch {self.batches}")
+
+
+def _resolution(output: Tensor, shape: str, rows: Tensor) -> float:
+    """Return the rounding unit of rows made of `output`: halves are raised, and means round less than single values."""
+    averaged = output.shape[2:].numel() if shape == "pool" else output.shape[1] if shape == "mean" else 1
+    return max(torch.finfo(output.dtype).eps / averaged**0.5, torch.finfo(rows.dtype).eps)
 
 
 def _joined(name: str, batches: list[Tensor]) -> Tensor:

@@ -147,7 +147,8 @@ def _path_in(output: Any) -> Path | None:
 def apart(value: Any, output: Tensor) -> Any:
     """Return `value`, copied if it is a tensor that shares its memory with `output`."""
     if isinstance(value, tuple):
-        return tuple(apart(part, output) for part in value)
+        parts = [apart(part, output) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if not isinstance(value, Tensor) or value.device != output.device or value.layout != torch.strided:
         return value
     same = value.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.representations.hooks import one_forward
@@ -154,6 +154,63 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
         counted: Any = data if isinstance(data, Dataset) else getattr(data, "sampler", getattr(data, "dataset", None))
         known = len(counted) if hasattr(counted, "__len__") else None
     return min(known, examples) if known is not None and examples else known or examples
+
+
+def part_of(data: Any, start: int, stop: int) -> Any:
+    """Return the examples `start` to `stop` of data that give them in the same order each time.
+
+    Arrays, data sets and loaders that don't shuffle are indexed; of any other iterable the batches before are read and
+    passed over.
+    """
+    if _is_array(data) or isinstance(data, Mapping):
+        return _slice(data, batch_length(data), slice(start, stop))
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return Subset(data, range(start, stop))
+    if isinstance(data, DataLoader):
+        return _loader_part(data, start, stop)
+    if isinstance(data, Iterator):
+        raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
+    return (
+        list(_ranged(_iterated(data, 128), start, stop))
+        if isinstance(data, (list, tuple))
+        else _Range(data, start, stop)
+    )
+
+
+class _Range:
+    """A range of the examples of an iterable, read anew each time."""
+
+    def __init__(self, data: Any, start: int, stop: int):
+        self._data, self._start, self._stop = data, start, stop
+
+    def __iter__(self) -> Iterator[Any]:
+        return _ranged(_iterated(self._data, 128), self._start, self._stop)
+
+
+def _ranged(batches: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
+    seen = 0
+    for batch in batches:
+        length = batch_length(batch)
+        first, last = max(start - seen, 0), min(stop - seen, length)
+        if first < last:
+            yield batch if (first, last) == (0, length) else _slice(batch, length, slice(first, last))
+        seen += length
+        if seen >= stop:
+            return
+
+
+def _loader_part(loader: DataLoader, start: int, stop: int) -> DataLoader:
+    sampler = loader.sampler if loader.batch_size is not None else getattr(loader.batch_sampler, "sampler", None)
+    plain = loader.batch_size is not None and isinstance(sampler, SequentialSampler)
+    if not plain or isinstance(loader.dataset, IterableDataset):
+        raise ValueFault(
+            "a loader that shuffles, or samples in a way of its own, can't be split into parts: nothing tells which "
+            "examples a part holds. Pass the data set, or a loader with shuffle=False."
+        )
+    return DataLoader(
+        Subset(loader.dataset, range(start, stop)), batch_size=loader.batch_size, num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+    )  # fmt: skip
 
 
 def take(batch: Any, count: int) -> Any:

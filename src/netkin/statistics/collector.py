@@ -96,6 +96,7 @@ class LayerSize:
     space: tuple[int, ...] = ()  # the size of its map, where maps may be resized or are taken by their frequencies
     itemsize: int = 4
     spectral: bool = False  # whether it is taken by its frequencies, or stands beside one that is
+    resolution: float = 0.0  # the rounding unit of the data before halves were raised; 0 where the rows show it
 
     @property
     def key(self) -> tuple[str, str]:
@@ -138,6 +139,10 @@ class Study:
     def doubles(self) -> bool:
         """Whether some layer comes in float64, in which products then are taken."""
         return any(layer.itemsize == 8 for layer in self.layers.values())
+
+    @property
+    def resolutions(self) -> dict[Key, float]:
+        return {key: layer.resolution for key, layer in self.layers.items()}
 
     def pairs(self) -> Iterator[tuple[LayerSize, LayerSize]]:
         """Yield the layers of every wanted pair."""

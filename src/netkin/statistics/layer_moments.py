@@ -128,6 +128,7 @@ class LayerMoments(Collector):
         self._waiting_chunks: dict[Key, list[np.ndarray]] = {name: [] for name in self.names}
         self._batches, self._numbers = 0, Numbers()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self._sides: dict[tuple[Key, int | None], Side] = {}
 
     @classmethod
@@ -160,7 +161,9 @@ class LayerMoments(Collector):
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
         precision = settings.precision(study)
-        return cls(study.rectangles, precision=precision, debiased=settings.debiased, chunks=study.chunks)
+        made = cls(study.rectangles, precision=precision, debiased=settings.debiased, chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any], *, precision: torch.dtype = torch.float64, debiased: bool = True) -> Self:
@@ -335,7 +338,8 @@ class LayerMoments(Collector):
         lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
-                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), _eps(matrix))
+                resolution = self.resolutions.get(name, 0.0)
+                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), resolution)
             self.open_blocks(lengths)
         for block in self._blocks:
             block.refuse_unpaired(lengths)

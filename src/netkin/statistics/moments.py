@@ -49,6 +49,10 @@ class Moments:
 
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
+        return " ".join(self.cautions(facts, settings))
+
+    def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
+        """Return the sentences of `caution` each apart."""
         cautions = []
         if facts.whitens:
             cautions.append(self.few_examples)
@@ -56,7 +60,7 @@ class Moments:
             cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
         if facts.debiased_as:
             cautions.append(self._few_for_bias(facts.debiased_as))
-        return " ".join(filter(None, cautions))
+        return [sentence for sentence in cautions if sentence]
 
     def _few_for_bias(self, debiased: str) -> str:
         """Return a sentence if unrelated layers of these spectra would score high by the bias of few examples.

@@ -50,15 +50,15 @@ CAP = 2048  # rows that measures on rows look at: their distance matrices grow w
 class Sample:
     """One layer's rows, with the Gram matrix and side that all its pairs share."""
 
-    def __init__(self, X: Tensor, name: str):
-        self.X, self.name = X, name
+    def __init__(self, X: Tensor, name: str, resolution: float | None = None):
+        self.X, self.name, self.resolution = X, name, resolution
         self._sides: dict[torch.dtype | None, RowsSide] = {}
         self._kernels: dict[tuple[Callable[[Tensor], Tensor], float], Tensor] = {}
 
     def side(self, precision: torch.dtype | None = None) -> RowsSide:
         """Return the rows as a side of `Moments`, with products in `precision` (None: their own)."""
         if precision not in self._sides:
-            self._sides[precision] = RowsSide(self.X, self.name, precision)
+            self._sides[precision] = RowsSide(self.X, self.name, precision, resolution=self.resolution)
         return self._sides[precision]
 
     def centred_kernel(self, centring: Callable[[Tensor], Tensor], fraction: float) -> Tensor:
@@ -136,6 +136,7 @@ class LayerRows(Collector):
         self._numbers = Numbers()
         self._layers = {name: _LayerRows() for name in self.names}
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self._samples: dict[tuple[Key, int | None], Sample] = {}
 
     @classmethod
@@ -164,7 +165,9 @@ class LayerRows(Collector):
 
     @classmethod
     def start(cls, settings: SampleSettings, study: Study) -> Self:
-        return cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
+        made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
 
     @classmethod
     def of(cls, rows: Mapping[Key, Any]) -> Self:
@@ -267,7 +270,7 @@ class LayerRows(Collector):
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
-            self._samples[name, without] = Sample(rows, label(name))
+            self._samples[name, without] = Sample(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
     def release(self) -> None:
@@ -295,7 +298,7 @@ class LayerRows(Collector):
         self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
         self._refuse_other_widths(other.widths)
         merged = type(self)(self.names, cap=self.cap, seed=self.seed, chunks=self.chunks)
-        merged._counts = self._counts + other._counts
+        merged._counts, merged.resolutions = self._counts + other._counts, self.resolutions
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
         for name in self.names:
             merged._layers[name] = self._layers[name].joined(other._layers[name])
@@ -326,6 +329,7 @@ class LayerRows(Collector):
             "counts": self._counts.tolist(),
             "seen": [layer.seen for layer in self._layers.values()],
             "next": self._numbers.next,
+            "resolutions": [[key, value] for key, value in self.resolutions.items()],
         }
         return tensors, header
 
@@ -334,6 +338,7 @@ class LayerRows(Collector):
         names = [key_from(name) for name in header["names"]]
         statistic = cls(names, cap=header["cap"], seed=header["seed"], chunks=header["chunks"])
         statistic._counts, statistic._numbers = np.array(header["counts"], dtype=np.int64), Numbers(header["next"])
+        statistic.resolutions = {key_from(key): value for key, value in header["resolutions"]}
         for i, (layer, seen) in enumerate(zip(statistic._layers.values(), header["seen"], strict=True)):
             if f"rows.{i}" in tensors:
                 examples = tensors.get(f"examples.{i}")
@@ -451,7 +456,9 @@ class LinearRows(Collector):
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
-        return cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+        made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+        made.rows.resolutions = study.resolutions
+        return made
 
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)

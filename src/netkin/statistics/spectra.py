@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -136,6 +136,7 @@ class LayerSpectra(Collector):
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
         self._batches, self._numbers, self._space = 0, Numbers(), _Workspace()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)
+        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self._sides: dict[tuple[View, bool, int | None], SpectralSide] = {}
         self._shares: dict[View, float] = {}
 
@@ -166,7 +167,9 @@ class LayerSpectra(Collector):
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
-        return cls(study.rectangles, precision=settings.precision(study), seed=study.seed, chunks=study.chunks)
+        made = cls(study.rectangles, precision=settings.precision(study), seed=study.seed, chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
 
     def serves(self, settings: LinearSettings) -> str:
         self._refuse_unfit(settings)
@@ -365,8 +368,10 @@ class LayerSpectra(Collector):
     def _open(self, rectangles: list[Rectangle]) -> None:
         self._moments = LayerMoments(rectangles, precision=self.precision, chunks=self.chunks)
         for view in self._moments.names:
-            shift, here = self._shifts[view[0]], frequencies(view[1], self._shifts[view[0]].device)  # type: ignore[index]
-            self._moments.open_layer(view, here.blocks(regrouped(shift.unsqueeze(0), here.grid))[:, 0], 0.0)
+            name, grid = cast(View, view)
+            shift, here = self._shifts[name], frequencies(grid, self._shifts[name].device)
+            blocks = here.blocks(regrouped(shift.unsqueeze(0), grid))
+            self._moments.open_layer(view, blocks[:, 0], self.resolutions.get(name, 0.0))
         self._moments.open_blocks(dict.fromkeys(self._moments.names))
 
     def _by_size(self, names: Sequence[Key]) -> list[list[Key]]:
