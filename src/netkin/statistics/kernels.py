@@ -10,6 +10,7 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
 
+ENTRIES = 2**22  # of a matrix that is made by parts, at a time
 CHANCE = 0.1  # the score of unrelated layers from which on CKA with its bias misleads
 
 
@@ -43,6 +44,44 @@ def centred(kernel: Tensor) -> Tensor:
 def _above_rounding(kernel: Tensor, size: Tensor, rounding: float) -> Tensor:
     """Return one, or zero where centring has left nothing but rounding."""
     return kernel.detach().norm(dim=(-2, -1), keepdim=True) > 8 * rounding * size
+
+
+def about_medians(rows: Tensor) -> Tensor:
+    """Return rows in float64 about the median of every unit, in a unit in which no square over- or underflows.
+
+    Distances and U-centred Gram matrices do not depend on the point that rows are taken about. About their mean a
+    single far example would make all others large, and their small differences would be lost.
+    """
+    rows = rows.to(summing_dtype(rows.device))
+    rows = rows - rows.detach().median(0).values
+    return rows * (power_of_two(rows) or 1.0)
+
+
+def u_products(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums of K̃L̃, K̃² and L̃², the U-centred Gram matrices of two sets of rows, some rows at a time."""
+    n, step = len(X), max(1, ENTRIES // len(X))
+    shares = []
+    for rows in (X, Y):
+        sums = torch.cat([_off_diagonal(rows, start, step).sum(1) for start in range(0, n, step)])
+        shares.append(sums / (n - 2) - sums.sum() / (2 * (n - 1) * (n - 2)))
+    sums = []
+    for start in range(0, n, step):
+        K, L = (
+            (_off_diagonal(rows, start, step) - share[start : start + step, None] - share)
+            for rows, share in zip((X, Y), shares, strict=True)
+        )
+        diagonal = torch.arange(start, start + len(K), device=X.device)[:, None] == torch.arange(n, device=X.device)
+        K, L = K.masked_fill(diagonal, 0), L.masked_fill(diagonal, 0)
+        sums.append(torch.stack([(K * L).sum(), K.square().sum(), L.square().sum()]))
+    xy, xx, yy = torch.stack(sums).sum(0)
+    return xy, xx, yy
+
+
+def _off_diagonal(rows: Tensor, start: int, step: int) -> Tensor:
+    """Return some rows of ``XXᵀ`` with zeros on its diagonal."""
+    part = rows[start : start + step] @ rows.mT
+    places = torch.arange(len(part), device=rows.device)
+    return part.index_put((places, places + start), part.new_zeros(()))
 
 
 def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> str:
