@@ -52,9 +52,24 @@ def about_medians(rows: Tensor) -> Tensor:
     Distances and U-centred Gram matrices do not depend on the point that rows are taken about. About their mean a
     single far example would make all others large, and their small differences would be lost.
     """
+    centred = _less_medians(rows)
+    return centred * (power_of_two(centred) or 1.0)
+
+
+def _less_medians(rows: Tensor) -> Tensor:
     rows = rows.to(summing_dtype(rows.device))
-    rows = rows - rows.detach().median(0).values
-    return rows * (power_of_two(rows) or 1.0)
+    return rows - rows.detach().median(0).values
+
+
+def _gram_about_medians(rows: Tensor) -> Tensor:
+    """Return ``XXᵀ`` of `about_medians`, some units at a time, so that wide layers are not held twice."""
+    parts = rows.split(max(1, ENTRIES // len(rows)), dim=1)
+    scale = min((power_of_two(_less_medians(part)) or math.inf for part in parts), default=math.inf)
+    gram = rows.new_zeros(len(rows), len(rows), dtype=summing_dtype(rows.device))
+    for part in parts if scale < math.inf else ():
+        part = _less_medians(part) * scale
+        gram = gram + part @ part.mT
+    return gram
 
 
 def u_products(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,11 +110,11 @@ def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiase
     )
 
 
-def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:
-    """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs, from a Gram matrix."""
+def rbf_kernel(rows: Tensor, fraction: float) -> Tensor:
+    """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs of rows."""
     if not 0 < fraction < math.inf:
         raise ValueFault(f"`fraction` must be above 0; got {fraction}.")
-    gram = gram.to(summing_dtype(gram.device))
+    gram = _gram_about_medians(rows)
     norms = torch.diagonal(gram)
     squares = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0)
     distinct = squares[tuple(torch.triu_indices(len(gram), len(gram), 1, device=gram.device))]
