@@ -88,6 +88,7 @@ def cka_uncentered(moments: Moments) -> Tensor:
     bounds=(0.0, math.pi / 2),
     unchanged_by=RIGID,
     is_metric=True,
+    precise=True,
     convention="arccos of cka",
     reference=WILLIAMS,
 )
