@@ -4,13 +4,14 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import netkin as nk
-from netkin.errors import InflatedWarning
+from netkin.errors import InflatedWarning, NoValue
 from netkin.measures import find
-from netkin.statistics import LayerMoments, Moments, Spectra
-from netkin.statistics.kernels import CHANCE
-from transcriptions import rbf_kernel
+from netkin.statistics import LayerMoments, Moments, Spectra, kernels
+from netkin.statistics.kernels import CHANCE, u_centred, u_products
+from transcriptions import debiased_alignment, rbf_kernel
 
 
 def expected(K, L):
@@ -88,3 +89,52 @@ def test_measures_without_that_bias_and_constant_layers_are_not_warned_about(wor
     for name in ("cka_debiased", "nbs", "procrustes_distance", "cka_uncentered"):
         assert find(name).caution(find(name).pair(X, Y)) == ""
     assert find("cka").caution(Moments.of(np.ones((16, 3)), Y)) == ""
+
+
+# --- debiased, with examples far from the others ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_large_entry_leaves_the_unbiased_hsic_its_value(worlds, size, dtype):
+    X, Y = (Z.astype(dtype) for Z in worlds.related(100, 6, 5))
+    X[3, 2] = size
+    exact = debiased_alignment(*(exact_gram(Z) for Z in (X, Y)))
+    assert nk.cka_debiased(X, Y) == pytest.approx(float(exact), abs=1e-8)
+    assert nk.cka_debiased(Y, X) == pytest.approx(float(exact), abs=1e-8)
+
+
+def exact_gram(Z):
+    """Return ZZᵀ in long double."""
+    return Z.astype(np.longdouble) @ Z.astype(np.longdouble).T
+
+
+def test_a_large_entry_in_streamed_moments_is_right_or_has_no_value(worlds):
+    for size in (1e4, 1e6, 1e9, 1e10):
+        X, Y = worlds.related(100, 6, 5)
+        X[3, 2] = size
+        collector = LayerMoments([(["x"], ["y"])], debiased=True)
+        collector.update({"x": X, "y": Y})
+        if size < 1e7:
+            exact = debiased_alignment(*(exact_gram(Z) for Z in (X, Y)))
+            assert float(nk.cka_debiased(collector["x", "y"])) == pytest.approx(float(exact), abs=1e-4)
+        else:
+            with pytest.raises(NoValue, match="its 100 examples are equally far apart, or a few outweigh all others"):
+                nk.cka_debiased(collector["x", "y"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_examples_equally_far_apart_have_no_unbiased_hsic_however_turned(worlds, dtype):
+    X, Y = worlds.rotation(30).astype(dtype), worlds.normal(30, 3).astype(dtype)
+    with pytest.raises(NoValue, match="the unbiased HSIC of `X` with itself is zero but for rounding: its 30 examples"):
+        nk.cka_debiased(X, Y)
+
+
+def test_the_value_of_many_examples_is_the_same_by_parts(worlds, monkeypatch):
+    monkeypatch.setattr(kernels, "ENTRIES", 100_000)
+    X, Y = worlds.related(700, 3, 4)
+    X, Y = torch.tensor(X), torch.tensor(Y)
+    whole = u_products(X, Y)
+    K, L = (u_centred(Z @ Z.T) for Z in (X, Y))
+    expected = torch.stack([(K * L).sum(), (K * K).sum(), (L * L).sum()])
+    assert torch.allclose(torch.stack(whole), expected, rtol=1e-10)

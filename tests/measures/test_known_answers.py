@@ -163,6 +163,31 @@ def test_pwcca_does_not_change_with_the_mean_and_is_not_plain_cca(worlds):
     assert m.pwcca(X, Y) != pytest.approx(m.cca_mean(X, Y), abs=0.05)
 
 
+def with_shared_units(worlds, shared):
+    """Return two layers of five units, `shared` of which are the same ones."""
+    X, Y = worlds.related(60, 5, 5)
+    Y[:, :shared] = X[:, :shared] * 2 + 1
+    return X, Y
+
+
+@pytest.mark.parametrize("shared", [2, 3, 4])
+def test_pwcca_has_no_value_where_equal_correlations_leave_the_weights_open(worlds, shared):
+    X, Y = with_shared_units(worlds, shared)
+    for order in (slice(None), worlds.rng.permutation(60)):  # which changed the number
+        with pytest.raises(
+            NoValue, match=f"{shared} of 5 canonical correlations are equal.*weights are not determined"
+        ):
+            m.pwcca(X[order], Y[order])
+
+
+@pytest.mark.parametrize("shared", [0, 1, 5])
+def test_pwcca_has_a_value_where_at_most_one_or_all_correlations_are_one(worlds, shared):
+    X, Y = with_shared_units(worlds, shared)
+    order = worlds.rng.permutation(60)
+    assert m.pwcca(X[order], Y[order]) == pytest.approx(m.pwcca(X, Y), abs=1e-12)
+    assert m.pwcca(X, Y) == pytest.approx(1, abs=1e-12) if shared == 5 else m.pwcca(X, Y) < 0.99
+
+
 def test_a_remainder_under_four_examples_is_left_out_and_counted(worlds):
     from netkin.statistics import Grams
 

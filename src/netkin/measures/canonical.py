@@ -9,7 +9,7 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
-from netkin.measures.matrices import arccos, leading, root, spectrum
+from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
 from netkin.statistics.moments import canonical
@@ -119,7 +119,8 @@ def pwcca(moments: Moments) -> Tensor:
     """Return the canonical correlations averaged by how much of X each accounts for, from 0 to 1.
 
     ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its units. Not
-    symmetric, and not unchanged by a rotation of X: it looks at single units.
+    symmetric, and not unchanged by a rotation of X: it looks at single units. Where some correlations are equal, as
+    those of directions that both layers have, any turn of their variates is as good, and there is no value.
     """
     if moments.spans_all:
         return moments.correlations.mean()
@@ -127,8 +128,16 @@ def pwcca(moments: Moments) -> Tensor:
     # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
     inner = variates.mH @ moments.x.whitener.mH @ moments.x.second @ moments.x.units
     largest = correlations.flatten().argsort(descending=True, stable=True)[: min(moments.x.rank, moments.y.rank)]
-    weights = inner.abs().sum(-1).flatten()[largest]
-    return (weights * correlations.flatten()[largest].clamp(max=1)).sum() / weights.sum()
+    weights, chosen = inner.abs().sum(-1).flatten()[largest], correlations.flatten()[largest].clamp(max=1)
+    tied = max((len(tie) for tie in ties(chosen.detach())), default=0)
+    if tied == len(chosen):  # whatever the weights
+        return chosen.mean()
+    if tied:
+        raise NoValue(
+            f"{tied} of {len(chosen)} canonical correlations are equal, so that nothing tells their directions apart "
+            "and their weights are not determined; use more examples, or a measure without weights such as `cca_mean`."
+        )
+    return (weights * chosen).sum() / weights.sum()
 
 
 @measure(

@@ -8,7 +8,6 @@ can be, and orders the pairs by their correlation.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -18,12 +17,11 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, exact_products
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
-from netkin.measures.matrices import leading, spectrum
+from netkin.measures.matrices import leading, spectrum, ties
 from netkin.statistics import Moments
 from netkin.statistics.sides import Side
 
 RULES = ("variance", "sum")
-TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,21 +161,14 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
     x.turn, correlations, turned = torch.linalg.svd(moments.mapped(x.whitener[None], y.whitener[None])[0])
     y.turn = turned.mT
     count = len(correlations)
-    for tie in _ties(correlations):
+    for tied in ties(correlations):
+        tie = slice(tied.start, tied.stop)
         x.settle(tie)
         y.turn[:, tie] = y.turn[:, tie] @ x.settled
     for side in (x, y):
         side.settle(slice(count, None))
     sign = x.signs[:count]
     return Directions(correlations.clamp(max=1), x.aligned(sign), y.aligned(sign))
-
-
-def _ties(correlations: Tensor) -> Iterator[slice]:
-    """Yield the stretches of correlations that are equal but for rounding."""
-    breaks = (correlations[:-1] - correlations[1:] > TIE).nonzero().flatten().add(1).tolist()
-    for start, stop in zip([0, *breaks], [*breaks, len(correlations)], strict=True):
-        if stop - start > 1:
-            yield slice(start, stop)
 
 
 class _Kept:

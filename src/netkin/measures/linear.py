@@ -44,6 +44,7 @@ def cka(moments: Moments) -> Tensor:
     higher_is_closer=True,
     bounds=(-1.0, 1.0),
     unchanged_by=RIGID,
+    precise=True,
     debiases=True,
     convention="unbiased HSIC₁, linear kernel, U-centred; never clamped",
     reference="Song et al. (2012), JMLR 13; Nguyen et al. (2021), arXiv:2010.15327",
@@ -54,17 +55,17 @@ def cka_debiased(moments: Moments) -> Tensor:
     ``HSIC₁(K,L) / √(HSIC₁(K,K) HSIC₁(L,L))``. Unrelated layers give values around zero, also negative ones, however
     wide they are; plain `cka` of wide unrelated layers is far above zero. Needs four examples.
     """
-    x, y = moments.x, moments.y
-    cross = _hsic(moments.n, moments.cross_squared, moments.norm_product, x.trace, y.trace)
-    own_x = _hsic(moments.n, x.squared, x.norm_squares, x.trace, x.trace)
-    own_y = _hsic(moments.n, y.squared, y.norm_squares, y.trace, y.trace)
-    for side, own in ((x, own_x), (y, own_y)):
-        if not float(own.detach()) > 64 * side.rounding * float((side.squared + side.norm_squares).detach()):
+    moments.x.trace, moments.y.trace  # noqa: B018  refuse constant layers
+    if moments.n < 4:
+        raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {moments.n}.")
+    cross, *owns = moments.unbiased
+    for side, own in zip((moments.x, moments.y), owns, strict=True):
+        if not float(own.detach()) > 0:
             raise NoValue(
-                f"the unbiased HSIC of {side.name} with itself is zero: its {moments.n} examples are equally far "
-                "apart. Pass more."
+                f"the unbiased HSIC of {side.name} with itself is zero but for rounding: its {moments.n} examples are "
+                "equally far apart, or a few outweigh all others. Pass more."
             )
-    return cross / (own_x.sqrt() * own_y.sqrt())
+    return cross / (owns[0].sqrt() * owns[1].sqrt())
 
 
 @measure(
@@ -87,6 +88,7 @@ def cka_uncentered(moments: Moments) -> Tensor:
     bounds=(0.0, math.pi / 2),
     unchanged_by=RIGID,
     is_metric=True,
+    precise=True,
     convention="arccos of cka",
     reference=WILLIAMS,
 )
@@ -218,10 +220,3 @@ def _alignment(moments: Moments) -> Tensor:
 
 def _bures(moments: Moments) -> Tensor:
     return moments.nuclear / (moments.x_norm * moments.y_norm)
-
-
-def _hsic(n: int, squared: Tensor, norm_product: Tensor, x_trace: Tensor, y_trace: Tensor) -> Tensor:
-    """Return n(n-3) HSIC₁ from moments about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``."""
-    if n < 4:
-        raise NoValue(f"the unbiased HSIC needs at least 4 examples; got {n}.")
-    return squared - norm_product + x_trace * y_trace / ((n - 1) * (n - 2)) - 2 * norm_product / (n - 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.errors import ValueFault
 from netkin.statistics.sides import Side
+
+TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions
 
 
 def arccos(cosine: Tensor) -> Tensor:
@@ -52,3 +55,16 @@ def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
         raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
     values = spectrum(side)
     return holding(values if by == "variance" else values.sqrt(), variance)
+
+
+def ties(falling: Tensor) -> Iterator[range]:
+    """Yield the stretches of falling correlations that are equal but for rounding, two and more.
+
+    Example:
+        >>> list(ties(torch.tensor([1.0, 1.0, 0.6, 0.3, 0.3], dtype=torch.float64)))
+        [range(0, 2), range(3, 5)]
+    """
+    breaks = (falling[:-1] - falling[1:] > TIE).nonzero().flatten().add(1).tolist()
+    for start, stop in zip([0, *breaks], [*breaks, len(falling)], strict=True):
+        if stop - start > 1:
+            yield range(start, stop)

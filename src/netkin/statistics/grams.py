@@ -303,18 +303,21 @@ class LayerGrams(Collector):
     def _kernel(self, name: Key, rows: Tensor) -> Tensor:
         """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
         rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        if self.kernel == "rbf":
+            return self._rbf(name, rows)
         gram = self._gram(name, rows, centred=self._centres.get(name, False))
         if name not in self._centres or (gram.device.type == "cpu" and not self._centres[name]):
             self._centres[name] = offset_is_large(gram)
             gram = self._gram(name, rows, centred=True) if self._centres[name] else gram
-        return gram if self.kernel == "linear" else self._rbf(gram)
+        return gram
 
-    def _rbf(self, gram: Tensor) -> Tensor:
+    def _rbf(self, name: str, rows: Tensor) -> Tensor:
         """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
+        refuse_non_finite(rows, f"layer {name!r} in mini-batch {self._batches}")
         try:
-            return rbf_kernel(gram, self.fraction)
+            return rbf_kernel(rows, self.fraction)
         except NoValue:
-            return torch.zeros_like(gram)
+            return torch.zeros(len(rows), len(rows), dtype=summing_dtype(rows.device), device=rows.device)
 
     def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
         """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ValueFault
 
+ENTRIES = 2**22  # of a matrix that is made by parts, at a time
 CHANCE = 0.1  # the score of unrelated layers from which on CKA with its bias misleads
 
 
@@ -45,6 +46,59 @@ def _above_rounding(kernel: Tensor, size: Tensor, rounding: float) -> Tensor:
     return kernel.detach().norm(dim=(-2, -1), keepdim=True) > 8 * rounding * size
 
 
+def about_medians(rows: Tensor) -> Tensor:
+    """Return rows in float64 about the median of every unit, in a unit in which no square over- or underflows.
+
+    Distances and U-centred Gram matrices do not depend on the point that rows are taken about. About their mean a
+    single far example would make all others large, and their small differences would be lost.
+    """
+    centred = _less_medians(rows)
+    return centred * (power_of_two(centred) or 1.0)
+
+
+def _less_medians(rows: Tensor) -> Tensor:
+    rows = rows.to(summing_dtype(rows.device))
+    return rows - rows.detach().median(0).values
+
+
+def _gram_about_medians(rows: Tensor) -> Tensor:
+    """Return ``XXᵀ`` of `about_medians`, some units at a time, so that wide layers are not held twice."""
+    parts = rows.split(max(1, ENTRIES // len(rows)), dim=1)
+    scale = min((power_of_two(_less_medians(part)) or math.inf for part in parts), default=math.inf)
+    gram = rows.new_zeros(len(rows), len(rows), dtype=summing_dtype(rows.device))
+    for part in parts if scale < math.inf else ():
+        part = _less_medians(part) * scale
+        gram = gram + part @ part.mT
+    return gram
+
+
+def u_products(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums of K̃L̃, K̃² and L̃², the U-centred Gram matrices of two sets of rows, some rows at a time."""
+    n, step = len(X), max(1, ENTRIES // len(X))
+    shares = []
+    for rows in (X, Y):
+        sums = torch.cat([_off_diagonal(rows, start, step).sum(1) for start in range(0, n, step)])
+        shares.append(sums / (n - 2) - sums.sum() / (2 * (n - 1) * (n - 2)))
+    sums = []
+    for start in range(0, n, step):
+        K, L = (
+            (_off_diagonal(rows, start, step) - share[start : start + step, None] - share)
+            for rows, share in zip((X, Y), shares, strict=True)
+        )
+        diagonal = torch.arange(start, start + len(K), device=X.device)[:, None] == torch.arange(n, device=X.device)
+        K, L = K.masked_fill(diagonal, 0), L.masked_fill(diagonal, 0)
+        sums.append(torch.stack([(K * L).sum(), K.square().sum(), L.square().sum()]))
+    xy, xx, yy = torch.stack(sums).sum(0)
+    return xy, xx, yy
+
+
+def _off_diagonal(rows: Tensor, start: int, step: int) -> Tensor:
+    """Return some rows of ``XXᵀ`` with zeros on its diagonal."""
+    part = rows[start : start + step] @ rows.mT
+    places = torch.arange(len(part), device=rows.device)
+    return part.index_put((places, places + start), part.new_zeros(()))
+
+
 def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> str:
     """Return a sentence if the biased CKA of layers with nothing in common is worth a word, else an empty string."""
     if not chance > CHANCE:
@@ -56,11 +110,11 @@ def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiase
     )
 
 
-def rbf_kernel(gram: Tensor, fraction: float) -> Tensor:
-    """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs, from a Gram matrix."""
+def rbf_kernel(rows: Tensor, fraction: float) -> Tensor:
+    """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs of rows."""
     if not 0 < fraction < math.inf:
         raise ValueFault(f"`fraction` must be above 0; got {fraction}.")
-    gram = gram.to(summing_dtype(gram.device))
+    gram = _gram_about_medians(rows)
     norms = torch.diagonal(gram)
     squares = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0)
     distinct = squares[tuple(torch.triu_indices(len(gram), len(gram), 1, device=gram.device))]

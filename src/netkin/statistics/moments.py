@@ -11,9 +11,10 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.kernels import few_for_bias
+from netkin.statistics.kernels import about_medians, few_for_bias, u_products
 from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
 
+CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
 COARSE = 1e-4  # an error of a correlation that is worth a word
 
 
@@ -116,6 +117,36 @@ class Moments:
         if self._norm_product is not None:
             return self._norm_product
         return (_rows(self.x).row_norms * _rows(self.y).row_norms).sum()
+
+    @cached_property
+    def unbiased(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``n(n-3) HSIC₁`` of the two layers, of x with itself and of y with itself: zero where only rounding is left.
+
+        From sums about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``. One example far from the others
+        makes these cancel; then the rows are asked, if they are at hand.
+        """
+        x, y = self.x, self.y
+        owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
+        sizes = [side.squared.detach() + side.norm_squares.detach() for side in (x, y)]
+        if any(own < CANCELLED * size for own, size in zip(owns, sizes, strict=True)):
+            if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+                return self._unbiased_of_rows(x, y)
+            owns = [own * (own > 64 * x.rounding * size) for own, size in zip(owns, sizes, strict=True)]
+        return self._hsic(self.cross_squared, self.norm_product, x, y), owns[0], owns[1]
+
+    def _hsic(self, squared: Tensor, norm_product: Tensor, x: Side, y: Side) -> Tensor:
+        n = self.n
+        return squared - norm_product + x.trace * y.trace / ((n - 1) * (n - 2)) - 2 * norm_product / (n - 2)
+
+    def _unbiased_of_rows(self, x: RowsSide, y: RowsSide) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [about_medians(side.rows) for side in (x, y)]
+        cross, *owns = u_products(*rows)
+        for i, (side, Z) in enumerate(zip((x, y), rows, strict=True)):
+            norms = Z.detach().square().sum(1)
+            # rounding moves a product of two rows by about eps ‖xᵢ‖ ‖xⱼ‖, that of the data by chance in each unit
+            noise = max((2 * side.resolution) ** 2 / side.width, (8 * torch.finfo(Z.dtype).eps) ** 2)
+            owns[i] = owns[i] * (owns[i] > noise * (norms.sum().square() - norms.square().sum()))
+        return cross, owns[0], owns[1]
 
     @cached_property
     def nuclear(self) -> Tensor:

@@ -66,7 +66,7 @@ class Sample:
         if (centring, fraction) not in self._kernels:
             side = self.side()
             side.trace  # noqa: B018  refuses a constant layer
-            self._kernels[centring, fraction] = centring(rbf_kernel(side.gram, fraction))
+            self._kernels[centring, fraction] = centring(rbf_kernel(self.X, fraction))
         return self._kernels[centring, fraction]
 
 

@@ -236,7 +236,6 @@ class RowsSide(Side):
         if not 1e-12 < float(self._norm.detach()) < 1e15:
             self._rescale()
         if self.is_wide and not X.requires_grad:
-            self.gram = self_product(self._rows.mT)
             self._rows = None
 
     def _mean(self) -> Tensor:
