@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from netkin.cli.documents import as_json
 from netkin.cli.options import JSON, comparing_options
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.cli.running import called
+
+if TYPE_CHECKING:
+    from netkin.comparing import Plan
 
 EXAMPLE = """\b
 Example:
@@ -33,6 +36,10 @@ def explain(a: str, b: str | None, data: str, batch_size: int, json: bool, **opt
     from netkin.comparing import explain as explain_models
 
     plan = called(explain_models, a, b, data, batch_size, options)
-    click.echo(as_json(asdict(plan)) if json else str(plan))
+    click.echo(as_json(_document(plan)) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    return asdict(plan) | {"kinds": [kind.kind for kind in plan.kinds]}
