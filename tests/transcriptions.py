@@ -105,13 +105,14 @@ def cka_rbf_debiased(X, Y, fraction=0.4):
 
 
 def cka_minibatch(X, Y, batch=128, kernel="linear", fraction=0.4):
-    """Sum HSIC₁ over batches, take one ratio at the end (Nguyen 2021); fewer than four rows are left out."""
+    """Sum HSIC₁ over batches (Nguyen 2021), weighted by m(m - 3), one ratio at the end; under four rows left out."""
     xy = xx = yy = 0.0
     for start in range(0, len(X), batch):
         x, y = X[start : start + batch], Y[start : start + batch]
         if len(x) >= 4:
             K, L = (z @ z.T if kernel == "linear" else rbf_kernel(z, fraction) for z in (x, y))
-            xy, xx, yy = xy + hsic1(K, L), xx + hsic1(K, K), yy + hsic1(L, L)
+            weight = len(x) * (len(x) - 3)
+            xy, xx, yy = xy + weight * hsic1(K, L), xx + weight * hsic1(K, K), yy + weight * hsic1(L, L)
     return xy / np.sqrt(xx * yy)
 
 

@@ -33,6 +33,6 @@ def explain(a: str, b: str | None, data: str, batch_size: int, json: bool, **opt
     from netkin.comparing import explain as explain_models
 
     plan = called(explain_models, a, b, data, batch_size, options)
-    click.echo(as_json(asdict(plan)) if json else str(plan))
+    click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
