@@ -255,17 +255,17 @@ def psd_power(M, power):
     return (vectors[:, kept] * values[kept] ** power) @ vectors[:, kept].T
 
 
-def partially_whitened(X, alpha):
+def partially_whitened(X, alpha, whitening):
     """Return Xc(αI + (1−α)(XcᵀXc)^(−1/2)) as eq. 8 of Williams (2021) has it; at full rank by SciPy's matrix root."""
     Xc = centred(X)
-    M = Xc.T @ Xc
+    M = Xc.T @ Xc if whitening == "second_moment" else np.cov(X.T, bias=True).reshape(X.shape[1], -1)
     full_rank = len(spectrum(X)[1]) == Xc.shape[1]
     inverse_root = np.linalg.inv(np.real(scipy.linalg.sqrtm(M))) if full_rank else psd_power(M, -0.5)
     return Xc @ (alpha * np.eye(len(M)) + (1 - alpha) * inverse_root)
 
 
-def shape_distance(X, Y, alpha=0.5):
-    A, B = (partially_whitened(Z, alpha) for Z in (X, Y))
+def shape_distance(X, Y, alpha=0.5, whitening="second_moment"):
+    A, B = (partially_whitened(Z, alpha, whitening) for Z in (X, Y))
     return np.arccos(min(1.0, nuclear(A.T @ B) / (norm(A) * norm(B))))
 
 

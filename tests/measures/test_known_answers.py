@@ -139,6 +139,17 @@ def test_shape_distance_runs_from_cca_to_procrustes(worlds):
     assert m.shape_distance(X, Y, alpha=1.0) == pytest.approx(m.procrustes_angular(X, Y))
 
 
+def test_shape_distance_by_covariance_does_not_tend_to_procrustes_with_more_examples(worlds):
+    X, Y = worlds.related(60, 5, 5)
+    many_x, many_y = (np.tile(Z, (1000, 1)) for Z in (X, Y))  # the same layers on more examples
+    by_covariance = [m.shape_distance(*pair, whitening="covariance") for pair in ((X, Y), (many_x, many_y))]
+    assert by_covariance[0] == pytest.approx(by_covariance[1], abs=1e-9)
+    assert m.shape_distance(many_x, many_y) == pytest.approx(m.procrustes_angular(X, Y), abs=0.01)
+    assert abs(by_covariance[0] - m.procrustes_angular(X, Y)) > 0.02
+    for alpha, end in ((1.0, m.procrustes_angular(X, Y)), (0.0, np.arccos(m.cca_mean(X, Y)))):
+        assert m.shape_distance(X, Y, alpha=alpha, whitening="covariance") == pytest.approx(end)
+
+
 def test_nbs_is_the_root_of_the_product_of_gram_matrices(worlds):
     X, Y = worlds.related(30, 5, 8)
     assert m.nbs_uncentered(X, Y) == pytest.approx(nbs_of_grams(X @ X.T, Y @ Y.T), abs=1e-6)

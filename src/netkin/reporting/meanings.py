@@ -131,7 +131,8 @@ MEANINGS = {
     ),
     "shape_distance": Meaning(
         "The angle that is left after partial whitening and the best rotation. 0 means the same shape; it is a metric.",
-        f"Between no whitening and whole whitening the scale of the data counts. {_FEW}",
+        f"Between no whitening and whole whitening the scale of the data counts, and unless it whitens by the "
+        f"covariance the number of examples. {_FEW}",
     ),
     "gulp": Meaning(
         "How differently ridge regressions on the two layers can predict, at worst over all targets. 0 means that "
