@@ -15,7 +15,7 @@ NORMS = [
 ]  # fmt: skip
 WHITENING = [
     "cca_mean", "cca_mean_squared", "cca_rms", "svcca", "svcca_by_sum", "svcca_k", "linear_regression_r2",
-    "eigenspace_overlap", "shape_distance", "gulp", "gaussian_mutual_information",
+    "eigenspace_overlap", "eigenspace_overlap_uncentered", "shape_distance", "gulp", "gaussian_mutual_information",
 ]  # fmt: skip
 DIFFERENTIABLE = NORMS + WHITENING
 COVARIANCE = {"whitening": "covariance", "alpha": 0.3}

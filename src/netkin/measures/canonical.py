@@ -175,8 +175,23 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     ``‖UxᵀUy‖² / max(rank)``, U the left singular vectors. A layer whose span lies inside that of a wider one scores
     the ratio of their ranks.
     """
-    overlap = moments.correlations.sum() if moments.spans_all else squared_norm(moments.alignment)
-    return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
+    return _overlap(moments)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE - {"translation"},
+    whitens=True,
+    convention="left singular vectors of the layers as they are, not centred, over the larger numerical rank",
+    reference="definition 1 of May et al. (2019), arXiv:1909.01264",
+)
+def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
+    """Return `eigenspace_overlap` without centring, as its paper has it, from 0 to 1.
+
+    A mean that is not zero is one more direction of a layer, which nearly all layers share.
+    """
+    return _overlap(moments.uncentred)
 
 
 @measure(
@@ -252,6 +267,11 @@ def gaussian_mutual_information(moments: Moments) -> Tensor:
             f"{moments.n:,} examples; use more than the {features:,} features of both."
         )
     return -left_over.log().sum() / 2
+
+
+def _overlap(moments: Moments) -> Tensor:
+    overlap = moments.correlations.sum() if moments.spans_all else squared_norm(moments.alignment)
+    return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
 
 
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
