@@ -16,13 +16,13 @@ def centred(X):
     return X - X.mean(axis=0, keepdims=True)
 
 
-def spectrum(X, resolution=EPS):
-    """Return left singular vectors, singular values and right singular vectors of the numerical range of centred `X`.
+def spectrum(X, resolution=EPS, centre=True):
+    """Return left singular vectors, singular values and right singular vectors of the numerical range of `X`, centred.
 
     Squares of singular values count as rank above the rounding of float64 products, and above that of the data, which
     came in a precision of the given `resolution`.
     """
-    U, s, Vt = np.linalg.svd(centred(X), full_matrices=False)
+    U, s, Vt = np.linalg.svd(centred(X) if centre else X, full_matrices=False)
     kept = s**2 > max(max(X.shape) * EPS * s[0] ** 2, rounding_noise(X, resolution))
     return U[:, kept], s[kept], Vt[kept]
 
@@ -105,13 +105,14 @@ def cka_rbf_debiased(X, Y, fraction=0.4):
 
 
 def cka_minibatch(X, Y, batch=128, kernel="linear", fraction=0.4):
-    """Sum HSIC₁ over batches, take one ratio at the end (Nguyen 2021); fewer than four rows are left out."""
+    """Sum HSIC₁ over batches (Nguyen 2021), weighted by m(m - 3), one ratio at the end; under four rows left out."""
     xy = xx = yy = 0.0
     for start in range(0, len(X), batch):
         x, y = X[start : start + batch], Y[start : start + batch]
         if len(x) >= 4:
             K, L = (z @ z.T if kernel == "linear" else rbf_kernel(z, fraction) for z in (x, y))
-            xy, xx, yy = xy + hsic1(K, L), xx + hsic1(K, K), yy + hsic1(L, L)
+            weight = len(x) * (len(x) - 3)
+            xy, xx, yy = xy + weight * hsic1(K, L), xx + weight * hsic1(K, K), yy + weight * hsic1(L, L)
     return xy / np.sqrt(xx * yy)
 
 
@@ -181,6 +182,12 @@ def gaussian_mutual_information(X, Y):
 
 def eigenspace_overlap(X, Y):
     Ux, Uy = spectrum(X)[0], spectrum(Y)[0]
+    return norm(Ux.T @ Uy) ** 2 / max(Ux.shape[1], Uy.shape[1])
+
+
+def eigenspace_overlap_uncentered(X, Y):
+    """Definition 1 of May et al. (2019): ‖UᵀŨ‖² / max(d, k), U and Ũ the left singular vectors of the matrices."""
+    Ux, Uy = (spectrum(Z, centre=False)[0] for Z in (X, Y))
     return norm(Ux.T @ Uy) ** 2 / max(Ux.shape[1], Uy.shape[1])
 
 
@@ -255,17 +262,17 @@ def psd_power(M, power):
     return (vectors[:, kept] * values[kept] ** power) @ vectors[:, kept].T
 
 
-def partially_whitened(X, alpha):
+def partially_whitened(X, alpha, whitening):
     """Return Xc(αI + (1−α)(XcᵀXc)^(−1/2)) as eq. 8 of Williams (2021) has it; at full rank by SciPy's matrix root."""
     Xc = centred(X)
-    M = Xc.T @ Xc
+    M = Xc.T @ Xc if whitening == "second_moment" else np.cov(X.T, bias=True).reshape(X.shape[1], -1)
     full_rank = len(spectrum(X)[1]) == Xc.shape[1]
     inverse_root = np.linalg.inv(np.real(scipy.linalg.sqrtm(M))) if full_rank else psd_power(M, -0.5)
     return Xc @ (alpha * np.eye(len(M)) + (1 - alpha) * inverse_root)
 
 
-def shape_distance(X, Y, alpha=0.5):
-    A, B = (partially_whitened(Z, alpha) for Z in (X, Y))
+def shape_distance(X, Y, alpha=0.5, whitening="second_moment"):
+    A, B = (partially_whitened(Z, alpha, whitening) for Z in (X, Y))
     return np.arccos(min(1.0, nuclear(A.T @ B) / (norm(A) * norm(B))))
 
 
@@ -287,7 +294,8 @@ TRANSCRIPTIONS = {
     for function in (
         cka, cka_debiased, cka_uncentered, angular_cka, cka_rbf, cka_rbf_debiased, cka_minibatch,
         cca_mean, cca_mean_squared, cca_rms, svcca, svcca_by_sum, svcca_k, pwcca, gaussian_mutual_information,
-        eigenspace_overlap, linear_regression_r2, nbs, nbs_uncentered, procrustes_distance, procrustes_angular,
+        eigenspace_overlap, eigenspace_overlap_uncentered, linear_regression_r2, nbs, nbs_uncentered,
+        procrustes_distance, procrustes_angular,
         procrustes_size_and_shape, procrustes_disparity, shape_distance, gulp, magnitude_difference,
     )
 }  # fmt: skip

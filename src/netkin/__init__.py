@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
         cka_uncentered as cka_uncentered,
         dft_cca as dft_cca,
         eigenspace_overlap as eigenspace_overlap,
+        eigenspace_overlap_uncentered as eigenspace_overlap_uncentered,
         gaussian_mutual_information as gaussian_mutual_information,
         gulp as gulp,
         linear_regression_r2 as linear_regression_r2,
@@ -52,7 +53,8 @@ _ROOMS = {
     "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
         "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",
-        "cka_rbf_debiased", "cka_uncentered", "dft_cca", "eigenspace_overlap", "gaussian_mutual_information", "gulp",
+        "cka_rbf_debiased", "cka_uncentered", "dft_cca", "eigenspace_overlap", "eigenspace_overlap_uncentered",
+        "gaussian_mutual_information", "gulp",
         "linear_regression_r2", "magnitude_difference", "measure", "nbs", "nbs_uncentered",
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",

@@ -24,6 +24,7 @@ def test_a_constant_layer_is_a_hole_and_harms_no_other(worlds):
 
 
 @pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_rbf", "cka_minibatch(batch=16)"])
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 def test_maps_of_different_sizes_are_holes_that_name_the_way_out(maps, images, measure):
     a, b = maps(), maps()
     layers = ["conv1", "conv2", "fc"]

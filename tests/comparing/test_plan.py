@@ -10,7 +10,7 @@ import torch
 import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import taken
+from netkin.comparing.compare import Asked
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import Tables
@@ -49,9 +49,9 @@ def held(monkeypatch):
 
     def look(models, measures):
         options = Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
-        runners = [options.runner(name, thing) for name, thing in zip("ab", models, strict=True)]
         found, study = [find(name) for name in measures], Study({}, [], limit=planning.memory_limit(None))
-        statistics, _ = taken(runners, None, found, Pairs([("a", "b")]), study)
+        asked = Asked(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
+        statistics, _ = asked.taken(found)
         Tables(statistics, found, "a", "b").fill(Interruption(False))
         made = planning.make_plan(planning.needs_of(found), statistics.study)
         return made, max(*peaks, 0, bytes_in(*statistics.collectors))
@@ -139,12 +139,16 @@ def test_data_that_give_more_than_they_say_are_refused_when_they_outgrow_the_lim
     assert nk.compare(maps(), data=Understated(images), memory=800_000, **options).examples == 50
 
 
-def test_the_default_limit_is_a_quarter_of_what_is_free(maps, images, monkeypatch):
-    monkeypatch.setattr(planning, "free_memory", lambda: 40_000)
+def test_the_default_limit_is_a_quarter_of_all_memory_and_never_more_than_is_free(maps, images, monkeypatch):
+    asked = {"data": images, "layers": ["conv1", "fc"], "shape": "flatten"}
+    monkeypatch.setattr(planning, "total_memory", lambda: 40_000)
     with pytest.raises(MemoryLimit, match="the limit is 10 kB"):
-        nk.compare(maps(), data=images, layers=["conv1", "fc"], shape="flatten")
+        nk.compare(maps(), **asked)
     monkeypatch.undo()
-    assert 1e8 < planning.free_memory() < 1e14
+    monkeypatch.setattr(planning, "free_memory", lambda: 0)
+    monkeypatch.setattr(planning, "LITTLE", 1000)
+    with pytest.raises(MemoryLimit, match="no more is free than 1 kB"):
+        nk.compare(maps(), **asked)
 
 
 def test_rows_that_wait_for_a_mini_batch_are_counted():

@@ -75,10 +75,12 @@ def test_few_examples_are_a_warning_in_the_result_and_nowhere_else(maps, images)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         comparison = nk.compare(maps(), maps(), images[:7], ["cca_mean", "svcca", "cka"], layers=["conv1", "conv2"])
-    (warning,) = comparison.warnings
+    warning, biased = comparison.warnings
+    assert biased.startswith("7 examples are few for layers of")
+    assert "use `cka_debiased`" in biased
     assert warning.startswith("7 examples are fewer than the 5 + 5 features of the two layers")
     assert warning.endswith("10 examples would do, and 100 would leave little of that. This holds for 8 values.")
-    assert nk.compare(maps(), maps(), images[:7], ["cka"]).warnings == ()
+    assert nk.compare(maps(), maps(), images[:7], ["cka_debiased"], layers=["conv1", "conv2"]).warnings == ()
 
 
 def test_a_measure_asked_twice_is_answered_once(maps, images):
@@ -121,6 +123,7 @@ def test_after_two_seconds_progress_shows_on_stderr_only(maps, images, monkeypat
     start, passed = time.time(), [0.0]
     monkeypatch.setattr(time, "time", lambda: start + passed[0])
     screen = io.StringIO()
+    screen.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", screen)
 
     def slow():

@@ -15,9 +15,10 @@ NORMS = [
 ]  # fmt: skip
 WHITENING = [
     "cca_mean", "cca_mean_squared", "cca_rms", "svcca", "svcca_by_sum", "svcca_k", "linear_regression_r2",
-    "eigenspace_overlap", "shape_distance", "gulp", "gaussian_mutual_information",
+    "eigenspace_overlap", "eigenspace_overlap_uncentered", "shape_distance", "gulp", "gaussian_mutual_information",
 ]  # fmt: skip
 DIFFERENTIABLE = NORMS + WHITENING
+COVARIANCE = {"whitening": "covariance", "alpha": 0.3}
 PARAMETERS = {"svcca": {"variance": 0.8}, "svcca_by_sum": {"variance": 0.8}, "svcca_k": {"k": 2}}
 
 
@@ -64,6 +65,11 @@ def widened(x):
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients_are_right(worlds, name):
     assert checked(name, as_is, as_is, *worlds.related(9, 3, 3), entry_by_entry=True, **PARAMETERS.get(name, {}))
+
+
+def test_gradients_of_whitening_by_covariance_are_right(worlds):
+    assert checked("shape_distance", as_is, as_is, *worlds.related(9, 3, 3), entry_by_entry=True, **COVARIANCE)
+    assert checked("shape_distance", with_idle_units, as_is, *worlds.related(11, 3, 3), **COVARIANCE)
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

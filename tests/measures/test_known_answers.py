@@ -6,6 +6,7 @@ import pytest
 from netkin import measures as m
 from netkin.errors import NoValue
 from netkin.measures import measures
+from netkin.statistics import Moments
 from transcriptions import nbs_of_grams
 
 RIGID = {"rotation", "scaling", "translation"}
@@ -27,6 +28,7 @@ SHARING = {
     "svcca_k": K / Q,
     "linear_regression_r2": K / Q,
     "eigenspace_overlap": K / P,
+    "eigenspace_overlap_uncentered": K / P,
     "nbs": K / np.sqrt(P * Q),
     "nbs_uncentered": K / np.sqrt(P * Q),
     "procrustes_distance": np.sqrt(2 - 2 * K / np.sqrt(P * Q)),
@@ -51,6 +53,7 @@ CORRELATED = {
     "nbs": (SX * SY * RHO).sum() / np.sqrt((SX**2).sum() * (SY**2).sum()),
     "linear_regression_r2": (SY**2 * RHO**2).sum() / (SY**2).sum(),
     "eigenspace_overlap": (RHO**2).mean(),
+    "eigenspace_overlap_uncentered": (RHO**2).mean(),
     "procrustes_size_and_shape": np.sqrt((SX**2).sum() + (SY**2).sum() - 2 * (SX * SY * RHO).sum()),
     "shape_distance": np.arccos((WX * WY * RHO).sum() / np.sqrt((WX**2).sum() * (WY**2).sum())),
     "gulp": np.sqrt(
@@ -137,6 +140,34 @@ def test_shape_distance_runs_from_cca_to_procrustes(worlds):
     X, Y = worlds.related(60, 5, 5)
     assert m.shape_distance(X, Y, alpha=0.0) == pytest.approx(np.arccos(m.cca_mean(X, Y)))
     assert m.shape_distance(X, Y, alpha=1.0) == pytest.approx(m.procrustes_angular(X, Y))
+
+
+def test_shape_distance_by_covariance_does_not_tend_to_procrustes_with_more_examples(worlds):
+    X, Y = worlds.related(60, 5, 5)
+    many_x, many_y = (np.tile(Z, (1000, 1)) for Z in (X, Y))  # the same layers on more examples
+    by_covariance = [m.shape_distance(*pair, whitening="covariance") for pair in ((X, Y), (many_x, many_y))]
+    assert by_covariance[0] == pytest.approx(by_covariance[1], abs=1e-9)
+    assert m.shape_distance(many_x, many_y) == pytest.approx(m.procrustes_angular(X, Y), abs=0.01)
+    assert abs(by_covariance[0] - m.procrustes_angular(X, Y)) > 0.02
+    for alpha, end in ((1.0, m.procrustes_angular(X, Y)), (0.0, np.arccos(m.cca_mean(X, Y)))):
+        assert m.shape_distance(X, Y, alpha=alpha, whitening="covariance") == pytest.approx(end)
+
+
+def test_means_are_one_more_direction_that_layers_share_where_they_are_not_taken_off(worlds):
+    X, Y = worlds.sharing(40, 3, 5, 1)
+    assert m.eigenspace_overlap(X + 1, Y + 2) == pytest.approx(1 / 5)
+    assert m.eigenspace_overlap_uncentered(X, Y) == pytest.approx(1 / 5)
+    # the column of ones comes in where a mean makes a unit and it independent of the others
+    ones = np.ones((40, 1))
+    assert m.eigenspace_overlap_uncentered(np.hstack([X, ones]), np.hstack([Y, ones])) == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize("rank, spans", [(8, False), (9, True)])
+def test_a_layer_that_spans_all_examples_about_the_origin_holds_the_other(worlds, rank, spans):
+    X, Y = worlds.normal(9, rank), worlds.normal(9, 4)
+    pair = Moments.of(X, Y).uncentred
+    assert pair.spans_all is spans
+    assert pair.swapped.spans_all is spans
 
 
 def test_nbs_is_the_root_of_the_product_of_gram_matrices(worlds):

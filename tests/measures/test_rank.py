@@ -12,6 +12,8 @@ from netkin.statistics.sides import CovarianceSide, RowsSide
 from transcriptions import spectrum
 from worlds import Worlds
 
+AFFINE = {"rotation", "scaling", "translation", "invertible"}
+ALL = [name for name, found in measures().items() if found.facts.whitens and found.facts.unchanged_by == AFFINE]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
@@ -94,7 +96,7 @@ def test_a_stuck_unit_has_no_rounding_of_its_own():
     assert Moments.of(stuck, X).x.rank == 4
 
 
-@pytest.mark.parametrize("name", [name for name, found in measures().items() if found.facts.whitens])
+@pytest.mark.parametrize("name", [*ALL, "svcca", "svcca_k", "pwcca", "linear_regression_r2", "shape_distance"])
 def test_a_layer_that_is_nothing_but_rounding_cannot_be_whitened(worlds, value, name):
     X = torch.tensor(1 + 0.003 * worlds.normal(60, 3)).bfloat16()
     assert len(X.unique()) > 3

@@ -188,6 +188,7 @@ def test_any_text_names_a_measure_or_is_refused(text):
         ("svcca_k", {"k": 0}, "`k` must be at least 1; got 0\\."),
         ("shape_distance", {"alpha": 1.5}, "`alpha` must lie between 0 and 1; got 1.5\\."),
         ("shape_distance", {"alpha": math.nan}, "`alpha` must lie between 0 and 1"),
+        ("shape_distance", {"whitening": "zca"}, "`whitening` is 'second_moment'.* or 'covariance'.*; got 'zca'\\."),
         ("gulp", {"ridge": 0.0}, "`ridge` must be above 0; got 0.0\\."),
         ("gulp", {"ridge": math.inf}, "`ridge` must be.*inf"),
         ("cka_rbf", {"fraction": 0.0}, "`fraction` must be above 0; got 0.0\\."),
@@ -511,6 +512,15 @@ def test_fewer_examples_than_features_are_warned_about_with_the_numbers(worlds, 
     with pytest.warns(InflatedWarning, match=sentence) as caught:
         measures()[name].function(X, Y)
     assert caught[0].filename == __file__
+
+
+def test_what_whitens_nothing_is_not_warned_about(worlds):
+    X, Y = worlds.of_rank(10, 8, 3), worlds.of_rank(10, 6, 2)
+    assert m.shape_distance(X, Y, alpha=1.0) == pytest.approx(m.procrustes_angular(X, Y))  # a warning would be an error
+    assert find("shape_distance(alpha=1)").caution(Moments.of(X, Y)) == ""
+    assert "10 examples are fewer" in find("shape_distance(alpha=0.9)").caution(Moments.of(X, Y))
+    assert find("shape_distance").facts.whitens
+    assert find("shape_distance(alpha=1)").options == {"precision": torch.float64}
 
 
 @pytest.mark.parametrize("name", measures())

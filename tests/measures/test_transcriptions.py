@@ -21,6 +21,8 @@ VARIANTS = [
     ("shape_distance", {"alpha": 0.0}),
     ("shape_distance", {"alpha": 0.2}),
     ("shape_distance", {"alpha": 1.0}),
+    ("shape_distance", {"whitening": "covariance"}),
+    ("shape_distance", {"alpha": 0.2, "whitening": "covariance"}),
     ("gulp", {"ridge": 1.0}),
     ("gulp", {"ridge": 1e-4}),
     ("cka_rbf", {"fraction": 0.2}),

@@ -108,10 +108,11 @@ def test_rows_that_do_not_pair_batch_by_batch_are_refused(worlds):
         of_batches(worlds, (6, 6), (5, 7), (7, 5))
 
 
-def test_a_batch_whose_rows_stop_pairing_is_refused(worlds, monkeypatch):
+@pytest.mark.parametrize("batches", [((6, 6), (6, 7)), ((6, 7), (6, 6))])
+def test_layers_whose_rows_do_not_pair_in_some_batch_have_no_value_whatever_the_order(worlds, monkeypatch, batches):
     monkeypatch.setattr("netkin.statistics.layer_moments.FOLD", 4)
-    with pytest.raises(ShapeError, match="layers 'a' and 'b' gave different numbers of rows"):
-        of_batches(worlds, (6, 6), (6, 7))
+    with pytest.raises(NoValue, match="layer 'a' gives 12 rows and layer 'b' 13 for the same examples"):
+        of_batches(worlds, *batches)
 
 
 def test_names_that_are_unknown_get_a_hint(worlds):

@@ -239,14 +239,19 @@ def test_rows_and_mini_batches_of_unlike_width_are_refused(worlds):
             first.merge(second)["a", "b"]
 
 
-def test_layers_grouped_otherwise_are_refused(worlds):
-    first, second = (
-        moments_of(worlds.normal(10, 4), worlds.normal(10, 3)),
-        LayerMoments([(["a"], ["b"])], debiased=True),
-    )
-    second.update({"a": worlds.normal(10, 4), "b": worlds.normal(20, 3)})
-    with pytest.raises(ShapeError, match="their rows differ"):
-        first.merge(second)
+def test_layers_whose_rows_do_not_pair_in_one_part_have_no_value_in_either_order(worlds):
+    X, Y, Z = worlds.normal(10, 4), worlds.normal(20, 3), worlds.normal(20, 2)
+    rectangle = [(["a", "b", "c"], ["a", "b", "c"])]
+    first, second = LayerMoments(rectangle), LayerMoments(rectangle)
+    first.update({"a": X, "b": Y[:10], "c": Z[:10]})
+    second.update({"a": X, "b": Y, "c": Z})
+    for merged in (first.merge(second), second.merge(first)):
+        with pytest.raises(NoValue, match="layer 'a' gives 20 rows and layer 'b' 30"):
+            merged["a", "b"]
+        whole = Moments.of(np.concatenate([Y[:10], Y]), np.concatenate([Z[:10], Z]))
+        for name in ("cka", "nbs"):
+            value = float(measures()[name](merged["b", "c"]))
+            assert value == pytest.approx(float(measures()[name](whole)), abs=1e-12)
 
 
 def test_the_same_examples_twice_are_refused(worlds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from netkin.cli.documents import as_json
 from netkin.cli.options import JSON, comparing_options
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.cli.running import called
-
-if TYPE_CHECKING:
-    from netkin.comparing import Plan
 
 EXAMPLE = """\b
 Example:
@@ -36,10 +33,6 @@ def explain(a: str, b: str | None, data: str, batch_size: int, json: bool, **opt
     from netkin.comparing import explain as explain_models
 
     plan = called(explain_models, a, b, data, batch_size, options)
-    click.echo(as_json(_document(plan)) if json else str(plan))
+    click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
-
-
-def _document(plan: Plan) -> dict[str, Any]:
-    return asdict(plan) | {"kinds": [kind.kind for kind in plan.kinds]}

@@ -220,7 +220,7 @@ class Pass:
             if self._searching is not None:
                 refuse_non_finite(rows, where)
             try:
-                reduced = () if self._resizes else tuple(self._reduced(key, rows))
+                reduced = () if self._resizes else tuple(self._reduced(runner, key, rows))
             except ValueFault:
                 refuse_non_finite(rows, where)
                 raise
@@ -230,8 +230,14 @@ class Pass:
 
         return keep
 
-    def _reduced(self, key: Key, rows: Tensor) -> Iterator[Any]:
+    def _reduced(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
+        """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
+        begun = None if self.statistics is None else self.study.layers.get(key)
+        regular = runner.valid(key[1]) is None and (begun is None or len(rows) == begun.rows_of(len(self._numbers)))
         for place, need in enumerate(self._reducing):
+            if not regular:
+                yield rows
+                continue
             group = (place, self._layers[key].rows)
             if group not in self._reducers:  # before the first batch has named the layers
                 self._reducers[group] = need.candidates[0].start(
@@ -284,6 +290,8 @@ class Pass:
                 continue
             reduced = not self._resizes and need in self._reducing
             place = self._reducing.index(need) if reduced else 0
+            if reduced:
+                collectors[:] = [one for collector in collectors for one in _by_rows(collector, kept)]
             for collector in collectors:
                 names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
                 given = {key: kept[key].reduced[place] if reduced else rows[key] for key in names}
@@ -353,6 +361,14 @@ class Pass:
                 price = type(collector).price(need.settings, grown)
                 if price is not None:
                     refuse_over(self.study, price.bytes, price.what, price.ways)
+
+
+def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
+    """Return a collector, or several where its layers give different numbers of rows from now on."""
+    groups: dict[int, list[Key]] = {}
+    for key in collector.names:
+        groups.setdefault(kept[key].length, []).append(key)
+    return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
 
 
 def _size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:

@@ -22,6 +22,7 @@ from netkin.memory import free_memory, size_in_words, total_memory
 from netkin.representations.inputs import take
 from netkin.statistics.collector import Collector, LayerSize, Price, Study
 
+LITTLE = 2**24  # bytes that are taken whatever is free
 LOOK = 2  # examples run: with a single one, a table of positions (1 × t × d) would pass for an example
 THOUSANDS = ("", " thousand", " million", " billion", " trillion")
 
@@ -93,7 +94,7 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     offers = [need.chosen(study) for need in needs]
     total = sum(price.bytes for _, price in offers)
     refuse_over(study, total, "the statistics")
-    refuse_over(study, total, "the statistics", limit=max(free_memory(), 2**24))
+    refuse_over(study, total, "the statistics", limit=max(free_memory(), LITTLE))
     counts = [price.operations for _, price in offers]
     why = {
         name: price.words + price.why for need, (_, price) in zip(needs, offers, strict=True) for name in need.measures
@@ -164,6 +165,7 @@ class _Findings:
         self.runners, self.measures, self.pairs, self.study = runners, measures, pairs, study
         self.layers: dict[str, dict[str, LayerSize]] = {runner.name: {} for runner in runners}
         self.batch = 0  # examples in the first batch
+        self.learning = 0  # runs of few examples, to learn which axis counts them
         self.wanted: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.holes: list[str] = []
         self.alignment = Alignment([], [])
@@ -177,6 +179,7 @@ class _Findings:
             for runner, batch in next(iter(batches)).items():
                 self.batch = self.batch or runner.length(batch) or 1
                 self._run(runner, batch)
+                self.learning += runner.learning_passes(batch)
 
     def _run(self, runner: Runner, batch: Any) -> None:
         try:
@@ -224,8 +227,7 @@ class _Findings:
     def _passes(self) -> int | None:
         if all(isinstance(runner, RecordedRunner) for runner in self.runners):
             return 0
-        learning = sum(runner.learning_passes for runner in self.runners)
-        return None if self.study.examples is None else len(self.runners) * self._batches() + learning
+        return None if self.study.examples is None else len(self.runners) * self._batches() + self.learning
 
     def _batches(self) -> int:
         return math.ceil((self.study.examples or 0) / self.batch)
@@ -270,7 +272,10 @@ class _Findings:
     def _passes_in_words(self, passes: int | None) -> str:
         if passes is None:
             return "one of each model on each batch"
-        return "none, the rows are recorded" if passes == 0 else f"{passes:,}, one of each model on each batch"
+        few = f", {self.learning} of them of few examples, to learn which axis counts these"
+        if passes == 0:
+            return "none, the rows are recorded"
+        return f"{passes:,}, one of each model on each batch{few if self.learning else ''}"
 
 
 def _beginning(batch: Any) -> Any:

@@ -15,14 +15,14 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan
 from netkin.comparing.subjects import Runner
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
 from netkin.progress import ProgressOption, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now
-from netkin.statistics.collector import Collector, Key, LayerSize, Study
+from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 
 KIND = "statistics"
 PLAIN = (
@@ -90,7 +90,10 @@ class Statistics:
     def pair(self, measure: Measure, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the layers `a` and `b`, each (model, layer), as the measure reads them."""
         x, y = self.alignment.pair(a, b)
-        return self.collector(measure, x).pair(x, y, without)
+        collector = self.collector(measure, x)
+        if y not in getattr(collector, "names", [y]):
+            raise NoValue(f"the rows of {name_of(x)!r} and {name_of(y)!r} did not pair up batch by batch.")
+        return collector.pair(x, y) if without is None else collector.pair(x, y, without)
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""

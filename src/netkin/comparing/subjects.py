@@ -20,6 +20,7 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, dft, guest, model_lock, model_precision, positions, rows_of, shape_for
+from netkin.representations.axes import is_plain
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
@@ -96,9 +97,8 @@ class Runner(ABC):
         """Why default layers gave no rows, by their names."""
         return {}
 
-    @property
-    def learning_passes(self) -> int:
-        """How many runs of few examples it took to learn which axis counts the examples."""
+    def learning_passes(self, batch: Any) -> int:
+        """Return how many runs of few examples it takes to learn which axis counts the examples, from a first batch."""
         return 0
 
     def resolution(self, layer: str) -> float:
@@ -169,9 +169,13 @@ class ModelRunner(Runner):
     def left_out(self) -> dict[str, str]:
         return self._reader.left_out if self._reader else {}
 
-    @property
-    def learning_passes(self) -> int:
-        return self._reader.learning_passes if self._reader else 0
+    def learning_passes(self, batch: Any) -> int:
+        length = self.length(batch)
+        if length is None or self._reader is None:
+            return 0
+        if not is_plain(unwrapped(self.model), batch, length):
+            return 1
+        return 0 if all(axis in (0, None) for axis in self._reader.axes.values()) else 2
 
     def resolution(self, layer: str) -> float:
         return self._reader.resolutions.get(layer, 0.0) if self._reader else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,8 +81,6 @@ class Tables:
                 for x, y in reported(self.wanted, "measuring", "pairs"):
                     self._pair(x, y, mirrored)
                 self._replicate(mirrored)
-        for collector in self.statistics.every():
-            collector.release()
         self.ended |= interruption.ended
 
     def _replicate(self, mirrored: bool) -> None:
@@ -135,10 +133,10 @@ class Tables:
 
     def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
-        a, b = self.statistics.alignment.pair((self.a, x), (self.b, y))
-        collector = self.statistics.collector(measure, a)
+        a, b = (self.a, x), (self.b, y)
+        collector = self.statistics.collector(measure, self.statistics.alignment.pair(a, b)[0])
         if id(collector) not in read:
-            read[id(collector)] = collector.pair(a, b, without) if without is not None else collector.pair(a, b)
+            read[id(collector)] = self.statistics.pair(measure, a, b, without)
         return read[id(collector)]
 
     def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
@@ -200,19 +198,25 @@ class Tables:
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""
-        said = []
-        kinds: dict[str, list[str]] = {}
-        for sentence in self.cautions:
-            kinds.setdefault(re.sub(NUMBERS_AND_NAMES, "", sentence), []).append(sentence)
-        for sentences in kinds.values():
-            count = sum(self.cautions[sentence] for sentence in sentences)
-            more = f" This holds for {count:,} values." if len(sentences) > 1 else ""
-            said.append(max(sentences, key=_largest_number) + more)
+        said = summed_cautions(self.cautions)
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
         if "measuring" in self.ended:
             said.append("interrupted: some pairs were not reached, and have no value.")
         return tuple(said)
+
+
+def summed_cautions(cautions: Mapping[str, int]) -> list[str]:
+    """Return of each kind of caution the sentence with the largest number, and for how many values the kind holds."""
+    kinds: dict[str, list[str]] = {}
+    for sentence in cautions:
+        kinds.setdefault(re.sub(NUMBERS_AND_NAMES, "", sentence), []).append(sentence)
+    said = []
+    for sentences in kinds.values():
+        count = sum(cautions[sentence] for sentence in sentences)
+        more = f" This holds for {count:,} values." if len(sentences) > 1 else ""
+        said.append(max(sentences, key=_largest_number) + more)
+    return said
 
 
 def _largest_number(sentence: str) -> int:

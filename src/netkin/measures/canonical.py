@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, ValueFault
+from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
@@ -175,8 +175,23 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     ``‖UxᵀUy‖² / max(rank)``, U the left singular vectors. A layer whose span lies inside that of a wider one scores
     the ratio of their ranks.
     """
-    overlap = moments.correlations.sum() if moments.spans_all else squared_norm(moments.alignment)
-    return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
+    return _overlap(moments)
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(0.0, 1.0),
+    unchanged_by=AFFINE - {"translation"},
+    whitens=True,
+    convention="left singular vectors of the layers as they are, not centred, over the larger numerical rank",
+    reference="definition 1 of May et al. (2019), arXiv:1909.01264",
+)
+def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
+    """Return `eigenspace_overlap` without centring, as its paper has it, from 0 to 1.
+
+    A mean that is not zero is one more direction of a layer, which nearly all layers share.
+    """
+    return _overlap(moments.uncentred)
 
 
 @measure(
@@ -184,19 +199,24 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     bounds=(0.0, math.pi / 2),
     unchanged_by={"rotation", "translation"},
     is_metric=True,
-    whitens=True,
-    convention="angular Procrustes after X(αI + (1-α)(XᵀX)^(-1/2)), columns centred",
+    whitens=lambda settings: settings["alpha"] < 1,
+    convention="angular Procrustes after X(αI + (1-α)C^(-1/2)), columns centred; C = XᵀX, or XᵀX/n by covariance",
     reference="Williams et al. (2021), arXiv:2110.14739",
 )
-def shape_distance(moments: Moments, *, alpha: float = 0.5) -> Tensor:
+def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "second_moment") -> Tensor:
     """Return the angle left between two partly whitened layers after the best rotation, from 0 to π/2.
 
     ``alpha=1`` whitens nothing and is `procrustes_angular`; ``alpha=0`` whitens wholly and is, at equal full ranks,
-    the arc cosine of `cca_mean`. In between the scale of the data counts.
+    the arc cosine of `cca_mean`. In between the scale of the data counts, and with ``whitening="second_moment"``, the
+    paper's ``C = XᵀX``, the number of examples as well: the more there are, the nearer is it to `procrustes_angular`.
+    With ``whitening="covariance"``, ``C = XᵀX/n``, it tends to a value of its own.
     """
     if not 0 <= alpha <= 1:
         raise ValueFault(f"`alpha` must lie between 0 and 1; got {alpha}.")
-    (x, x_size), (y, y_size) = _partly_whitened(moments.x, alpha), _partly_whitened(moments.y, alpha)
+    if whitening not in ("second_moment", "covariance"):
+        raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
+    examples = moments.n if whitening == "covariance" else 1
+    (x, x_size), (y, y_size) = (_partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
     nuclear = torch.linalg.svdvals(moments.mapped(x, y)).to(summing_dtype(x.device)).sum()
     return arccos(nuclear / (x_size * y_size))
 
@@ -249,6 +269,11 @@ def gaussian_mutual_information(moments: Moments) -> Tensor:
     return -left_over.log().sum() / 2
 
 
+def _overlap(moments: Moments) -> Tensor:
+    overlap = moments.correlations.sum() if moments.spans_all else squared_norm(moments.alignment)
+    return (overlap / max(moments.x.rank, moments.y.rank)).clamp(max=1)
+
+
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
     alignment = moments.mapped(moments.x.whitening(keep_x), moments.y.whitening(keep_y))
     return canonical(alignment, min(int(keep_x.sum()), int(keep_y.sum()))).mean()
@@ -261,11 +286,14 @@ def _first(values: Tensor, k: int) -> Tensor:
     return keep.reshape(values.shape) & (values > 0)
 
 
-def _partly_whitened(side: Side, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return the map ``αI + (1-α)C^(-1/2)`` on the numerical range of a layer, and the layer's size after it."""
+def _partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+    """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
     basis, kept = side.spanning(side.kept)
     roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
-    alpha, whole = alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale)  # a common factor cancels later
+    alpha, whole = (
+        alpha / max(1.0, side.scale),
+        (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples),
+    )  # a common factor cancels later
     values = alpha + whole / roots
     if not side.needs_gradient:
         return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()

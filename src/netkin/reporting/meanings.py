@@ -129,9 +129,14 @@ MEANINGS = {
         "one scores the ratio of their ranks.",
         f"How much the examples vary along each direction does not count at all. {_FEW}",
     ),
+    "eigenspace_overlap_uncentered": Meaning(
+        "How far the two layers span the same space over the examples, their means with it. 1 means the same span.",
+        f"A mean that both layers have counts as likeness; how much the examples vary does not count at all. {_FEW}",
+    ),
     "shape_distance": Meaning(
         "The angle that is left after partial whitening and the best rotation. 0 means the same shape; it is a metric.",
-        f"Between no whitening and whole whitening the scale of the data counts. {_FEW}",
+        f"Between no whitening and whole whitening the scale of the data counts, and unless it whitens by the "
+        f"covariance the number of examples. {_FEW}",
     ),
     "gulp": Meaning(
         "How differently ridge regressions on the two layers can predict, at worst over all targets. 0 means that "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -45,7 +45,10 @@ DEFAULTS = {"batch": 128, "kernel": "linear", "fraction": 0.4}  # of measures th
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """A pair of layers: HSIC₁ of the two and of each with itself, averaged over mini-batches of `batch` examples."""
+    """A pair of layers: HSIC₁ of the two and of each with itself, the mean over mini-batches of `batch` examples.
+
+    A mini-batch of m examples has the weight m(m - 3).
+    """
 
     cross: Tensor
     x: Tensor
@@ -110,12 +113,13 @@ class LayerGrams(Collector):
         self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
         self.open_pairs(rectangles)
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
+        self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
         self._waiting: dict[int, _Incomplete] = {}
         self._numbers = Numbers()
         self.widths: dict[Key, int] = {}
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
-        self._finished: tuple[list[Tensor], Tensor, np.ndarray] | None = None
+        self._finished: tuple[list[Tensor], Tensor, np.ndarray, np.ndarray] | None = None
 
     def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
         """Say which pairs are wanted, where the layers' names are learnt from the first batch."""
@@ -227,19 +231,20 @@ class LayerGrams(Collector):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
         place, turned = place_of(self.rectangles, a, b, self.names, "Gram matrices")
-        cross, own, counts = self._with_remainder()
-        batches = int(counts.sum() - (counts[without] if without is not None else 0))
+        cross, own, counts, weights = self._with_remainder()
+        stays = np.arange(len(counts)) != (-1 if without is None else without)
+        batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
         if batches == 0 or self.batch is None:
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
         left, right = self.rectangles[place]
         x, y = (b, a) if turned else (a, b)
         value = summed(cross[place], without)[left.index(x), right.index(y)]
         sizes = summed(own, without)
-        first, second = (sizes[self.names.index(name)] / batches for name in (a, b))
-        return Grams(value / batches, first, second, self.batch, batches, self._left_out)
+        first, second = (sizes[self.names.index(name)] / weight for name in (a, b))
+        return Grams(value / weight, first, second, self.batch, batches, self._left_out)
 
     def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        _, _, counts = self._with_remainder()
+        counts = self._with_remainder()[2]
         left_out = f"; {self._left_out} examples left out" if self._left_out else ""
         batches = "1 batch" if counts.sum() == 1 else f"{counts.sum():,} batches"
         return f"mini-batch estimate ({batches} of up to {self.batch}{left_out})"
@@ -258,18 +263,18 @@ class LayerGrams(Collector):
         """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
         return sum(len(part.numbers) for part in self._waiting.values() if len(part.numbers) < 4)
 
-    def _with_remainder(self) -> tuple[list[Tensor], Tensor, np.ndarray]:
+    def _with_remainder(self) -> tuple[list[Tensor], Tensor, np.ndarray, np.ndarray]:
         """Return the sums and counts with those incomplete mini-batches that are large enough."""
         if self._finished is None:
-            before = self._cross, self._own, self._counts
+            before = self._cross, self._own, self._counts, self._weights
             self._cross = [values.clone() for values in self._cross]
-            self._own, self._counts = self._own.clone(), self._counts.copy()
+            self._own, self._counts, self._weights = self._own.clone(), self._counts.copy(), self._weights.copy()
             for place, part in sorted(self._waiting.items()):
                 if len(part.numbers) >= 4:
                     self._add(place, self._kernels(part))
             # read number by number, so on the CPU
-            self._finished = ([values.cpu() for values in self._cross], self._own.cpu(), self._counts)
-            self._cross, self._own, self._counts = before
+            self._finished = ([one.cpu() for one in self._cross], self._own.cpu(), self._counts, self._weights)
+            self._cross, self._own, self._counts, self._weights = before
         return self._finished
 
     # --- merging ------------------------------------------------------------------------------------------------------
@@ -291,12 +296,29 @@ class LayerGrams(Collector):
             for side in (merged, theirs) if scales else ():
                 side._rescale(name, min(scales))
         merged._cross = [mine + more.to(mine.device) for mine, more in zip(merged._cross, theirs._cross, strict=True)]
-        merged._own, merged._counts = merged._own + theirs._own.to(merged._own.device), self._counts + other._counts
+        merged._own = merged._own + theirs._own.to(merged._own.device)
+        merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
         numbered = self._numbers.given and other._numbers.given
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
         for place, part in theirs._waiting.items():
             merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
         return merged
+
+    def restricted(self, keys: Collection[Key]) -> Self:
+        """Return the sums of some layers alone, in a collector of their own."""
+        rectangles = [
+            ([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.rectangles
+        ]
+        part = self._copy()
+        part.open_pairs([(left, right) for left, right in rectangles if left and right])
+        for values, (left, right) in zip(part._cross, part.rectangles, strict=True):
+            for x, y in ((x, y) for x in left for y in right):
+                place, _ = place_of(self.rectangles, x, y, self.names, "Gram matrices")
+                rows, columns = self.rectangles[place]
+                values[:, left.index(x), right.index(y)] = self._cross[place][:, rows.index(x), columns.index(y)].cpu()
+        part._own = self._own[:, [self.names.index(key) for key in part.names]]
+        part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
+        return part
 
     # --- one mini-batch -----------------------------------------------------------------------------------------------
 
@@ -311,9 +333,9 @@ class LayerGrams(Collector):
             gram = self._gram(name, rows, centred=True) if self._centres[name] else gram
         return gram
 
-    def _rbf(self, name: str, rows: Tensor) -> Tensor:
+    def _rbf(self, name: Key, rows: Tensor) -> Tensor:
         """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
-        refuse_non_finite(rows, f"layer {name!r} in mini-batch {self._batches}")
+        refuse_non_finite(rows, f"{label(name)} in mini-batch {self._counts.sum()}")
         try:
             return rbf_kernel(rows, self.fraction)
         except NoValue:
@@ -338,18 +360,22 @@ class LayerGrams(Collector):
         return gram_product(rows * scale)
 
     def _add(self, place: int, kernels: Mapping[Key, Tensor]) -> None:
-        """Add HSIC₁ of all pairs, and of each layer with itself, for the mini-batch of that number."""
+        """Add m(m - 3) HSIC₁ of all pairs, and of each layer with itself, for the mini-batch of that number.
+
+        So weighted, a small remainder counts little: its HSIC₁ varies most.
+        """
         first = kernels[self.names[0]]
         flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
-        pairs, chunk = len(first) * (len(first) - 3), int(chunk_of(np.array([place]), self.chunks)[0])
-        every = flat @ flat.T / pairs if len(self.rectangles) > 1 else None
+        chunk = int(chunk_of(np.array([place]), self.chunks)[0])
+        every = flat @ flat.T if len(self.rectangles) > 1 else None
         self._cross = [values.to(flat.device) for values in self._cross]
         for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
             rows, columns = self._places(left), self._places(right)
-            values[chunk] += flat[rows] @ flat[columns].T / pairs if every is None else every[rows][:, columns]
+            values[chunk] += flat[rows] @ flat[columns].T if every is None else every[rows][:, columns]
         self._own = self._own.to(flat.device)
-        self._own[chunk] += flat.square().sum(1) / pairs
+        self._own[chunk] += flat.square().sum(1)
         self._counts[chunk] += 1
+        self._weights[chunk] += len(first) * (len(first) - 3)
 
     def _places(self, names: Sequence[Key]) -> Any:
         """Return where layers stand among all: a slice if they are neighbours, which costs a GPU no copy."""
@@ -384,6 +410,7 @@ class LayerGrams(Collector):
             "fraction": self.fraction,
             "chunks": self.chunks,
             "counts": self._counts.tolist(),
+            "weights": self._weights.tolist(),
             "numbers": [self._numbers.next, self._numbers.given],
             "waiting": list(self._waiting),
             "widths": list(self.widths.items()),
@@ -398,6 +425,7 @@ class LayerGrams(Collector):
         statistic = cls(rectangles_from(header["rectangles"]), **options)
         statistic._cross = [tensors[f"cross.{i}"] for i in range(len(statistic.rectangles))]
         statistic._own, statistic._counts = tensors["own"], np.array(header["counts"], dtype=np.int64)
+        statistic._weights = np.array(header["weights"], dtype=np.float64)
         statistic._numbers = Numbers(*header["numbers"])
         statistic.widths, statistic._scales, statistic._centres = (
             {key_from(key): value for key, value in header[name]} for name in ("widths", "scales", "centres")
@@ -429,6 +457,9 @@ class _Incomplete:
                 "two batches hold the same examples by their numbers; give each example a number of its own."
             )
         return _Incomplete(numbers, {name: [*parts, *other.rows[name]] for name, parts in self.rows.items()})
+
+    def restricted(self, keys: Sequence[Key]) -> _Incomplete:
+        return _Incomplete(self.numbers, {key: self.rows[key] for key in keys})
 
     def in_order(self) -> dict[Key, Tensor]:
         """Return the rows of every layer by rising numbers."""

@@ -79,7 +79,7 @@ def u_products(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for rows in (X, Y):
         sums = torch.cat([_off_diagonal(rows, start, step).sum(1) for start in range(0, n, step)])
         shares.append(sums / (n - 2) - sums.sum() / (2 * (n - 1) * (n - 2)))
-    sums = []
+    products = []
     for start in range(0, n, step):
         K, L = (
             (_off_diagonal(rows, start, step) - share[start : start + step, None] - share)
@@ -87,8 +87,8 @@ def u_products(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         )
         diagonal = torch.arange(start, start + len(K), device=X.device)[:, None] == torch.arange(n, device=X.device)
         K, L = K.masked_fill(diagonal, 0), L.masked_fill(diagonal, 0)
-        sums.append(torch.stack([(K * L).sum(), K.square().sum(), L.square().sum()]))
-    xy, xx, yy = torch.stack(sums).sum(0)
+        products.append(torch.stack([(K * L).sum(), K.square().sum(), L.square().sum()]))
+    xy, xx, yy = torch.stack(products).sum(0)
     return xy, xx, yy
 
 

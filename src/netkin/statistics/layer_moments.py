@@ -64,6 +64,7 @@ class LinearSettings(Settings):
     precise: bool = False  # products in float64
     debiased: bool = False  # the debiasing sums
     whitens: bool = False  # each layer is decomposed
+    rotates: bool = False  # wide layers are rotated into their row space
     uncentred: bool = False  # layers are looked at about the origin
     unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
 
@@ -72,8 +73,8 @@ class LinearSettings(Settings):
         facts = measure.facts
         unfit = "rotation" not in facts.unchanged_by or facts.debiases
         return cls(
-            facts.precise, facts.debiases, facts.whitens, "translation" not in facts.unchanged_by,
-            measure.name if unfit else "",
+            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
+            "translation" not in facts.unchanged_by, measure.name if unfit else "",
         )  # fmt: skip
 
     def joined(self, other: LinearSettings) -> LinearSettings:
@@ -304,12 +305,14 @@ class LayerMoments(Collector):
         return merged
 
     def _add(self, other: LayerMoments) -> None:
-        self._refuse_unlike(other, widths="widths", rows="groups")
+        self._refuse_unlike(other, widths="widths")
+        self._blocks = _common_blocks(self._blocks, other._blocks, self._layers)
+        other_blocks = _common_blocks(other._blocks, self._blocks, other._layers)
         for name in self.names:
             mine, theirs = self._layers[name], other._layers[name]
             if theirs.varies and not mine.varies:
                 self.rescale(name, theirs.scale)
-        for block, addend in zip(self._blocks, other._blocks, strict=True):
+        for block, addend in zip(self._blocks, other_blocks, strict=True):
             for x in block.rows:
                 for y in block.columns:
                     part = _rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
@@ -341,8 +344,7 @@ class LayerMoments(Collector):
                 resolution = self.resolutions.get(name, 0.0)
                 self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), resolution)
             self.open_blocks(lengths)
-        for block in self._blocks:
-            block.refuse_unpaired(lengths)
+        self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
         def columns_of(name: Key) -> tuple[Tensor, Parts]:
@@ -550,14 +552,20 @@ class Block:
         together = together[: self.sums.shape[1]]
         return together.to(together.dtype.to_complex()) if self.sums.is_complex() else together
 
-    def refuse_unpaired(self, lengths: Mapping[Key, tuple[int, ...]]) -> None:
-        """Raise if layers that gave the same rows so far gave different ones in some batch."""
-        first = self.keys[0]
-        for name in self.keys:
-            if lengths[name] != lengths[first]:
-                raise ShapeError(
-                    f"layers {name_of(first)!r} and {name_of(name)!r} gave different numbers of rows in one batch."
-                )
+    def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[Block]:
+        """Return this block, or several where layers that gave the same rows so far give different ones from now on."""
+        found = dict.fromkeys(groups[key] for key in self.keys)
+        if len(found) == 1:
+            return [self]
+        sides = [[[key for key in side if groups[key] == one] for side in (self.rows, self.columns)] for one in found]
+        return [self._part(left, right, layers) for left, right in sides if left and right]
+
+    def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> Block:
+        rows, columns = (
+            torch.cat([torch.arange(side[key].start, side[key].stop) for key in keys]).to(self.sums.device)
+            for side, keys in ((self.rows, left), (self.columns, right))
+        )
+        return Block(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
 
 
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
@@ -610,6 +618,18 @@ def _add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
         sums.addmm_(conjugate.mT, columns)
     else:
         sums.baddbmm_(conjugate.mT, columns)
+
+
+def _common_blocks(blocks: Sequence[Block], others: Sequence[Block], layers: Mapping[Key, LayerSums]) -> list[Block]:
+    """Return the pairs of `blocks` that `others` hold as well, as blocks."""
+    if [(list(x.rows), list(x.columns)) for x in blocks] == [(list(y.rows), list(y.columns)) for y in others]:
+        return list(blocks)
+    found = []
+    for block in blocks:
+        for other in others:
+            left, right = [x for x in block.rows if x in other.rows], [y for y in block.columns if y in other.columns]
+            found += [block._part(left, right, layers)] if left and right else []
+    return found
 
 
 def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:

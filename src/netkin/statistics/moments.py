@@ -26,8 +26,15 @@ class Moments:
 
     collectors: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, x: Side, y: Side, cross: Tensor | None = None, norm_product: Tensor | None = None):
-        self.x, self.y, self.n = x, y, x.n
+    def __init__(
+        self,
+        x: Side,
+        y: Side,
+        cross: Tensor | None = None,
+        norm_product: Tensor | None = None,
+        centred: bool = True,
+    ):
+        self.x, self.y, self.n, self._centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
 
     @classmethod
@@ -84,7 +91,7 @@ class Moments:
     def swapped(self) -> Moments:
         """The same pair seen from the other side, sharing what each side has computed."""
         cross = None if self._cross is None else self._cross.mH
-        return Moments(self.y, self.x, cross, self._norm_product)
+        return Moments(self.y, self.x, cross, self._norm_product, self._centred)
 
     @property
     def x_norm(self) -> Tensor:
@@ -188,22 +195,22 @@ class Moments:
 
     @property
     def spans_all(self) -> bool:
-        """Whether one side spans everything that n centred examples can do, so that it explains the other by itself."""
+        """Whether one side spans everything that n examples can do, so that it explains the other by itself."""
         # blocks count their examples together, and a constant has no gradient
         unclear = len(self.x.kept) > 1 or self.x.needs_gradient or self.y.needs_gradient
-        return not unclear and max(self.x.rank, self.y.rank) == self.n - 1
+        return not unclear and max(self.x.rank, self.y.rank) == self.n - (1 if self._centred else 0)
 
     @cached_property
     def uncentred(self) -> Moments:
         """The same pair about the origin instead of the means."""
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
-            return Moments(x.uncentred, y.uncentred)
+            return Moments(x.uncentred, y.uncentred, centred=False)
         shared = min(len(x.mean), len(y.mean))  # a layer without space has part in the first block alone
         mean_x, mean_y = x.mean[:shared] * x.scale, y.mean[:shared] * y.scale
         means = x.n * mean_x.conj().unsqueeze(-1) * mean_y.unsqueeze(-2)
         cross = torch.cat([self.cross[:shared] + means, self.cross[shared:]])
-        return Moments(_about_origin(x), _about_origin(y), cross)
+        return Moments(_about_origin(x), _about_origin(y), cross, centred=False)
 
     @property
     def few_examples(self) -> str | None:

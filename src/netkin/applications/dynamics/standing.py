@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from netkin import __version__
 from netkin.applications.dynamics.states import LayerState
 from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.tabulating import summed_cautions
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.results import Comparison, Values
@@ -81,7 +83,7 @@ def comparison(a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, or
         data=origin.data,
         examples=a.examples,
         seed=0,
-        warnings=tuple(_largest(found.few)),
+        warnings=tuple(summed_cautions(found.cautions)),
         version=__version__,
         provenance={**origin.provenance, "torch": torch.__version__, "python": platform.python_version()},
     )
@@ -93,13 +95,13 @@ class _Found:
     def __init__(self, measures: Sequence[Measure]):
         self.values: dict[str, dict[Pair, float]] = {measure.id: {} for measure in measures}
         self.holes: dict[str, dict[Pair, str]] = {measure.id: {} for measure in measures}
-        self.few: list[tuple[int, str]] = []
+        self.cautions: Counter[str] = Counter()
 
     def add(self, measure: Measure, pair: Pair, moments: Moments) -> None:
         """Note the value of one pair, or why there is none."""
-        if measure.facts.whitens and moments.few_examples:
-            self.few.append((moments.x.width + moments.y.width, moments.few_examples))
         try:
+            for caution in measure.cautions(moments):
+                self.cautions[caution] += 1
             self.values[measure.id][pair] = value_of(measure, moments)
         except NoValue as reason:
             self.holes[measure.id][pair] = str(reason)
@@ -140,10 +142,3 @@ def _table(measure: Measure, rows: Sequence[str], columns: Sequence[str], found:
         conventions=measure.facts.convention,
         statistic="Rows",
     )
-
-
-def _largest(few: Sequence[tuple[int, str]]) -> Iterator[str]:
-    """Say once, for the widest pair, that values are inflated."""
-    if few:
-        more = f" This holds for {len(few):,} values." if len({text for _, text in few}) > 1 else ""
-        yield max(few)[1] + more
