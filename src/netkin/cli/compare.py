@@ -51,7 +51,7 @@ def compare(
     Without B, the layers of A are compared with each other. Both models see the same examples, once; all measures are
     read from that one pass.
     """
-    from netkin.comparing import compare as compare_models
+    from netkin.comparing.compare import compare as compare_models
 
     for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
         refuse_missing_folder(path, option)
