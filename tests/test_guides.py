@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from netkin.cli import cli
-from netkin.comparing import compare, compare_many
+from netkin.comparing.compare import compare, compare_many
 from netkin.measures import registry
 
 DOCS = Path(__file__).parents[1] / "docs"

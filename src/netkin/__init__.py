@@ -48,8 +48,9 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "netkin.comparing": [
-        "Statistics", "Subject", "collect", "compare", "compare_many", "explain", "merge", "model_directions",
+        "Statistics", "Subject", "collect", "compare_many", "explain", "merge", "model_directions",
     ],
+    "netkin.comparing.compare": ["compare"],
     "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
         "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",

@@ -7,7 +7,7 @@ import torch
 
 from netkin import results
 from netkin.cli.documents import as_json, comparison_document
-from netkin.comparing import compare
+from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
 
 DIGITS = "compare netkin:digits --data digits:test"

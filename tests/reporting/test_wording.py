@@ -1,6 +1,6 @@
 import numpy as np
 
-from netkin.comparing import compare
+from netkin.comparing.compare import compare
 from netkin.reporting.meanings import MEANINGS, meaning_of
 from netkin.reporting.wording import headline, range_of, shortened
 

@@ -54,7 +54,7 @@ def collect(a: str, b: str | None, data: str, batch_size: int, out: Path, json: 
     `netkin merge` adds up the parts, which may be collected in any order and on any machines, and `netkin compare`
     reads measures from such a file without models and data.
     """
-    from netkin.comparing import collect as collect_from
+    from netkin.comparing.compare import collect as collect_from
 
     refuse_missing_folder(out, "--out")
     refuse_other_file(out, "statistics", "--out")

@@ -92,7 +92,7 @@ def _is_statistics(a: str, b: str | None) -> bool:
 
 def _compared(a: str, b: str | None, options: dict[str, Any]) -> Comparison:
     """Return the comparison of two models, from one pass over the data."""
-    from netkin.comparing import compare as compare_models
+    from netkin.comparing.compare import compare as compare_models
 
     if options["data"] is None:
         refuse_result(a)

@@ -74,7 +74,7 @@ def _trained(seed: int, quiet: bool) -> nn.Module:
 
 
 def _compared(networks: dict[str, nn.Module], a: str, b: str) -> Comparison:
-    from netkin.comparing import compare as compare_models
+    from netkin.comparing.compare import compare as compare_models
     from netkin.sources import load_data
 
     with warnings.catch_warnings():

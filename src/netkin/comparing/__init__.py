@@ -1,6 +1,9 @@
-"""Comparing: all pairs of layers, every measure, one pass."""
+"""Comparing: all pairs of layers, every measure, one pass.
 
-from netkin.comparing.compare import collect, compare, compare_many, explain, merge
+`netkin.comparing.compare` is the module; its function is `nk.compare`.
+"""
+
+from netkin.comparing.compare import collect, compare_many, explain, merge
 from netkin.comparing.directions import model_directions
 from netkin.comparing.planning import Plan
 from netkin.comparing.study import Statistics
@@ -11,7 +14,6 @@ __all__ = [
     "Statistics",
     "Subject",
     "collect",
-    "compare",
     "compare_many",
     "explain",
     "merge",

@@ -4,9 +4,10 @@ from netkin.statistics.collector import Collector, LayerSize, Price, Settings, S
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments
 from netkin.statistics.outputs import Outputs
-from netkin.statistics.rows import LayerRows, LinearRows, Rows
+from netkin.statistics.rows import LayerRows, Rows
 from netkin.statistics.spectra import LayerSpectra, Spectra
 
 # a pair type names the collectors that can give it

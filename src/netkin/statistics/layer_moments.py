@@ -23,6 +23,17 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.statistics.block_sums import (
+    Block,
+    LayerSums,
+    Parts,
+    add_product,
+    by_chunk,
+    common_blocks,
+    from_real_parts,
+    real_parts,
+    rebased,
+)
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -42,19 +53,16 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_other_width,
     row_examples,
-    summed,
 )
 from netkin.statistics.kernels import power_of_two
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import CovarianceSide, Side, squared_norm
+from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
 CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
-
-Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 
 
 @dataclass(frozen=True)
@@ -306,8 +314,8 @@ class LayerMoments(Collector):
 
     def _add(self, other: LayerMoments) -> None:
         self._refuse_unlike(other, widths="widths")
-        self._blocks = _common_blocks(self._blocks, other._blocks, self._layers)
-        other_blocks = _common_blocks(other._blocks, self._blocks, other._layers)
+        self._blocks = common_blocks(self._blocks, other._blocks, self._layers)
+        other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
         for name in self.names:
             mine, theirs = self._layers[name], other._layers[name]
             if theirs.varies and not mine.varies:
@@ -315,12 +323,12 @@ class LayerMoments(Collector):
         for block, addend in zip(self._blocks, other_blocks, strict=True):
             for x in block.rows:
                 for y in block.columns:
-                    part = _rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
-                    block.pair(x, y).add_(_rebased(other._layers[y], self._layers[y], part))
+                    part = rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
+                    block.pair(x, y).add_(rebased(other._layers[y], self._layers[y], part))
         for name in self.names:
             mine, theirs = self._layers[name], other._layers[name]
-            part = _rebased(theirs, mine, theirs.own.to(mine.own), left=True)
-            mine.own += _rebased(theirs, mine, part)
+            part = rebased(theirs, mine, theirs.own.to(mine.own), left=True)
+            mine.own += rebased(theirs, mine, part)
             mine.resolution = max(mine.resolution, theirs.resolution)
         self._batches += other._batches
         self._counts = self._counts + other._counts
@@ -393,7 +401,7 @@ class LayerMoments(Collector):
         columns, parts = columns_of(key)
         conjugate = columns.conj().resolve_conj() if columns.is_complex() else columns
         for chunk, rows in parts:
-            _add_product(self._layers[key].own[chunk], conjugate[:, rows], columns[:, rows])
+            add_product(self._layers[key].own[chunk], conjugate[:, rows], columns[:, rows])
         return columns, conjugate, parts
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
@@ -475,176 +483,11 @@ class LayerMoments(Collector):
         return statistic
 
 
-class LayerSums:
-    """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
-
-    def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
-        self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
-        self.width, self.debiased = shift.shape[1], debiased
-        self.varies = bool(own[..., : self.width, : self.width].any())  # until then the scale is free
-
-    @property
-    def n(self) -> int:
-        return int(self.own[:, 0, -1, -1].real.sum())
-
-    def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
-        """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
-        own, width = summed(self.own, without), self.width
-        count = own[0, -1, -1].real.detach()
-        mean = self.shift.to(own.dtype) + own[:, -1, :width] / (count * self.scale)
-        second = own[:, :width, :width] - own[:, :width, -1:] @ own[:, -1:, :width] / count
-        return int(count), mean, second
-
-    def side(self, without: int | None, rounding: float) -> CovarianceSide:
-        n, mean, second = self.centred(without)
-        return CovarianceSide(
-            label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
-            norm_squares=self._norm_squares(without) if self.debiased else None,
-        )  # fmt: skip
-
-    def _norm_squares(self, without: int | None) -> Tensor:
-        own = summed(self.own, without)
-        back = -own[:, : self.width, -1] / own[0, -1, -1]
-        return _shifted(_shifted(own, back, 1.0, True).mT, back, 1.0, True)[0, -2, -2]
-
-
-class Block:
-    """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
-
-    def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
-        self.sums = sums
-        self.rows, self.columns = _slices(left, layers), _slices(right, layers)
-        self.keys = list(dict.fromkeys([*left, *right]))
-        self._same = list(left) == list(right)
-
-    @classmethod
-    def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> Block:
-        x, y = layers[left[0]].own, layers[right[0]].own
-        # a layer without space meets the zero frequency of a map, and that alone
-        blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
-        size = [sum(layers[name].own.shape[-1] for name in side) for side in (left, right)]
-        return cls(left, right, layers, torch.zeros(len(x), blocks, *size, dtype=dtype, device=x.device))
-
-    def pair(self, x: Key, y: Key) -> Tensor:
-        """Return a view of the sums of layer `x` against layer `y`."""
-        return self.sums[..., self.rows[x], self.columns[y]]
-
-    def centred(self, x: Key, y: Key, without: int | None, debiased: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the cross moment about the means, (blocks, p, q), and ``Σ ‖x‖²‖y‖²`` about them if it is kept."""
-        sums, extra = summed(self.pair(x, y), without), 2 if debiased else 1
-        count = sums[0, -1, -1].real
-        cross = sums[:, :-extra, :-extra] - sums[:, :-extra, -1:] @ sums[:, -1:, :-extra] / count
-        if not debiased:
-            return cross, None
-        moved = _shifted(sums, -sums[:, :-extra, -1] / count, 1.0, True)
-        return cross, _shifted(moved.mT, -sums[:, -1, :-extra] / count, 1.0, True)[0, -2, -2]
-
-    def add(self, held: Mapping[Key, tuple[Tensor, Tensor, Parts]]) -> None:
-        """Add the products of the columns `held`, chunk by chunk."""
-        left = self._side_by_side([held[key][1] for key in self.rows])
-        right = left if self._same and not left.is_complex() else None
-        right = self._side_by_side([held[key][0] for key in self.columns]) if right is None else right
-        for chunk, rows in held[self.keys[0]][2]:
-            _add_product(self.sums[chunk], left[:, rows], right[:, rows])
-
-    def _side_by_side(self, columns: list[Tensor]) -> Tensor:
-        together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
-        together = together[: self.sums.shape[1]]
-        return together.to(together.dtype.to_complex()) if self.sums.is_complex() else together
-
-    def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[Block]:
-        """Return this block, or several where layers that gave the same rows so far give different ones from now on."""
-        found = dict.fromkeys(groups[key] for key in self.keys)
-        if len(found) == 1:
-            return [self]
-        sides = [[[key for key in side if groups[key] == one] for side in (self.rows, self.columns)] for one in found]
-        return [self._part(left, right, layers) for left, right in sides if left and right]
-
-    def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> Block:
-        rows, columns = (
-            torch.cat([torch.arange(side[key].start, side[key].stop) for key in keys]).to(self.sums.device)
-            for side, keys in ((self.rows, left), (self.columns, right))
-        )
-        return Block(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
-
-
-def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
-    """Return the order that sorts rows by their chunk, and where each chunk then lies."""
-    every = np.concatenate(chunks)
-    order = np.argsort(every, kind="stable")
-    found, starts = np.unique(every[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(every)]
-    parts = [(int(c), slice(a, b)) for c, a, b in zip(found, starts.tolist(), ends, strict=True)]
-    return torch.from_numpy(order), parts
-
-
-def real_parts(tensor: Tensor) -> Tensor:
-    """Return a tensor as files hold it: complex numbers as pairs."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def from_real_parts(tensor: Tensor, axes: int) -> Tensor:
-    """Return a tensor of so many axes; one more are real and imaginary parts."""
-    return torch.view_as_complex(tensor) if tensor.ndim > axes else tensor
-
-
-def _rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = False) -> Tensor:
-    """Return `sums` of the columns (or with `left` the rows) of `origin` with the shift and scale of `target`."""
-    moved = ((origin.shift.to(target.shift) - target.shift) * target.scale)[: sums.shape[-3]].to(sums)
-    ratio = target.scale / origin.scale
-    if left:
-        return _shifted(sums, moved.conj(), ratio, origin.debiased)
-    return _shifted(sums.mT, moved, ratio, origin.debiased).mT
-
-
-def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tensor:
-    """Return `sums` (..., blocks, columns, any) with rows [x, ‖x‖², 1] turned into those of ``ratio · x + shift``."""
-    width = sums.shape[-2] - (2 if debiased else 1)
-    x, one, shift = sums[..., :width, :], sums[..., -1:, :], shift.unsqueeze(-1)
-    parts = [x * ratio + shift * one]
-    if debiased:
-        norms = sums[..., width : width + 1, :] * ratio**2
-        parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * one)
-    return torch.cat([*parts, one], -2)
-
-
-def _add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
-    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns)."""
-    if len(sums) == 1:  # plain products are faster than batches of one
-        sums, conjugate, columns = sums[0], conjugate[0], columns[0]
-    if conjugate.dtype != sums.dtype:
-        sums += conjugate.mT @ columns
-    elif sums.ndim == 2:
-        sums.addmm_(conjugate.mT, columns)
-    else:
-        sums.baddbmm_(conjugate.mT, columns)
-
-
-def _common_blocks(blocks: Sequence[Block], others: Sequence[Block], layers: Mapping[Key, LayerSums]) -> list[Block]:
-    """Return the pairs of `blocks` that `others` hold as well, as blocks."""
-    if [(list(x.rows), list(x.columns)) for x in blocks] == [(list(y.rows), list(y.columns)) for y in others]:
-        return list(blocks)
-    found = []
-    for block in blocks:
-        for other in others:
-            left, right = [x for x in block.rows if x in other.rows], [y for y in block.columns if y in other.columns]
-            found += [block._part(left, right, layers)] if left and right else []
-    return found
-
-
 def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:
     double = summing_dtype(matrix.device)
     shift = matrix.detach().mean(0, dtype=double)
     # what is taken off must be exact in the precision of the products
     return shift.to(matrix.dtype).to(double) if precision == torch.float32 else shift
-
-
-def _slices(names: Sequence[Key], layers: Mapping[Key, LayerSums]) -> dict[Key, slice]:
-    slices, start = {}, 0
-    for name in names:
-        slices[name] = slice(start, start + layers[name].own.shape[-1])
-        start = slices[name].stop
-    return slices
 
 
 def _outgrows(centred: Tensor, scale: float) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,7 +23,6 @@ from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
-    LayerSize,
     Numbers,
     Price,
     Rectangle,
@@ -40,7 +38,6 @@ from netkin.statistics.collector import (
     refuse_missing,
 )
 from netkin.statistics.frequencies import (
-    Frequencies,
     Grid,
     apart,
     common_grid,
@@ -54,14 +51,13 @@ from netkin.statistics.kernels import power_of_two
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import LayerRows
-from netkin.statistics.sides import Side, squared_norm
+from netkin.statistics.spectral_costs import CHUNK, crosses, examples_at_once, half, operations, transform_bytes, views
+from netkin.statistics.spectral_sides import SpectralSide
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLD = 64  # examples gathered before they are transformed
-CHUNK = 256  # examples transformed at a time, at most
-CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
 SAMPLE = 64  # examples whose maps are kept, to tell how much lies off the blocks
 WAYS = """shape='pool', pairs='corresponding', resize='average'"""
 
@@ -145,18 +141,18 @@ class LayerSpectra(Collector):
         if not study.spectral:
             return None
         cls._refuse_unfit(settings)
-        views, crosses = _views(study), _crosses(study)
-        sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in crosses)
-        pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in crosses), default=0)
-        own = sum(_half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in views)
+        seen, met = views(study), crosses(study)
+        sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in met)
+        pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in met), default=0)
+        own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
         sides = 2 * own * (3 if settings.whitens else 1)
         maps = sum(layer.width * layer.itemsize for layer in study.sizes)
-        reading = FOLD * maps + _transform_bytes(study, views)
+        reading = FOLD * maps + transform_bytes(study, seen)
         total = 16 * max(study.chunks, 1) * (own + sums) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
         precision = str(settings.precision(study)).removeprefix("torch.")
-        operations = None if study.examples is None else study.examples * _operations(views, crosses)
+        count = None if study.examples is None else study.examples * operations(seen, met)
         return Price(
-            total, f"Spectra, streamed, products in {precision}", "spectra", operations,
+            total, f"Spectra, streamed, products in {precision}", "spectra", count,
             why=", as they hold any number of examples", ways=WAYS,
         )  # fmt: skip
 
@@ -350,7 +346,7 @@ class LayerSpectra(Collector):
         if device.type != "cpu":
             return 8 * CHUNK
         widest = max((layer.width for layer in self._moments._layers.values()), default=0)
-        step = _examples_at_once(max(shift.numel() for shift in self._shifts.values()), widest)
+        step = examples_at_once(max(shift.numel() for shift in self._shifts.values()), widest)
         # sums are kept in float64, and adding to them costs float32 more than its caches save
         return step if self.precision == torch.float64 else 2 * step
 
@@ -437,94 +433,10 @@ class LayerSpectra(Collector):
         statistic._numbers = Numbers(*header["numbers"])
         if header["begun"]:
             statistic._shifts = {name: tensors[f"shift.{i}"] for i, name in enumerate(statistic.names)}
-            statistic._moments = LayerMoments._restored(_inside(tensors, "moments/"), _with_views(header["moments"]))
+            statistic._moments = LayerMoments._restored(_inside(tensors, "moments/"), _withviews(header["moments"]))
         if "kept" in header:
             statistic._kept = LayerRows._restored(_inside(tensors, "kept/"), header["kept"])
         return statistic
-
-
-class SpectralSide(Side):
-    """A side of streamed spectra; `half` are the second moments of the chosen frequencies, (chosen, c, c).
-
-    Measures see a block for each frequency: the chosen ones first, then their conjugates. Decompositions are taken of
-    the half alone.
-    """
-
-    lacks = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
-
-    def __init__(
-        self,
-        name: str,
-        n: int,
-        mean: Tensor,
-        half: Tensor,
-        frequencies: Frequencies,
-        *,
-        scale: float,
-        resolution: float,
-        rounding: float,
-    ):
-        self.name, self.n, self.mean, self.scale = name, n, mean, scale
-        self.resolution, self.rounding, self._half, self._frequencies = resolution, rounding, half, frequencies
-        self.width = half.shape[-1] * math.prod(frequencies.grid)
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The grid whose frequencies the blocks are."""
-        return self._frequencies.grid
-
-    @property
-    def block_width(self) -> int:
-        return self._half.shape[-1]
-
-    @property
-    def in_complex(self) -> SpectralSide:
-        """The same side in complex numbers, to meet one that has several frequencies."""
-        dtype = torch.complex128 if self._half.dtype in (torch.float64, torch.complex128) else torch.complex64
-        facts = {"scale": self.scale, "resolution": self.resolution, "rounding": self.rounding}
-        return SpectralSide(self.name, self.n, self.mean.to(dtype), self._half.to(dtype), self._frequencies, **facts)
-
-    @cached_property
-    def second(self) -> Tensor:
-        return self._frequencies.whole(self._half)
-
-    @property
-    def needs_gradient(self) -> bool:
-        return self._half.requires_grad
-
-    @property
-    def variances(self) -> Tensor:
-        return self._frequencies.whole(torch.diagonal(self._half, dim1=-2, dim2=-1)).real
-
-    @cached_property
-    def total(self) -> Tensor:
-        return self.variances.sum()
-
-    @cached_property
-    def squared(self) -> Tensor:
-        return squared_norm(self._half) + squared_norm(self._half[self._frequencies.twice])
-
-    @property
-    def units(self) -> Tensor:
-        raise NoValue(f"{self.name} is held as spectra: a frequency has part in all places, so there are no units.")
-
-    @property
-    def norm_squares(self) -> Tensor:
-        raise NoValue(f"{self.name} {self.lacks}")
-
-    @cached_property
-    def eigen(self) -> tuple[Tensor, Tensor]:
-        self.trace  # noqa: B018  refuses a constant layer
-        values, vectors = torch.linalg.eigh(self._half.detach())
-        whole = self._frequencies.whole
-        return whole(values.flip(-1).clamp(min=0)), whole(vectors.flip(-1))
-
-    def _varies(self) -> bool:
-        """Tell whether any channel moves by more than the rounding of its mean, which a transform spreads evenly."""
-        spread = 2 * self.step * self.scale * self.mean.detach().abs().to(self.total)
-        noise = self.n * spread.square().mean(0)
-        variances = self.variances.detach().to(noise)
-        return bool(variances.sum() > len(self.mean) * noise.sum()) or bool((variances > noise).any())
 
 
 class _Workspace:
@@ -541,57 +453,6 @@ class _Workspace:
         if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
             memory = self._memory = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
         return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
-
-
-def _views(study: Study) -> list[tuple[LayerSize, Grid]]:
-    """Return every layer on every grid on which it meets others."""
-    found: dict[tuple[Key, Grid], None] = {}
-    for left, right in study.rectangles:
-        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
-        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
-    return [(study.layers[key], grid) for key, grid in found]
-
-
-def _crosses(study: Study) -> list[tuple[list[int], list[int], int]]:
-    """Return of every rectangle the widths of its blocks on both sides, and how many blocks are summed."""
-    found = []
-    for left, right in study.rectangles:
-        x, y = ([study.layers[key] for key in keys] for keys in (left, right))
-        grid = common_grid(x[0].space, y[0].space) or ()
-        widths = [[layer.width // math.prod(grid or layer.space) for layer in side] for side in (x, y)]
-        found.append((widths[0], widths[1], _half(grid)))
-    return found
-
-
-def _half(grid: Grid) -> int:
-    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
-    return math.prod(grid) // 2 + 1
-
-
-def _operations(views: list[tuple[LayerSize, Grid]], crosses: list[tuple[list[int], list[int], int]]) -> int:
-    """Count for one example the transforms, and the complex products of every view and every pair."""
-    total = sum(4 * count * sum(left) * sum(right) for left, right, count in crosses)
-    for layer, grid in views:
-        places = math.prod(grid)
-        total += int(layer.width * math.log2(places)) + 4 * _half(grid) * (layer.width // places) ** 2
-    return total
-
-
-def _transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
-    """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
-    largest = max(layer.width for layer, _ in views)
-    step = _examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
-    once = all(len(side) == 1 for rectangle in study.rectangles for side in rectangle)
-    held = 2 * largest if once else sum(layer.width for layer, _ in views)
-    return 8 * step * (2 * largest + 4 * held)
-
-
-def _examples_at_once(largest: int, widest: int) -> int:
-    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
-
-    Few fit the caches, but blocks far wider than that would be read and written too often.
-    """
-    return min(max(CACHED // largest, widest // 2, 16), CHUNK)
 
 
 def _first_shift(maps: Tensor, precision: torch.dtype) -> Tensor:
@@ -626,7 +487,7 @@ def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _with_views(header: dict[str, Any]) -> dict[str, Any]:
+def _withviews(header: dict[str, Any]) -> dict[str, Any]:
     """Return a header of moments whose keys are views, (layer, grid), as they were before a file held them."""
 
     def view(written: Any) -> View:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from netkin.applications.dynamics.holding import Held, spare
-from netkin.comparing import compare
 from netkin.comparing.cache import CachedRunner
+from netkin.comparing.compare import compare
 from netkin.comparing.subjects import ModelRunner
 from netkin.identity import weights_digest
 from netkin.measures.registry import Measure, find
