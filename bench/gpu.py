@@ -29,7 +29,7 @@ LINEAR = [name for name, measure in nk.measures.measures().items() if measure.fa
 
 @torch.no_grad()
 def forward_both(models: tuple[nn.Module, nn.Module], images: list[Tensor]) -> None:
-    """Run both networks on all batches and wait for the last: the floor, in the precision of a comparison."""
+    """Run both networks on all batches and wait for the last: the floor, in the precision that torch is set to."""
     for batch in images:
         for model in models:
             model(batch)
@@ -125,7 +125,7 @@ def main(out: Path) -> None:
     figures |= {"torch": torch.__version__, "netkin": nk.__version__, "batch": BATCH, "images": BATCH * COUNT}
     torch.backends.cudnn.allow_tf32 = True
     figures["tf32_forward_seconds"] = ratio(lambda: None, lambda: forward_both(models, images), 3)["floor_seconds"]
-    torch.backends.cudnn.allow_tf32 = False  # as inside a comparison
+    torch.backends.cudnn.allow_tf32 = False  # as with exact_model=True
     figures["devices_agree"] = devices_agree()
     figures["models_agree"] = models_agree(models, images[0][:256], layers)
     figures["minibatch_error"] = minibatch_error(models, images[:2], layers)
