@@ -71,7 +71,9 @@ def test_errors_and_their_chunks_reach_the_library(netkin, weights):
 
 def test_an_exact_model_is_asked_for(netkin, weights, monkeypatch):
     asked = []
-    monkeypatch.setattr("netkin.comparing.compare.compare", lambda *models, **options: asked.append(options["exact_model"]))
+    monkeypatch.setattr(
+        "netkin.comparing.compare.compare", lambda *models, **options: asked.append(options["exact_model"])
+    )
     for more in ("", "--exact-model"):
         netkin(f"compare {MODELS} {more}")
     assert asked == [False, True]
