@@ -112,8 +112,13 @@ def test_a_fault_outside_the_models_is_not_taken_for_theirs(netkin, monkeypatch)
     def fail(*arguments, **options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("netkin.comparing.compare", fail)
-    assert isinstance(netkin("compare nk_own:net --data nk_own:rows").exception, ZeroDivisionError)
+    with monkeypatch.context() as patched:
+        patched.setattr("netkin.comparing.compare.compare", fail)
+        assert isinstance(netkin("compare nk_own:net --data nk_own:rows").exception, ZeroDivisionError)
+    # a statistic is fed by hooks, while the model runs
+    monkeypatch.setattr("netkin.statistics.grams.offset_is_large", fail)
+    line = "compare nk_own:net --data nk_own:rows --measure 'cka_minibatch(batch=20)'"
+    assert isinstance(netkin(line).exception, ZeroDivisionError)
 
 
 def run_both(good, bad):

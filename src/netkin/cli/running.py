@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -64,12 +65,18 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
         except NetkinError:
             raise
         except Exception as fault:
-            if not running:
+            if not running or _is_ours(fault):
                 raise
             raise ForwardError(
                 f"{running[0]}: {_in_short(fault)}. "
                 "Choose data of the size and channels it takes; `netkin data` tells how."
             ) from fault
+
+
+def _is_ours(fault: Exception) -> bool:
+    """Tell whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(fault.__traceback__))
+    return any(module.startswith("netkin.statistics.") for module in modules)
 
 
 def refuse_crash(spec: str, model: nn.Module, data: Any) -> None:
