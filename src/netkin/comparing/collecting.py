@@ -24,7 +24,8 @@ from netkin.measures.registry import Measure
 from netkin.progress import reporting
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, part_of
-from netkin.statistics.collector import Collector, Key, LayerSize, Study, keys_of, name_of
+from netkin.settings import exact_matrix_products
+from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, keys_of, name_of
 
 SLICE = 512  # examples of recorded rows taken at a time
 
@@ -34,7 +35,7 @@ class Kept(NamedTuple):
 
     rows: Tensor | None
     reduced: tuple[Any, ...]  # by the collectors that reduce, in their order
-    witness: Tensor  # a number that is finite if the rows are
+    witness: Tensor | None  # numbers that are finite if the rows are; None where the rows are there themselves
     length: int
 
 
@@ -157,6 +158,7 @@ class Pass:
         self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(runner.resizes for runner in runners)
+        self._owns = all(runner.hands_over for runner in runners)
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
@@ -171,8 +173,7 @@ class Pass:
                 report.update(self._take(batches))
             self._settle()
         assert self.statistics is not None
-        left_out = [reason for runner in self.runners for reason in runner.left_out.values()]
-        self.statistics.finish(self.examples, self._digest, self.interruption.ended, left_out)
+        self.statistics.finish(self.runners, self.examples, self._digest, self.interruption.ended)
         return self.statistics
 
     def weigh(self) -> Statistics:
@@ -182,6 +183,7 @@ class Pass:
         self._layers = {size.key: size for size in sizes}
         self._begin(1)
         assert self.statistics is not None
+        self.statistics.finish(self.runners, 0, self._digest, set())
         return self.statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
@@ -191,9 +193,10 @@ class Pass:
         first, batch = next(iter(batches.items()))
         known = first.length(batch)
         self._numbers = self._start + self.examples + np.arange(known or 0)
-        kept: dict[Key, Kept] = {
-            (runner.name, layer): value for runner, own in batches.items() for layer, value in runner.rows(own).items()
-        }
+        kept: dict[Key, Kept] = {}
+        for runner, own in batches.items():
+            for layer, value in runner.rows(own).items():
+                kept[runner.name, layer] = value if isinstance(value, Kept) else self._plainly(runner, layer, value)
         self._look(kept, batches)
         count = self._examples_in(kept, known)
         self._numbers = self._start + self.examples + np.arange(count)
@@ -208,27 +211,37 @@ class Pass:
             self._refuse_outgrown()
         return count
 
-    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Kept]:
-        """Return what a hook keeps of a layer's rows: what collectors reduce them to, the rows only where needed."""
+    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
+        """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
+        if self._resizes or not self._reducing:
+            return lambda layer, rows: rows
 
         def keep(layer: str, rows: Tensor) -> Kept:
-            key = (runner.name, layer)
-            if self.statistics is None:
-                self._layers[key] = size_of_layer(runner, layer, rows)
-            number = self.batches if self._searching is None else self._searching
-            where = f"layer {layer!r} of {runner.name!r} in batch {number}"
-            if self._searching is not None:
-                refuse_non_finite(rows, where)
+            kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
             try:
-                reduced = () if self._resizes else tuple(self._reduced(runner, key, rows))
+                with exact_matrix_products():
+                    reduced = tuple(self._reduced(runner, (runner.name, layer), rows))
             except ValueFault:
                 refuse_non_finite(rows, where)
                 raise
-            needed = self._resizes or len(self._reducing) + len(self._weighing) < len(self.needs)
-            witness = reduced[0][0] if reduced and isinstance(reduced[0], tuple) else rows.sum()
-            return Kept(rows if needed else None, reduced, witness, len(rows))
+            needed = len(self._reducing) + len(self._weighing) < len(self.needs)
+            # the rows themselves are gone by the time the batch is looked at
+            witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if needed else rows.sum()
+            return Kept(rows if needed else None, reduced, witness, kept.length)
 
         return keep
+
+    def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> Kept:
+        """Return the rows of a layer as they are, whose size the first batch tells."""
+        if self.statistics is None:
+            self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
+        if self._searching is not None:
+            refuse_non_finite(rows, self._where(runner, layer))
+        return Kept(rows, (), None, rows.shape[0])
+
+    def _where(self, runner: Runner, layer: str) -> str:
+        number = self.batches if self._searching is None else self._searching
+        return f"layer {layer!r} of {runner.name!r} in batch {number}"
 
     def _reduced(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
         """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
@@ -250,7 +263,7 @@ class Pass:
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
-        fine = torch.isfinite(_witnesses([one.witness for one in kept.values()]))
+        fine = torch.isfinite(_witnesses(list(kept.values())))
         if fine.is_cuda:
             self._settle()
         self._doubt = (fine, batches, self.batches)
@@ -266,7 +279,9 @@ class Pass:
             return
         self._searching = number
         for runner, batch in batches.items():
-            runner.rows(batch)
+            for layer, value in runner.rows(batch).items():
+                if not isinstance(value, Kept):
+                    self._plainly(runner, layer, value)
         self._searching = None
 
     def _examples_in(self, kept: Mapping[Key, Kept], known: int | None) -> int:
@@ -296,7 +311,8 @@ class Pass:
                 names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
                 given = {key: kept[key].reduced[place] if reduced else rows[key] for key in names}
                 owners = self._owners(collector, given)
-                collector.update({"activations": given}, self._numbers, **({"owners": owners} if owners else {}))
+                fed = {"activations": Owned(given) if self._owns else given}
+                collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
 
     def _owners(self, collector: Collector, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
@@ -386,9 +402,10 @@ def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
     return {key: matrix.to(home) for key, matrix in rows.items()}
 
 
-def _witnesses(numbers: Sequence[Tensor]) -> Tensor:
+def _witnesses(kept: Sequence[Kept]) -> Tensor:
     """Return one number for each layer that is finite if its rows are."""
-    if numbers[0].ndim and all(one.shape == numbers[0].shape for one in numbers):
-        return torch.stack([one.to(numbers[0]) for one in numbers]).flatten(1).sum(1)
-    home = numbers[0].device
-    return torch.stack([one.sum().to(home, summing_dtype(home)) for one in numbers])
+    rows = [one.rows for one in kept if one.witness is None and one.rows is not None]
+    found = list(torch._foreach_norm(rows, 1)) if rows else []
+    found += [one.witness.sum() for one in kept if one.witness is not None]
+    home = found[0].device
+    return torch.stack([one.to(home, summing_dtype(home)) for one in found])

@@ -42,7 +42,7 @@ class Statistics:
     ):
         self.pairs, self.study, self.alignment, self.needs = pairs, study, alignment, list(needs)
         self.models = [runner.name for runner in runners]
-        self.origins = {runner.name: runner.origin for runner in runners}
+        self.origins: dict[str, dict[str, str]] = {}
         self.resizes = any(runner.resizes for runner in runners)
         self.collectors: list[list[Collector]] = [[] for _ in needs]
         self.plan = ""
@@ -57,9 +57,11 @@ class Statistics:
         """Take the collectors that a plan has chosen."""
         self.plan, self.collectors = str(plan), list(collectors)
 
-    def finish(self, examples: int, digest: DataDigest, ended: set[str], left_out: Sequence[str]) -> None:
-        """Note what was seen, at the end of a pass."""
+    def finish(self, runners: Sequence[Runner], examples: int, digest: DataDigest, ended: set[str]) -> None:
+        """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
+        self.origins = {runner.name: runner.origin for runner in runners}
+        left_out = [reason for runner in runners for reason in runner.left_out.values()]
         if left_out:
             more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
             self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")

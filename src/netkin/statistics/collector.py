@@ -253,6 +253,10 @@ class Collector(Statistic):
         """Forget what was computed for pairs that were read, and can be computed again."""
 
 
+class Owned(dict[Key, Any]):
+    """Rows by key that nothing else will change, so that a collector may keep them without a copy."""
+
+
 def one_feed(collector: Collector, rows: Mapping[Any, Any]) -> Mapping[Key, Any]:
     """Return the rows of a collector's only feed, given alone or as ``{feed: {key: rows}}``."""
     (feed,) = collector.feeds
