@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
-from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer
+from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
 from netkin.comparing.study import Statistics
@@ -178,7 +178,7 @@ class Pass:
     def weigh(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
         found = {runner: runner.weights() for runner in self.runners}
-        sizes = [_size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
+        sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
         self._begin(1)
         assert self.statistics is not None
@@ -369,12 +369,6 @@ def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
     for key in collector.names:
         groups.setdefault(kept[key].length, []).append(key)
     return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
-
-
-def _size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:
-    width = sum(tensor.numel() for tensor in tensors.values())
-    itemsize = max((tensor.element_size() for tensor in tensors.values()), default=4)
-    return LayerSize(model, layer, width, 1, shape="weights", itemsize=itemsize)
 
 
 def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:

@@ -187,7 +187,9 @@ class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
     A collector outside the package needs `kind`, `update`, `merge`, `pair`, `_state`, `_restored`, `price` and `start`;
-    what else stands here suits most.
+    what else stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
+    of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
+    Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``.
     """
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from
