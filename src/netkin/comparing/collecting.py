@@ -41,8 +41,8 @@ class Kept(NamedTuple):
 class Feed:
     """The data of a pass: batches for each runner, in step where they are not the same for all.
 
-    `expected` is how many examples all parts together will give, if that is known; `start` is the number of the first
-    one here.
+    `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
+    `start` is the number of the first one here.
     """
 
     def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None, part: Any = None, start: int = 0):
@@ -58,6 +58,7 @@ class Feed:
                     what = "`data` is missing" if runner.data is data else f"{runner.name!r} has no data"
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             self.expected = examples_in(self._data[runners[0]], examples)
+        self.length = self.expected
         if self._part is not None:
             self._cut(*self._part)
 
@@ -91,7 +92,7 @@ class Feed:
         is_recorded = isinstance(self.runners[0], RecordedRunner)
         cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
-        self._examples, self.start = None, self.start + first
+        self._examples, self.start, self.length = None, self.start + first, last - first
 
     def __iter__(self) -> Iterator[dict[Runner, Any]]:
         """Yield for each runner its batch; those that hold the same data object share one iteration."""
@@ -109,7 +110,7 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
     lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
-        if n != m:
+        if n != m and n is not None and m is not None:
             raise ShapeError(
                 f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
                 "examples in batches of the same size."
@@ -166,7 +167,7 @@ class Pass:
             stack.enter_context(self.interruption.noticed())
             for runner in self.runners:
                 stack.enter_context(runner.ready(self._keeper(runner)))
-            report = stack.enter_context(reporting(self.study.examples, "reading", "examples"))
+            report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
                 report.update(self._take(batches))
             self._settle()
