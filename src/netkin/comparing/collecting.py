@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
-from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer
+from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
 from netkin.comparing.study import Statistics
@@ -42,8 +42,8 @@ class Kept(NamedTuple):
 class Feed:
     """The data of a pass: batches for each runner, in step where they are not the same for all.
 
-    `expected` is how many examples all parts together will give, if that is known; `start` is the number of the first
-    one here.
+    `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
+    `start` is the number of the first one here.
     """
 
     def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None, part: Any = None, start: int = 0):
@@ -59,6 +59,7 @@ class Feed:
                     what = "`data` is missing" if runner.data is data else f"{runner.name!r} has no data"
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             self.expected = examples_in(self._data[runners[0]], examples)
+        self.length = self.expected
         if self._part is not None:
             self._cut(*self._part)
 
@@ -92,7 +93,7 @@ class Feed:
         is_recorded = isinstance(self.runners[0], RecordedRunner)
         cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
-        self._examples, self.start = None, self.start + first
+        self._examples, self.start, self.length = None, self.start + first, last - first
 
     def __iter__(self) -> Iterator[dict[Runner, Any]]:
         """Yield for each runner its batch; those that hold the same data object share one iteration."""
@@ -110,7 +111,7 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
     lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
-        if n != m:
+        if n != m and n is not None and m is not None:
             raise ShapeError(
                 f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
                 "examples in batches of the same size."
@@ -168,7 +169,7 @@ class Pass:
             stack.enter_context(self.interruption.noticed())
             for runner in self.runners:
                 stack.enter_context(runner.ready(self._keeper(runner)))
-            report = stack.enter_context(reporting(self.study.examples, "reading", "examples"))
+            report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
                 report.update(self._take(batches))
             self._settle()
@@ -179,7 +180,7 @@ class Pass:
     def weigh(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
         found = {runner: runner.weights() for runner in self.runners}
-        sizes = [_size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
+        sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
         self._begin(1)
         assert self.statistics is not None
@@ -385,12 +386,6 @@ def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
     for key in collector.names:
         groups.setdefault(kept[key].length, []).append(key)
     return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
-
-
-def _size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:
-    width = sum(tensor.numel() for tensor in tensors.values())
-    itemsize = max((tensor.element_size() for tensor in tensors.values()), default=4)
-    return LayerSize(model, layer, width, 1, shape="weights", itemsize=itemsize)
 
 
 def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:

@@ -212,7 +212,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name in PLAIN:
         setattr(statistics, name, header[name])
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    known = {kind.kind: kind for measure in all_measures().values() for kind in measure.facts.reads.collectors}
+    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
+    known = {kind.kind: kind for kinds in every for kind in kinds}
     for i, held in enumerate(header["collectors"]):
         statistics.collectors[i] = [
             known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
