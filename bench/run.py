@@ -26,11 +26,12 @@ PEERS = ["torch-cka", "ckatorch", "pytorch-cka", "rsatoolbox"]
 GPU = HERE / "gpu.json"
 UNSTEADY, PROCESSES = ("stitching",), 7  # a forward pass of these takes once or twice the time, process by process
 GPU_NOTES = """\
-Inside a comparison float32 is not rounded to TF32, in the networks and in the statistics alike, and the forward passes
-beside it ran so, too. The one exception are mini-batch Gram matrices, whose rounding U-centring and the sums average
-away. What they cost above the forward passes is these products (at about 260 TFLOP/s), U-centring in float64 and the
-launching of both. The one wait for each batch asks whether the batch before was finite; it does not hold up the batch
-at hand. Singular values of 2,800 matrices take the time of reading, which does not grow with the data.
+The figures above were taken with TF32 switched off, in the comparisons and in the forward passes beside them: by
+default models run in the precision that torch is set to, and `exact_model=True` asks for float32 without rounding.
+Statistics are never rounded to TF32, but for wide mini-batch Gram matrices, whose rounding U-centring and the sums
+average away. What they cost above the forward passes is these products (at about 260 TFLOP/s), U-centring in float64
+and the launching of both. The one wait for each batch asks whether the batch before was finite; it does not hold up the
+batch at hand. Singular values of 2,800 matrices take the time of reading, which does not grow with the data.
 """
 ERRORS = [
     ("minibatch_error", "`cka_minibatch`: against the same estimator in float64", "≤ 1e-5"),

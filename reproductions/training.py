@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
-from tqdm import tqdm
 
 from netkin.errors import UnknownName, did_you_mean
+from netkin.progress import reported
 
 SHIFT = 4  # pixels by which a training image is moved at most, each way
 SCHEDULES: dict[str, Callable[[float], float]] = {  # what the rate is multiplied by when a share of the epochs is done
@@ -64,7 +64,7 @@ def train(
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor(schedule, epochs))
     generator = torch.Generator().manual_seed(seed)
     history, step = [], 0
-    for epoch in tqdm(range(1, epochs + 1), desc=f"training, seed {seed}", unit=" epochs", delay=2, leave=False):
+    for epoch in reported(range(1, epochs + 1), f"training, seed {seed}", "epochs"):
         model.train()
         started, losses = _now(images), []
         for inputs, labels in shuffled(images, batch, generator):

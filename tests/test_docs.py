@@ -97,3 +97,16 @@ def test_every_page_stands_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert pages == listed
+
+
+def test_the_map_names_files_that_exist():
+    named = set(re.findall(r"`([\w/.-]+\.(?:py|json|md)|[\w/]+/)`", (DOCS / "map.md").read_text()))
+    assert len(named) > 40
+    rooms = (ROOT, ROOT / "src" / "netkin")
+    assert [name for name in sorted(named) if not any((room / name).exists() for room in rooms)] == []
+
+
+def test_the_map_names_every_file_of_the_pass():
+    text = (DOCS / "map.md").read_text()
+    files = {path.name for path in (ROOT / "src" / "netkin" / "comparing").glob("[!_]*.py")}
+    assert {name for name in files - {"compare.py"} if f"comparing/{name}" not in text} == set()

@@ -117,3 +117,16 @@ def test_a_refusal_of_a_file_is_no_damage(tmp_path):
         raise FileFault("not this one")
     with pytest.raises(FileFault, match="f' is damaged: KeyError: 'step'"), files.damage_reported(tmp_path / "f"):
         raise KeyError("step")
+
+
+def test_a_header_is_read_without_its_arrays(tmp_path):
+    files.write(tmp_path / "f", "moments", {"n": 1}, ARRAYS)
+    assert files.read_header(tmp_path / "f") == files.read(tmp_path / "f")[0]
+    with pytest.raises(FileFault, match="holds 'moments', not 'statistics'"):
+        files.read_header(tmp_path / "f", "statistics")
+    with pytest.raises(FileFault, match="cannot read '.*g': No such file"):
+        files.read_header(tmp_path / "g")
+    whole = (tmp_path / "f").read_bytes()
+    (tmp_path / "f").write_bytes(whole[:20])
+    with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
+        files.read_header(tmp_path / "f")

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ def own_things(tmp_path, monkeypatch):
     """What the README takes for granted: a network, two checkpoints of it, and photos of various sizes."""
     images = pytest.importorskip("PIL.Image", reason="needs netkin[images]")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mynets", None)  # so that what is imported here is forgotten afterwards
+    del sys.modules["mynets"]
     Path("mynets.py").write_text(NET)
     names = {}
     exec(NET, names)

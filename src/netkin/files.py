@@ -45,11 +45,26 @@ def write_text(path: Location, text: str) -> None:
 
 def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the header and the arrays of one of our files, of the given `kind` if one is given."""
+    with _opened(path) as file:
+        header = _header(path, file.metadata())
+        _refuse_other_kind(path, header, kind)
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
+    """Return the header of one of our files without reading its arrays, which may be large."""
+    with _opened(path) as file:
+        header = _header(path, file.metadata())
+        _refuse_other_kind(path, header, kind)
+        return header
+
+
+@contextmanager
+def _opened(path: Location) -> Iterator[Any]:
+    """Open a file; what can't be read is refused in a sentence."""
     try:
         with safe_open(path, framework="np") as file:
-            header = _header(path, file.metadata())
-            _refuse_other_kind(path, header, kind)
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            yield file
     except OSError as fault:
         raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
     except SafetensorError as fault:

@@ -23,8 +23,10 @@ def example_of(command):
 
 @pytest.fixture
 def saved_before(netkin, checkout):
-    """What the examples read: a comparison (`report`), a run (`dynamics`) and a checkout (`reproduce`)."""
+    """What the examples read: a comparison, statistics of parts (`merge`), a run (`dynamics`) and a checkout."""
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
+    for part in (1, 2, 3):
+        netkin(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
     run = Path("runs/digits")
     run.mkdir(parents=True)
     for step in (1, 2):
@@ -50,24 +52,27 @@ def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
 
 SHARED = (
     "--examples", "--balanced", "--layers", "--shape", "--memory", "--device", "--seed", "--json", "--data",
-    "--measure",
+    "--measure", "--errors", "--chunks", "--exact-model", "--pairs", "--resize", "--batch-size",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["compare", "explain"])
+@pytest.mark.parametrize("name", ["compare", "explain", "collect"])
 def test_commands_that_compare_share_their_options(name):
     texts = {option.opts[0]: option.help for option in cli.commands[name].params if isinstance(option, click.Option)}
     assert set(SHARED) <= set(texts)
     assert all(texts.values())
 
 
-@pytest.mark.parametrize("name", ["compare", "explain", "dynamics", "stitch", "compress"])
+@pytest.mark.parametrize(
+    "name", ["collect", "compare", "compress", "dynamics", "explain", "merge", "reproduce", "stitch"]
+)
 def test_long_commands_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
     monkeypatch.setattr(cli.commands[name], "callback", lambda **options: chosen.append(progress._chosen.get()))
     needed = {"compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
-              "stitch": "a b --data d", "compress": "a --data d --layer l"}  # fmt: skip
+              "stitch": "a b --data d", "compress": "a --data d --layer l", "collect": "a --data d --out o",
+              "merge": "1 --out o", "reproduce": "svcca"}  # fmt: skip
     for line in (f"{name} {needed[name]} --quiet", f"{name} {needed[name]}"):
         assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
     assert chosen == [False, None]

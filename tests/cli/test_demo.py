@@ -59,3 +59,9 @@ def test_the_next_command_it_proposes_runs(shown, netkin):
 
 def test_the_same_seed_shows_the_same(shown, folder, netkin):
     assert netkin(f"demo --seed 0 --out {folder}").stdout == shown.stdout
+
+
+def test_a_quiet_demo_shows_no_progress(tmp_path):
+    result = CliRunner().invoke(cli, ["demo", "--quiet", "--out", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "seed0" in result.stdout

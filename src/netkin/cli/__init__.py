@@ -6,6 +6,7 @@ The library is imported inside the commands, so that `netkin --help` starts at o
 import click
 
 from netkin import __version__
+from netkin.cli.collect import collect
 from netkin.cli.compare import compare
 from netkin.cli.completion import completion
 from netkin.cli.compress import compress
@@ -16,6 +17,7 @@ from netkin.cli.dynamics import dynamics
 from netkin.cli.explain import explain
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
+from netkin.cli.merge import merge
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
 from netkin.cli.stitch import stitch
@@ -36,7 +38,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, dynamics, stitch, compress, report, measures, layers, data, reproduce, doctor, completion
+    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, measures, layers, data, reproduce,
+    doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, EXAMPLES, JSON, QUIET, refuse_missing_folder
+from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET, refuse_missing_folder
 from netkin.cli.refusals import refusing
 from netkin.cli.running import loaded, refuse_crash
 
@@ -19,7 +19,6 @@ EXAMPLE = """\b
 Example:
   netkin compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test
 """
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 class Amount(click.ParamType):

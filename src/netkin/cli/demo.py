@@ -37,14 +37,15 @@ Example:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="The first of three seeds."
 )
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @refusing
-def demo(out: Path, seed: int) -> None:
+def demo(out: Path, seed: int, quiet: bool) -> None:
     """Train two small networks on the bundled digits, compare them, say what to notice and write a report.
 
     They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on a CPU.
     """
     out.mkdir(parents=True, exist_ok=True)
-    networks = _networks(seed)
+    networks = _networks(seed, quiet)
     first, second, untrained = networks
     pairs = [(first, second), (first, untrained)]
     comparisons = [_compared(networks, *pair) for pair in pairs]
@@ -54,16 +55,18 @@ def demo(out: Path, seed: int) -> None:
     click.echo("\n\n".join(shown))
 
 
-def _networks(seed: int) -> dict[str, nn.Module]:
+def _networks(seed: int, quiet: bool) -> dict[str, nn.Module]:
     from netkin.sources.training import untrained_digits_net
 
-    trained = {f"seed{s}": _trained(s) for s in (seed, seed + 1)}
+    trained = {f"seed{s}": _trained(s, quiet) for s in (seed, seed + 1)}
     return trained | {"untrained": untrained_digits_net(seed + 2)}
 
 
-def _trained(seed: int) -> nn.Module:
+def _trained(seed: int, quiet: bool) -> nn.Module:
     from netkin.sources.training import trained_digits_net
 
+    if quiet:
+        return trained_digits_net(seed)
     click.echo(f"training a network from seed {seed} on 1,437 digits ", err=True, nl=False)
     model = trained_digits_net(seed, progress=lambda epoch, loss: click.echo(".", err=True, nl=False))
     click.echo(" done", err=True)

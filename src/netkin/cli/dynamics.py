@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import FILE, draw, refuse_figure
+from netkin.cli.compare import draw, refuse_figure
 from netkin.cli.documents import as_json, series_document
-from netkin.cli.options import JSON, following_options, refuse_absent_device, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import (
+    FILE,
+    JSON,
+    following_options,
+    refuse_absent_device,
+    refuse_missing_folder,
+    refuse_other_page,
+)
 from netkin.cli.refusals import refusing
 from netkin.cli.running import crashes_refused, loaded
 from netkin.errors import NetkinError

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from netkin.cli.sizes import memory_option
+from netkin.errors import FileFault
 
 Command = Callable[..., None]
+Option = Callable[[Any], Any]
 
-DATA = click.option("--data", required=True, metavar="DATA", help="The examples both models see; see `netkin data`.")
+FILE = click.Path(dir_okay=False, path_type=Path)
 DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
 
 
@@ -69,29 +73,67 @@ _COMPARING = (
 )
 
 
-def comparing_options(command: Command) -> Command:
+def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
+    """Refuse --chunks without --errors, where they would do nothing."""
+    if typed(context, "chunks") and not context.params["errors"]:
+        raise click.UsageError("--chunks goes with --errors, which asks for standard errors.")
+    return chunks
+
+
+_ERRORS = (
+    click.option(
+        "--errors", is_flag=True, is_eager=True, help="Standard errors, from leaving out one chunk of examples in turn."
+    ),
+    click.option(
+        "--chunks",
+        type=click.IntRange(min=2),
+        default=20,
+        show_default=True,
+        metavar="K",
+        callback=_refuse_alone,
+        help="With --errors: the number of chunks.",
+    ),
+    click.option("--exact-model", is_flag=True, help="On a GPU: don't round float32 to TF32 in the models."),
+)
+
+
+def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, "cka")
+    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, QUIET)
+
+
+def collecting_options(command: Command) -> Command:
+    """Give a command the options of a pass whose statistics are kept; without a measure all linear ones are served."""
+    measures = _measures([], "Those to be served; without any all linear ones. See `netkin measures`.")
+    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, QUIET)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, "svcca")
+    return _with_options(command, _data(), _measures(["svcca"]), *_COMPARING, QUIET)
 
 
-def _with_options(command: Command, measure: str) -> Command:
-    measures = click.option(
-        "--measure",
-        "measures",
-        multiple=True,
-        default=[measure],
-        show_default=True,
-        metavar="NAME",
-        help="Several may be given; see `netkin measures`.",
+def _data(required: bool = True) -> Option:
+    return click.option(
+        "--data", required=required, metavar="DATA", help="The examples both models see; see `netkin data`."
     )
-    for option in reversed((DATA, measures, *_COMPARING, QUIET)):
+
+
+def _measures(default: list[str], text: str = "Several may be given; see `netkin measures`.") -> Option:
+    return click.option(
+        "--measure", "measures", multiple=True, default=default, show_default=True, metavar="NAME", help=text
+    )
+
+
+def _with_options(command: Command, *options: Option) -> Command:
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def typed(context: click.Context, name: str) -> bool:
+    """Tell whether a parameter stood on the command line, and is not just its default."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def refuse_absent_device(name: str | None) -> None:
@@ -119,3 +161,17 @@ def refuse_other_page(path: Path | None, option: str) -> None:
     """Refuse a page under a name that a browser would not open as one, before the work."""
     if path and path.suffix.lower() not in (".html", ".htm"):
         raise click.BadParameter(f"a page's name ends in .html or .htm; got {path.name!r}.", param_hint=option)
+
+
+def refuse_other_file(path: Path | None, kind: str, option: str) -> None:
+    """Refuse to write over a file that holds anything but a result of this kind, before the work."""
+    from netkin import files
+
+    if path is None or not path.exists():
+        return
+    try:
+        files.read_header(path, kind)
+    except FileFault as fault:
+        raise FileFault(
+            f"{option} would write over {str(path)!r}, which holds no {kind}; choose another name."
+        ) from fault

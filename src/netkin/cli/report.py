@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import JSON, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import FILE, JSON, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import refusing
+from netkin.cli.statistics import held_by
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ EXAMPLE = """\b
 Example:
   netkin report ab.netkin --out ab.html
 """
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(epilog=EXAMPLE)
@@ -40,6 +40,12 @@ def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
     page = out or files[0].with_suffix(".html")
     refuse_missing_folder(page, "--out")
     refuse_other_page(page, "--out")
+    for file in files:
+        if held_by(file) == "statistics":
+            raise ValueFault(
+                f"{str(file)!r} holds statistics, from which values are still to be read; "
+                f"`netkin compare {file} --report {page}` does so."
+            )
     saved = [load(file) for file in files]
     written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page)
     click.echo(as_json({"report": str(written)}) if json else str(written))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import DEVICE, JSON, refuse_absent_device, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device, refuse_missing_folder, refuse_other_page
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.errors import SourceError
 
@@ -48,6 +48,7 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="FILE",
     help="Write all that is recorded as a page for the browser to this file.",
 )
+@QUIET
 @JSON
 @refusing
 def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bool, **options: Any) -> None:

@@ -29,7 +29,7 @@ def called(
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = [load_model(spec) for spec in specs]
-    chosen = {"measures": list(options["measures"]), "layers": list(options["layers"]) or None, "names": _names(a, b)}
+    chosen = {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
     batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import FILE, draw, refuse_figure
+from netkin.cli.compare import draw, refuse_figure
 from netkin.cli.documents import as_json, comparison_document
 from netkin.cli.options import (
     BALANCED,
     DEVICE,
     EXAMPLES,
+    FILE,
     JSON,
     QUIET,
     refuse_absent_device,
