@@ -144,5 +144,8 @@ def test_overlapping_threads_leave_torch_as_it_was():
     assert seen == [((), False)]
     assert (tf32_in(), torch.backends.mha.get_fastpath_enabled()) == before
     with rounded_products():
+        assert "products" in tf32_in()
+    assert tf32_in() == before[0]
+    with exact_products(), rounded_products():
         assert tf32_in() == ("products",)
     assert tf32_in() == before[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +42,11 @@ class SharedSetting:
                     put_back, self._put_back = self._put_back, _nothing
                     put_back()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the setting is changed now, by any thread."""
+        return bool(self._users)
+
     @contextmanager
     def held(self) -> Iterator[bool]:
         """Let no other thread in while the `with` lasts, and tell whether none is in already."""
@@ -62,18 +67,33 @@ def exact_products() -> Any:
     return _EXACT_PRODUCTS.changed()
 
 
+def exact_matrix_products() -> Any:
+    """Return a context in which matrix products of float32 on a GPU are exact; it costs nothing where they are already.
+
+    By default torch rounds in convolutions alone.
+    """
+    products: Any = torch.backends.cuda.matmul
+    rounded = products.fp32_precision == "tf32" if _has_precisions() else products.allow_tf32
+    return exact_products() if rounded else nullcontext()
+
+
 @contextmanager
 def rounded_products() -> Iterator[None]:
     """Inside the `with`, products of float32 on a GPU are rounded to TF32, unless another thread needs exact ones."""
     products: Any = torch.backends.cuda.matmul
     name, rounded, exact = ("fp32_precision", "tf32", EXACT) if _has_precisions() else ("allow_tf32", True, False)
-    with exact_products(), _EXACT_PRODUCTS.held() as alone:
+    with _EXACT_PRODUCTS.held() as alone:
+        before: Any = exact
+        if not _EXACT_PRODUCTS.is_used:
+            above: tuple[Any, Any] = (torch.backends.cudnn, torch.backends)
+            before = _own_precision(products, *above) if _has_precisions() else products.allow_tf32
         try:
             if alone:
                 setattr(products, name, rounded)
             yield
         finally:
-            setattr(products, name, exact)
+            if alone:
+                setattr(products, name, before)
 
 
 def unfused_attention() -> Any:

@@ -90,6 +90,13 @@ def size_of_layer(runner: Runner, name: str, rows: Tensor) -> LayerSize:
     )  # fmt: skip
 
 
+def size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:
+    """Return a layer as its weights show it."""
+    width = sum(tensor.numel() for tensor in tensors.values())
+    itemsize = max((tensor.element_size() for tensor in tensors.values()), default=4)
+    return LayerSize(model, layer, width, 1, shape="weights", itemsize=itemsize)
+
+
 class Alignment:
     """Where the layers of the wanted pairs meet: `layers` by key, averaged ones included, and their `rectangles`."""
 

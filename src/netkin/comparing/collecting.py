@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
-from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer
+from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
 from netkin.comparing.study import Statistics
@@ -24,7 +24,8 @@ from netkin.measures.registry import Measure
 from netkin.progress import reporting
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, part_of
-from netkin.statistics.collector import Collector, Key, LayerSize, Study, keys_of, name_of
+from netkin.settings import exact_matrix_products
+from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, keys_of, name_of
 
 SLICE = 512  # examples of recorded rows taken at a time
 
@@ -34,15 +35,15 @@ class Kept(NamedTuple):
 
     rows: Tensor | None
     reduced: tuple[Any, ...]  # by the collectors that reduce, in their order
-    witness: Tensor  # a number that is finite if the rows are
+    witness: Tensor | None  # numbers that are finite if the rows are; None where the rows are there themselves
     length: int
 
 
 class Feed:
     """The data of a pass: batches for each runner, in step where they are not the same for all.
 
-    `expected` is how many examples all parts together will give, if that is known; `start` is the number of the first
-    one here.
+    `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
+    `start` is the number of the first one here.
     """
 
     def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None, part: Any = None, start: int = 0):
@@ -58,6 +59,7 @@ class Feed:
                     what = "`data` is missing" if runner.data is data else f"{runner.name!r} has no data"
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             self.expected = examples_in(self._data[runners[0]], examples)
+        self.length = self.expected
         if self._part is not None:
             self._cut(*self._part)
 
@@ -91,7 +93,7 @@ class Feed:
         is_recorded = isinstance(self.runners[0], RecordedRunner)
         cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
-        self._examples, self.start = None, self.start + first
+        self._examples, self.start, self.length = None, self.start + first, last - first
 
     def __iter__(self) -> Iterator[dict[Runner, Any]]:
         """Yield for each runner its batch; those that hold the same data object share one iteration."""
@@ -109,7 +111,7 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
     lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
-        if n != m:
+        if n != m and n is not None and m is not None:
             raise ShapeError(
                 f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
                 "examples in batches of the same size."
@@ -157,6 +159,7 @@ class Pass:
         self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(runner.resizes for runner in runners)
+        self._owns = all(runner.hands_over for runner in runners)
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
@@ -166,22 +169,22 @@ class Pass:
             stack.enter_context(self.interruption.noticed())
             for runner in self.runners:
                 stack.enter_context(runner.ready(self._keeper(runner)))
-            report = stack.enter_context(reporting(self.study.examples, "reading", "examples"))
+            report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
                 report.update(self._take(batches))
             self._settle()
         assert self.statistics is not None
-        left_out = [reason for runner in self.runners for reason in runner.left_out.values()]
-        self.statistics.finish(self.examples, self._digest, self.interruption.ended, left_out)
+        self.statistics.finish(self.runners, self.examples, self._digest, self.interruption.ended)
         return self.statistics
 
     def weigh(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
         found = {runner: runner.weights() for runner in self.runners}
-        sizes = [_size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
+        sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
         self._begin(1)
         assert self.statistics is not None
+        self.statistics.finish(self.runners, 0, self._digest, set())
         return self.statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
@@ -191,9 +194,10 @@ class Pass:
         first, batch = next(iter(batches.items()))
         known = first.length(batch)
         self._numbers = self._start + self.examples + np.arange(known or 0)
-        kept: dict[Key, Kept] = {
-            (runner.name, layer): value for runner, own in batches.items() for layer, value in runner.rows(own).items()
-        }
+        kept: dict[Key, Kept] = {}
+        for runner, own in batches.items():
+            for layer, value in runner.rows(own).items():
+                kept[runner.name, layer] = value if isinstance(value, Kept) else self._plainly(runner, layer, value)
         self._look(kept, batches)
         count = self._examples_in(kept, known)
         self._numbers = self._start + self.examples + np.arange(count)
@@ -208,27 +212,37 @@ class Pass:
             self._refuse_outgrown()
         return count
 
-    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Kept]:
-        """Return what a hook keeps of a layer's rows: what collectors reduce them to, the rows only where needed."""
+    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
+        """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
+        if self._resizes or not self._reducing:
+            return lambda layer, rows: rows
 
         def keep(layer: str, rows: Tensor) -> Kept:
-            key = (runner.name, layer)
-            if self.statistics is None:
-                self._layers[key] = size_of_layer(runner, layer, rows)
-            number = self.batches if self._searching is None else self._searching
-            where = f"layer {layer!r} of {runner.name!r} in batch {number}"
-            if self._searching is not None:
-                refuse_non_finite(rows, where)
+            kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
             try:
-                reduced = () if self._resizes else tuple(self._reduced(runner, key, rows))
+                with exact_matrix_products():
+                    reduced = tuple(self._reduced(runner, (runner.name, layer), rows))
             except ValueFault:
                 refuse_non_finite(rows, where)
                 raise
-            needed = self._resizes or len(self._reducing) + len(self._weighing) < len(self.needs)
-            witness = reduced[0][0] if reduced and isinstance(reduced[0], tuple) else rows.sum()
-            return Kept(rows if needed else None, reduced, witness, len(rows))
+            needed = len(self._reducing) + len(self._weighing) < len(self.needs)
+            # the rows themselves are gone by the time the batch is looked at
+            witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if needed else rows.sum()
+            return Kept(rows if needed else None, reduced, witness, kept.length)
 
         return keep
+
+    def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> Kept:
+        """Return the rows of a layer as they are, whose size the first batch tells."""
+        if self.statistics is None:
+            self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
+        if self._searching is not None:
+            refuse_non_finite(rows, self._where(runner, layer))
+        return Kept(rows, (), None, rows.shape[0])
+
+    def _where(self, runner: Runner, layer: str) -> str:
+        number = self.batches if self._searching is None else self._searching
+        return f"layer {layer!r} of {runner.name!r} in batch {number}"
 
     def _reduced(self, runner: Runner, key: tuple[str, str], rows: Tensor) -> Iterator[Any]:
         """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
@@ -250,7 +264,7 @@ class Pass:
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
-        fine = torch.isfinite(_witnesses([one.witness for one in kept.values()]))
+        fine = torch.isfinite(_witnesses(list(kept.values())))
         if fine.is_cuda:
             self._settle()
         self._doubt = (fine, batches, self.batches)
@@ -266,7 +280,9 @@ class Pass:
             return
         self._searching = number
         for runner, batch in batches.items():
-            runner.rows(batch)
+            for layer, value in runner.rows(batch).items():
+                if not isinstance(value, Kept):
+                    self._plainly(runner, layer, value)
         self._searching = None
 
     def _examples_in(self, kept: Mapping[Key, Kept], known: int | None) -> int:
@@ -296,7 +312,8 @@ class Pass:
                 names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
                 given = {key: kept[key].reduced[place] if reduced else rows[key] for key in names}
                 owners = self._owners(collector, given)
-                collector.update({"activations": given}, self._numbers, **({"owners": owners} if owners else {}))
+                fed = {"activations": Owned(given) if self._owns else given}
+                collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
 
     def _owners(self, collector: Collector, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
@@ -371,12 +388,6 @@ def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
     return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
 
 
-def _size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> LayerSize:
-    width = sum(tensor.numel() for tensor in tensors.values())
-    itemsize = max((tensor.element_size() for tensor in tensors.values()), default=4)
-    return LayerSize(model, layer, width, 1, shape="weights", itemsize=itemsize)
-
-
 def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
     """Return all rows on one device: an accelerator, if any of them is there."""
     devices = dict.fromkeys(matrix.device for matrix in rows.values())
@@ -386,9 +397,10 @@ def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
     return {key: matrix.to(home) for key, matrix in rows.items()}
 
 
-def _witnesses(numbers: Sequence[Tensor]) -> Tensor:
+def _witnesses(kept: Sequence[Kept]) -> Tensor:
     """Return one number for each layer that is finite if its rows are."""
-    if numbers[0].ndim and all(one.shape == numbers[0].shape for one in numbers):
-        return torch.stack([one.to(numbers[0]) for one in numbers]).flatten(1).sum(1)
-    home = numbers[0].device
-    return torch.stack([one.sum().to(home, summing_dtype(home)) for one in numbers])
+    rows = [one.rows for one in kept if one.witness is None and one.rows is not None]
+    found = list(torch._foreach_norm(rows, 1)) if rows else []
+    found += [one.witness.sum() for one in kept if one.witness is not None]
+    home = found[0].device
+    return torch.stack([one.to(home, summing_dtype(home)) for one in found])

@@ -15,7 +15,7 @@ from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Feed, Pass
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream
+from netkin.comparing.planning import Plan, explained, memory_limit, refuse_stream, weights_alone
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Options, Runner, Subject
 from netkin.comparing.tabulating import comparison_of
@@ -304,7 +304,7 @@ class Asked:
 
     def taken(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         """Return what one pass over the data left, and whether it was interrupted."""
-        if all(need.feeds == {"weights"} for need in needs_of(measures)):
+        if weights_alone(measures):
             one = Pass(self.runners, measures, self.pairs, self.study)
             return one.weigh(), one.interruption
         feed = self._feed()
@@ -317,6 +317,8 @@ class Asked:
 
     def explained(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
+        if weights_alone(measures):
+            return explained(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
         for own in (self.data, *(runner.data for runner in self.runners)):
             refuse_stream(own)
         feed = self._feed()

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from netkin.comparing.alignment import Alignment, Pairs, size_of_layer
+from netkin.comparing.alignment import Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
@@ -43,7 +43,9 @@ class Need:
         """Return the first candidate that fits the memory, in the order of their ranks, and its price."""
         offers = [(one, price) for one in self.candidates if (price := one.price(self.settings, study)) is not None]
         if not offers:
-            raise ValueFault(self.candidates[0].unfit(self.measures[0].partition("(")[0]))
+            name = self.measures[0].partition("(")[0]
+            unfit = self.candidates[0].unfit(name) if study.spectral else f"no collector of {name!r} fits these layers."
+            raise ValueFault(unfit)
         offers.sort(key=lambda offer: offer[1].rank)
         for kind, price in offers:
             if price.bytes <= study.limit:
@@ -57,7 +59,7 @@ def needs_of(measures: Sequence[Measure]) -> list[Need]:
     """Return what must be collected for some measures, each thing once."""
     needs: list[Need] = []
     for measure in measures:
-        candidates = measure.facts.reads.collectors
+        candidates = ready_collectors(measure)
         wanted = candidates[0].settings_for(measure)
         for place, need in enumerate(needs):
             joined = need.settings.joined(wanted) if need.candidates == candidates else None
@@ -67,6 +69,33 @@ def needs_of(measures: Sequence[Measure]) -> list[Need]:
         else:
             needs.append(Need(candidates, wanted, (measure.id,)))
     return needs
+
+
+def weights_alone(measures: Sequence[Measure]) -> bool:
+    """Tell whether some measures are read from weights alone, so that no data are needed."""
+    return all(need.feeds == {"weights"} for need in needs_of(measures))
+
+
+def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
+    """Return the collectors of a measure's pair type; refuse those that lack what the pass needs of them."""
+    reads = measure.facts.reads
+    found = tuple(getattr(reads, "collectors", ()))
+    if not found:
+        raise ValueFault(
+            f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
+            f"`collectors`; set `{reads.__name__}.collectors` to a tuple of `Collector` classes."
+        )
+    for kind in found:
+        lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
+        if lacks:
+            raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
+        if kind.feeds not in ({"activations"}, {"weights"}):
+            raise ValueFault(
+                f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
+                "a pass feeds activations or weights."
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -136,12 +165,18 @@ def explained(
     runners: Sequence[Runner],
     measures: Sequence[Measure],
     pairs: Pairs,
-    batches: Iterable[Mapping[Runner, Any]],
+    batches: Iterable[Mapping[Runner, Any]] | None,
     study: Study,
 ) -> Plan:
-    """Return the plan for these runners; `study` tells how many examples the data will give and the memory limit."""
+    """Return the plan for these runners; `study` tells how many examples the data will give and the memory limit.
+
+    Without `batches` the weights alone are looked at.
+    """
     findings = _Findings(runners, measures, pairs, study)
-    findings.look(batches)
+    if batches is None:
+        findings.weigh()
+    else:
+        findings.look(batches)
     try:
         findings.align()
         findings.choose()
@@ -180,6 +215,11 @@ class _Findings:
                 self.batch = self.batch or runner.length(batch) or 1
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
+
+    def weigh(self) -> None:
+        """Note the layers as their weights show them."""
+        for one in self.runners:
+            self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in one.weights().items()}
 
     def _run(self, runner: Runner, batch: Any) -> None:
         try:
@@ -225,7 +265,7 @@ class _Findings:
         return keep
 
     def _passes(self) -> int | None:
-        if all(isinstance(runner, RecordedRunner) for runner in self.runners):
+        if not self.batch or all(isinstance(runner, RecordedRunner) for runner in self.runners):
             return 0
         return None if self.study.examples is None else len(self.runners) * self._batches() + self.learning
 
@@ -264,6 +304,8 @@ class _Findings:
             yield f"would be refused: {plan.refused}"
 
     def _examples_in_words(self) -> str:
+        if not self.batch:
+            return "none, the weights alone are compared"
         if self.study.examples is None:
             return f"not known before they are read; batches of {self.batch:,}"
         batches = "1 batch" if self._batches() == 1 else f"{self._batches():,} batches of up to {self.batch:,}"
@@ -274,7 +316,7 @@ class _Findings:
             return "one of each model on each batch"
         few = f", {self.learning} of them of few examples, to learn which axis counts these"
         if passes == 0:
-            return "none, the rows are recorded"
+            return "none, the rows are recorded" if self.batch else "none"
         return f"{passes:,}, one of each model on each batch{few if self.learning else ''}"
 
 

@@ -42,7 +42,7 @@ class Statistics:
     ):
         self.pairs, self.study, self.alignment, self.needs = pairs, study, alignment, list(needs)
         self.models = [runner.name for runner in runners]
-        self.origins = {runner.name: runner.origin for runner in runners}
+        self.origins: dict[str, dict[str, str]] = {}
         self.resizes = any(runner.resizes for runner in runners)
         self.collectors: list[list[Collector]] = [[] for _ in needs]
         self.plan = ""
@@ -57,9 +57,11 @@ class Statistics:
         """Take the collectors that a plan has chosen."""
         self.plan, self.collectors = str(plan), list(collectors)
 
-    def finish(self, examples: int, digest: DataDigest, ended: set[str], left_out: Sequence[str]) -> None:
-        """Note what was seen, at the end of a pass."""
+    def finish(self, runners: Sequence[Runner], examples: int, digest: DataDigest, ended: set[str]) -> None:
+        """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
+        self.origins = {runner.name: runner.origin for runner in runners}
+        left_out = [reason for runner in runners for reason in runner.left_out.values()]
         if left_out:
             more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
             self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
@@ -210,7 +212,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name in PLAIN:
         setattr(statistics, name, header[name])
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    known = {kind.kind: kind for measure in all_measures().values() for kind in measure.facts.reads.collectors}
+    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
+    known = {kind.kind: kind for kinds in every for kind in kinds}
     for i, held in enumerate(header["collectors"]):
         statistics.collectors[i] = [
             known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -65,6 +66,7 @@ class Runner(ABC):
     kind: str
     data: Any = None  # its own, where it has some
     shapes: dict[str, str]  # what one example is, of each layer that has given rows
+    hands_over = False  # whether its rows are its own, and so need no copy to be kept
     resizes = False  # whether its feature maps may be averaged down to the size of others
 
     @property
@@ -117,6 +119,8 @@ class Runner(ABC):
 class ModelRunner(Runner):
     """A model, run once on each batch."""
 
+    hands_over = True
+
     def __init__(
         self,
         name: str,
@@ -132,6 +136,7 @@ class ModelRunner(Runner):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
+        self._digest = ""
 
     @property
     def shapes(self) -> dict[str, str]:  # type: ignore[override]
@@ -143,7 +148,8 @@ class ModelRunner(Runner):
         functions = {"transform": self._transform, "forward": self._forward}
         names = {what: "none" if given is None else _function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
-        return {"model": self.kind, "device": device} | names | precision | {"weights": weights_digest(self.model)}
+        self._digest = self._digest or weights_digest(self.model)
+        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest}
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -152,8 +158,12 @@ class ModelRunner(Runner):
             self._reader = Reader(
                 self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
             )
-            with self._reader.open():
-                yield
+            # beside the pass, as hashing many weights takes as long as running them on many a batch
+            with ThreadPoolExecutor(1) as beside:
+                digest = beside.submit(weights_digest, self.model)
+                with self._reader.open():
+                    yield
+                self._digest = digest.result()
 
     def rows(self, batch: Any) -> dict[str, Any]:
         assert self._reader is not None

@@ -93,7 +93,7 @@ class Tables:
             shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
             self.replicates[measure.id] = np.full(shape, np.nan)
         for chunk in reported(range(self.statistics.study.chunks), "leaving out", "chunks"):
-            here = [measure for measure in smooth if self.sizes[measure.id][chunk]]
+            here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
             for x, y in self.wanted:
                 self._replicate_pair(chunk, here, x, y, mirrored)
             for collector in self.statistics.every():
@@ -176,7 +176,11 @@ class Tables:
         if sum(held) > 1:
             sizes = tuple(size for size in self.sizes[measure.id] if size)
             return {"replicates": self.replicates[measure.id][held], "chunk_sizes": sizes}
-        reason = measure.jackknife_reason or "fewer than two chunks hold any examples or mini-batches; take more data"
+        reason = measure.jackknife_reason or (
+            "fewer than two chunks hold any examples or mini-batches; take more data"
+            if self.sizes.get(measure.id)
+            else f"its statistic, {self._statistic(measure)}, keeps no chunks of the examples"
+        )
         return {"error_reasons": dict.fromkeys(self.wanted, reason)}
 
     def _statistic(self, measure: Measure) -> str:

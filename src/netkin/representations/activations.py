@@ -232,13 +232,15 @@ class Reader:
             axis = self._axis_of(name, output)
             if axis is None:
                 return self._leave_out(name, output)
-            output = output.movedim(axis, 0)
-        with exact_products():  # the model itself runs in the precision that its user has set
+            output = output.movedim(axis, 0) if axis else output
+        # the model itself runs in the precision that its user has set; shapes of ours take no products
+        with exact_products() if is_custom(shape) else nullcontext():
             try:
                 rows, self.shapes[name] = rows_of(output, shape, self._mask)
             except NetkinError as fault:
                 raise type(fault)(f"{layer_label(name)}: {fault}") from fault
-            self.resolutions[name] = _resolution(output, self.shapes[name], rows)
+            if name not in self.resolutions:
+                self.resolutions[name] = _resolution(output, self.shapes[name], rows)
             self.spaces[name] = tuple(output.shape[2:]) if self.shapes[name] == "positions" else ()
             if self.shapes[name] == "tokens" and self._mask is not None:
                 self.valid[name] = self._mask.tokens

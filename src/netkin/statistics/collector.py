@@ -187,7 +187,9 @@ class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
     A collector outside the package needs `kind`, `update`, `merge`, `pair`, `_state`, `_restored`, `price` and `start`;
-    what else stands here suits most.
+    what else stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
+    of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
+    Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``.
     """
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from
@@ -251,6 +253,10 @@ class Collector(Statistic):
 
     def release(self) -> None:
         """Forget what was computed for pairs that were read, and can be computed again."""
+
+
+class Owned(dict[Key, Any]):
+    """Rows by key that nothing else will change, so that a collector may keep them without a copy."""
 
 
 def one_feed(collector: Collector, rows: Mapping[Any, Any]) -> Mapping[Key, Any]:
@@ -363,7 +369,7 @@ def row_examples(numbers: np.ndarray, count: int, owners: np.ndarray | None = No
 
 
 def hashes(seed: int, numbers: np.ndarray) -> np.ndarray:
-    """Return a well-mixed 64-bit number for every (seed, number): the finaliser of SplitMix64."""
+    """Return a well-mixed 64-bit number for every (seed, number): SplitMix64's finaliser, with 30, 30, 31 as shifts."""
     with np.errstate(over="ignore"):
         mixed = numbers.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
         for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
@@ -380,5 +386,7 @@ def summed(sums: Tensor, without: int | None) -> Tensor:
     """Return the sum over chunks, the leading axis, but for one that is left out."""
     if len(sums) == 1:
         return sums[0]
-    total = sums.sum(0)
-    return total if without is None else total - sums[without]
+    if without is None:
+        return sums.sum(0)
+    # no subtraction: the chunk left out may hold an example far from all others
+    return sums[:without].sum(0) + sums[without + 1 :].sum(0)

@@ -38,6 +38,7 @@ from netkin.statistics.collector import (
     Collector,
     Key,
     Numbers,
+    Owned,
     Price,
     Rectangle,
     Settings,
@@ -197,11 +198,11 @@ class LayerMoments(Collector):
         self._number(matrices, numbers, owners or {})
         self._batches += 1
         first = next(iter(matrices.values()))
-        waiting = max(sum(map(len, self._waiting[name])) + len(matrix) for name, matrix in matrices.items())
+        waiting = max(sum(part.shape[0] for part in (*self._waiting[name], new)) for name, new in matrices.items())
         fold = waiting >= self._enough(first.device)
         for name, matrix in matrices.items():
             # what waits must not change when the caller's array does
-            self._waiting[name].append(matrix if fold else matrix.clone())
+            self._waiting[name].append(matrix if fold or isinstance(rows, Owned) else matrix.clone())
         if fold:
             self._fold_waiting()
 

@@ -1,0 +1,228 @@
+"""Standard errors: they cover the population's value, whatever the order of the data, and leave out what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+import transcriptions
+from netkin.errors import ValueFault
+from netkin.statistics import rows as rows_module
+
+MASK = 2**64 - 1
+SALT = 0x6E65746B
+
+
+def chunks_of(count, chunks):
+    """Return the chunk of each example: the hash of its number, in plain integers."""
+    found = []
+    for number in range(count):
+        z = (number + SALT * 0xD1342543DE82EF95) & MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 30)) * 0x94D049BB133111EB) & MASK
+        found.append((z ^ (z >> 31)) % chunks)
+    return np.array(found)
+
+
+def direct(measure, X, Y, of, chunks):
+    """Return the values without each chunk's examples in turn, by NumPy."""
+    name, _, inside = measure.rstrip(")").partition("(")
+    parameters = {key: float(value) for key, value in (one.split("=") for one in inside.split(",") if one)}
+    formula = getattr(transcriptions, name)
+    return [formula(X[of != chunk], Y[of != chunk], **parameters) for chunk in range(chunks)]
+
+
+# --- replicates -------------------------------------------------------------------------------------------------------
+
+SMOOTH = [
+    "cka", "cka_debiased", "cka_uncentered", "angular_cka", "nbs", "nbs_uncentered", "procrustes_distance",
+    "procrustes_angular", "procrustes_size_and_shape", "procrustes_disparity", "cca_mean", "cca_mean_squared",
+    "cca_rms", "svcca", "linear_regression_r2", "shape_distance", "gulp", "magnitude_difference",
+    "gaussian_mutual_information", "pwcca",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n, p, q", [(120, 5, 4), (40, 70, 60)], ids=["moments", "rows"])
+def test_replicates_are_the_values_without_a_chunks_examples(worlds, n, p, q):
+    X, Y = worlds.related(n, p, q)
+    trivial = ("cca", "mutual", "r2") if n < p else ()  # wherever there are fewer examples than features
+    asked = [name for name in SMOOTH if not any(part in name for part in trivial)]
+    found = nk.compare({"x": X}, {"y": Y}, measures=asked, errors=True, chunks=6)
+    of = chunks_of(n, 6)
+    for measure in asked:
+        table = found[measure]
+        if table.error_reasons.get(("x", "y"), "").endswith("does not serve"):
+            continue
+        assert table.chunk_sizes == tuple(np.bincount(of, minlength=6)), measure
+        assert table.replicates[:, 0, 0] == pytest.approx(direct(measure, X, Y, of, 6), abs=1e-9), measure
+    assert sum(found[measure].replicates is not None for measure in asked) >= len(asked) - 2
+
+
+@pytest.mark.parametrize("layer_shape", [(3, 4, 4), (3, 2, 2)])
+def test_an_examples_positions_are_in_one_chunk(worlds, layer_shape):
+    x, y = (worlds.normal(30, *layer_shape) for _ in range(2))
+    y = y + x
+    table = nk.compare({"x": x}, {"y": y}, measures="cka", shape="positions", errors=True, chunks=4)["cka"]
+    of, places = chunks_of(30, 4), layer_shape[1] * layer_shape[2]
+    rows = [np.moveaxis(maps, 1, -1).reshape(-1, 3) for maps in (x, y)]
+    assert table.chunk_sizes == tuple(np.bincount(of, minlength=4))
+    assert table.replicates[:, 0, 0] == pytest.approx(direct("cka", *rows, np.repeat(of, places), 4), abs=1e-10)
+
+
+def test_a_sentences_tokens_are_in_one_chunk(words, sentences):
+    a, b = words().double(), words().double()
+    asked = ["cka", "cka_debiased"]
+    found = nk.compare(a, b, sentences, asked, layers="layer.1", shape="tokens", errors=True, chunks=4)
+    rows = [nk.activations(m, "layer.1", sentences, shape="tokens")["layer.1"].numpy() for m in (a, b)]
+    lengths = np.concatenate([batch["attention_mask"].sum(1).numpy() for batch in sentences])
+    of = np.repeat(chunks_of(40, 4), lengths)
+    for measure in asked:
+        assert found[measure].chunk_sizes == tuple(np.bincount(chunks_of(40, 4), minlength=4))
+        assert found[measure].replicates[:, 0, 0] == pytest.approx(direct(measure, *rows, of, 4), abs=1e-9)
+
+
+def test_spectra_leave_out_the_maps_of_a_chunk(worlds):
+    x, y = (worlds.normal(40, 3, 4, 4) for _ in range(2))
+    table = nk.compare({"x": x}, {"y": x + y}, measures="cka", shape="dft", errors=True, chunks=4)["cka"]
+    of = chunks_of(40, 4)
+    for chunk in range(4):
+        rest = nk.compare({"x": x[of != chunk]}, {"y": (x + y)[of != chunk]}, measures="cka", shape="dft")
+        assert table.replicates[chunk, 0, 0] == pytest.approx(rest["x", "y"], abs=1e-10)
+
+
+def test_the_unit_of_a_mini_batch_measure_is_the_mini_batch(worlds):
+    X, Y = worlds.related(90, 5, 4)
+    table = nk.compare({"x": X}, {"y": Y}, measures="cka_minibatch(batch=8)", errors=True, chunks=4)
+    table = table["cka_minibatch(batch=8)"]
+    of = chunks_of(12, 4)[:11]  # of mini-batches; the last, of 2 examples, is left out
+    assert table.chunk_sizes == tuple(count for count in np.bincount(of, minlength=4) if count)
+    for replicate, chunk in zip(table.replicates[:, 0, 0], np.unique(of), strict=True):
+        stays = np.flatnonzero(np.repeat(of != chunk, 8))
+        assert replicate == pytest.approx(transcriptions.cka_minibatch(X[stays], Y[stays], batch=8), abs=1e-10)
+
+
+@pytest.mark.parametrize("times", [1e2, 1e4])
+def test_a_chunk_with_an_example_far_away_is_left_out_to_the_last_digits(worlds, times):
+    X, Y = worlds.related(60, 5, 4)
+    of = chunks_of(60, 5)
+    X[np.flatnonzero(of == 2)[0]] *= times
+    found = nk.compare({"x": X}, {"y": Y}, measures=["cka", "nbs", "cka_debiased"], errors=True, chunks=5)
+    for measure in found:
+        without = transcriptions.__dict__[measure](X[of != 2], Y[of != 2])
+        assert found[measure].replicates[2, 0, 0] == pytest.approx(without, abs=1e-16 * times**2 + 1e-14), measure
+
+
+# --- values without an error ------------------------------------------------------------------------------------------
+
+
+def test_a_measure_with_medians_has_the_reason(worlds):
+    X, Y = worlds.related(60, 5, 4)
+    found = nk.compare({"x": X}, {"y": Y}, measures=["cka_rbf", "cka"], errors=True, chunks=5)
+    assert "the jackknife does not serve" in found["cka_rbf"].error_reasons["x", "y"]
+    assert found["cka_rbf"].errors is None
+    assert np.isfinite(found["cka"].errors).all()
+
+
+def test_a_value_at_its_bound_has_none(worlds):
+    X, Y = worlds.related(60, 5, 4)
+    table = nk.compare({"x": X}, {"copy": 2 * X, "y": Y}, measures="cka", errors=True, chunks=5)["cka"]
+    assert table.error_reasons == {("x", "copy"): "the value lies at the bound 1 of the measure"}
+    assert np.isnan(table.errors[0, 0])
+    assert table.errors[0, 1] > 0
+
+
+def test_a_value_that_a_chunk_alone_makes_has_none(worlds):
+    X, Y = worlds.related(60, 80, 70)
+    X[chunks_of(60, 5) != 2] = 1.0  # constant without the chunk
+    table = nk.compare({"x": X}, {"y": Y}, measures="cka", errors=True, chunks=5)["cka"]
+    assert table.error_reasons["x", "y"] == "no value with 1 of the 5 chunks left out"
+
+
+@pytest.mark.parametrize("chunks", [1, 0, True, 2.0, "5"])
+def test_fewer_than_two_chunks_are_refused(worlds, chunks):
+    with pytest.raises(ValueFault, match="standard errors need at least 2 chunks of the examples; got chunks="):
+        nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=chunks)
+
+
+def test_more_chunks_than_examples_are_refused(worlds):
+    with pytest.raises(ValueFault, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"):
+        nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=31)
+
+
+def test_chunks_change_no_value(maps, images, layers):
+    a, b, asked = maps(), maps(), ["cka", "cca_mean", "cka_minibatch(batch=16)", "cka_rbf"]
+    plain = nk.compare(a, b, images, asked, layers=layers)
+    found = nk.compare(a, b, images, asked, layers=layers, errors=True, chunks=7)
+    for measure in asked:
+        assert found.to_numpy(measure) == pytest.approx(plain.to_numpy(measure), abs=1e-5)
+        assert plain[measure].errors is None
+
+
+def test_a_sample_counts_the_examples_it_kept(worlds, monkeypatch):
+    monkeypatch.setattr(rows_module, "CAP", 20)
+    registered = nk.measures.measures()["cka_rbf"]
+    assert registered.jackknife_reason
+    X, Y = worlds.related(80, 4, 3)
+    statistics = nk.collect({"x": X}, {"y": Y}, measures="cka_rbf", errors=True, chunks=4)
+    assert sum(statistics.collector(registered).chunk_sizes) == 20
+
+
+def test_recorded_tensors_and_arrays_have_the_same_errors(worlds):
+    X, Y = worlds.related(60, 5, 4)
+    one, two = (
+        nk.compare({"x": kind(X)}, {"y": kind(Y)}, errors=True, chunks=5)["cka"].errors
+        for kind in (np.asarray, torch.as_tensor)
+    )
+    assert one == pytest.approx(two)
+
+
+# --- do they tell the truth? ------------------------------------------------------------------------------------------
+
+SCALES = np.array([1.5, 1.0, 0.7])
+MIXING = np.array([[1.0, 0.3, 0.0], [0.0, 0.8, 0.2], [0.1, 0.0, 0.4]])
+JUDGED = ["cka_debiased", "procrustes_distance", "cca_mean"]
+
+
+def population():
+    """Return the measures' values of the covariances themselves."""
+    x = np.diag(SCALES**2)
+    cross = x @ MIXING
+    y = MIXING.T @ x @ MIXING + np.eye(3)
+    inverse = np.linalg.inv(np.linalg.cholesky(y)).T
+    nuclear = np.linalg.svd(cross, compute_uv=False).sum()
+    return {
+        "cka_debiased": (cross**2).sum() / np.sqrt((x**2).sum() * (y**2).sum()),
+        "procrustes_distance": np.sqrt(2 - 2 * nuclear / np.sqrt(np.trace(x) * np.trace(y))),
+        "cca_mean": np.linalg.svd(cross / SCALES[:, None] @ inverse, compute_uv=False).mean(),
+    }
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_populations_value():
+    rng, cases, n = np.random.default_rng(0), 600, 800
+    covered, truth = dict.fromkeys(JUDGED, 0), population()
+    for _ in range(cases):
+        X = rng.normal(size=(n, 3)) * SCALES
+        Y = X @ MIXING + rng.normal(size=(n, 3))
+        found = nk.compare({"x": X}, {"y": Y}, measures=JUDGED, errors=True, chunks=10, progress=False)
+        for measure in JUDGED:
+            low, high = found[measure].interval(0.95)
+            covered[measure] += bool(low[0, 0] <= truth[measure] <= high[0, 0])
+    for measure, count in covered.items():
+        assert 0.92 <= count / cases <= 0.98, (measure, count / cases)
+
+
+@pytest.mark.slow
+def test_errors_of_data_sorted_by_class_are_the_true_spread():
+    rng, cases, n = np.random.default_rng(1), 250, 600
+    centres, values, errors = rng.normal(size=(5, 6)) * 2, [], []
+    for _ in range(cases):
+        classes = np.sort(rng.integers(0, 5, n))  # drawn at random, and sorted
+        X = centres[classes, :3] + rng.normal(size=(n, 3))
+        Y = centres[classes, 3:] + rng.normal(size=(n, 3))
+        found = nk.compare({"x": X}, {"y": Y}, measures=JUDGED, errors=True, chunks=20, progress=False)
+        values.append([found[measure]["x", "y"] for measure in JUDGED])
+        errors.append([found[measure].errors[0, 0] for measure in JUDGED])
+    spread, told = np.std(values, axis=0, ddof=1), np.sqrt(np.mean(np.square(errors), axis=0))
+    assert (told / spread >= 0.8).all(), told / spread
+    assert (told / spread <= 1.2).all(), told / spread

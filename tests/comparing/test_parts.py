@@ -1,0 +1,334 @@
+"""Statistics of parts of the data, saved, loaded and merged in any order, are those of the whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+import netkin as nk
+from netkin.errors import FileFault, NetkinError, ShapeError, ValueFault
+from netkin.measures import measures
+from netkin.statistics import rows as rows_module
+from worlds import Worlds
+
+SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
+BY_ROWS = ["cka_minibatch(batch=16)", "cka_minibatch(batch=8, kernel=rbf)", "cka_rbf", "cka_rbf_debiased"]
+EVERY = [name for name in measures() if name != "dft_cca"] + BY_ROWS[:2]
+SEVERAL = ["cka", "cka_debiased", "cca_mean", "procrustes_distance", *BY_ROWS]
+
+
+def recorded(n, p, q):
+    """Return two sides, one of two layers, that share something."""
+    worlds = Worlds(1)
+    X, Y = worlds.related(n, p, q)
+    return {"x": X, "z": X[:, :3] ** 2}, {"y": Y}
+
+
+def images_of(n, *sizes):
+    rng = np.random.default_rng(2)
+    return [rng.normal(size=(n, *size)) for size in sizes]
+
+
+def assert_same(found, whole):
+    """Assert that two comparisons hold the same values and replicates to 1e-10, of the same data."""
+    assert (found.examples, found.provenance["data digest"]) == (whole.examples, whole.provenance["data digest"])
+    assert set(found) == set(whole)
+    for measure in whole:
+        mine, theirs = found[measure], whole[measure]
+        assert dict(mine.holes) == dict(theirs.holes), measure
+        assert mine.values == pytest.approx(theirs.values, abs=1e-10, nan_ok=True), measure
+        assert (mine.chunk_sizes, mine.exactness) == (theirs.chunk_sizes, theirs.exactness), measure
+        assert (mine.replicates is None) == (theirs.replicates is None), measure
+        if theirs.replicates is not None:
+            assert mine.replicates == pytest.approx(theirs.replicates, abs=1e-10, nan_ok=True), measure
+
+
+def merged(folder, subjects, order, count, asked, **options):
+    """Return the comparison of `count` parts, each saved to a file and loaded, merged in some order."""
+    parts = []
+    for part in order:
+        path = folder / f"{part}.netkin"
+        nk.collect(*subjects, measures=asked, part=(part, count), **options).save(path)
+        parts.append(nk.load(path))
+    return nk.merge(parts).compare(asked)
+
+
+ORDERS = [(1,), (2, 1), (3, 1, 2), (7, 2, 6, 1, 5, 3, 4)]
+CHUNKS = [{}, {"errors": True, "chunks": 4}]
+
+
+# --- recorded rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+@pytest.mark.parametrize("n, p, q", [(90, 5, 6), (40, 60, 50)], ids=["n > d", "n < d"])
+def test_every_measure_of_merged_parts_is_that_of_the_whole(tmp_path, n, p, q, chunks):
+    subjects = recorded(n, p, q)
+    whole = nk.compare(*subjects, measures=EVERY, **chunks)
+    for order in ORDERS:
+        assert_same(merged(tmp_path, subjects, order, len(order), EVERY, **chunks), whole)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+@pytest.mark.parametrize(
+    "sizes, asked, options",
+    [
+        (((3, 4, 4), (3, 4, 4), (4, 4, 4)), SEVERAL, {"shape": "positions"}),
+        (((3, 4, 4), (3, 2, 2), (4, 4, 4)), SEVERAL, {"shape": "positions", "resize": "average"}),
+        (((3, 4, 4), (3, 2, 2), (4, 4, 4)), SPECTRAL, {"shape": "dft"}),
+        (((3, 4, 4), (3, 2, 2), (4, 4, 4)), SPECTRAL, {"shape": "dft", "resize": "average"}),
+    ],
+    ids=["positions", "resized", "spectra", "resized spectra"],
+)
+def test_maps_of_merged_parts_are_those_of_the_whole(tmp_path, sizes, asked, options, chunks):
+    x, y, z = images_of(30, *sizes)
+    subjects = ({"x": x}, {"y": y, "z": z})
+    whole = nk.compare(*subjects, measures=asked, **options, **chunks)
+    for order in ORDERS[1:]:
+        assert_same(merged(tmp_path, subjects, order, len(order), asked, **options, **chunks), whole)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+def test_a_sample_of_merged_parts_is_that_of_the_whole(tmp_path, monkeypatch, chunks):
+    monkeypatch.setattr(rows_module, "CAP", 25)
+    subjects = recorded(90, 5, 6)
+    whole = nk.compare(*subjects, measures=["cka_rbf", "cka_rbf_debiased"], **chunks)
+    assert whole["cka_rbf"].exactness == "a sample of 25 of 90 examples"
+    for order in ORDERS:
+        found = merged(tmp_path, subjects, order, len(order), ["cka_rbf", "cka_rbf_debiased"], **chunks)
+        assert_same(found, whole)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_parts_of_any_sizes_in_any_order_are_the_whole(data):
+    n, asked = 60, ["cka", "cka_debiased", "pwcca", "nbs", "cka_minibatch(batch=16)", "cka_rbf"]
+    a, b = recorded(n, 12, 9)
+    cuts = data.draw(st.sets(st.integers(1, n - 1), max_size=9))
+    ranges = [slice(*ends) for ends in pairwise([0, *sorted(cuts), n])]
+    chunks = data.draw(st.sampled_from([0, 2]))
+    options = {"measures": asked, "errors": bool(chunks), "chunks": min([chunks, *(s.stop - s.start for s in ranges)])}
+    options = options if options["chunks"] > 1 else {"measures": asked}
+    parts = [
+        nk.collect(*({k: v[s] for k, v in side.items()} for side in (a, b)), start=s.start, **options) for s in ranges
+    ]
+    found = nk.merge(data.draw(st.permutations(parts))).compare(asked)
+    assert_same(found, nk.compare(a, b, **options))
+
+
+def test_rows_merge_with_moments_either_way():
+    X, Y = Worlds(3).related(600, 40, 30)
+    asked, options = ["cka", "cka_debiased", "cca_mean", "nbs"], {"errors": True, "chunks": 4}
+    few, many = (
+        nk.collect({"x": X[s]}, {"y": Y[s]}, measures=asked, start=s.start, **options)
+        for s in (slice(0, 12), slice(12, 600))
+    )
+    assert [[one.kind for one in part.every()] for part in (few, many)] == [["LinearRows"], ["LayerMoments"]]
+    whole = nk.compare({"x": X}, {"y": Y}, measures=asked, **options)
+    for parts in ([few, many], [many, few]):
+        assert_same(nk.merge(parts).compare(), whole)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doubles(maps):
+    return maps().double(), maps().double()
+
+
+@pytest.fixture
+def inputs(images):
+    return images.double()
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda images: images,
+        lambda images: images.numpy(),
+        TensorDataset,
+        lambda images: DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=7),
+        lambda images: list(images.split(9)),
+    ],
+    ids=["tensor", "array", "data set", "loader", "list"],
+)
+def test_models_run_on_parts_of_any_data(tmp_path, doubles, inputs, data, chunks, layers):
+    given = data(inputs)
+    whole = nk.compare(*doubles, given, SEVERAL, layers=layers, **chunks)
+    for order in ((2, 1), (3, 1, 2)):
+        found = merged(tmp_path, (*doubles, given), order, len(order), SEVERAL, layers=layers, **chunks)
+        assert_same(found, whole)
+
+
+@pytest.mark.parametrize("shape, resize", [("positions", "average"), ("flatten", None), ("dft", None)])
+def test_models_of_other_shapes_run_on_parts(tmp_path, doubles, inputs, shape, resize):
+    asked, options = SPECTRAL if shape == "dft" else SEVERAL, {"layers": ["conv1", "conv2"], "shape": shape}
+    options |= {"resize": resize, "errors": True, "chunks": 3}
+    inputs = inputs[:24, :, :4, :4] if shape == "positions" else inputs
+    whole = nk.compare(*doubles, inputs, asked, **options)
+    assert_same(merged(tmp_path, (*doubles, inputs), (3, 1, 2), 3, asked, **options), whole)
+
+
+@pytest.mark.parametrize("shape", ["tokens", "mean", "last"])
+def test_padded_sentences_run_on_parts(tmp_path, words, sentences, shape):
+    pair, asked = (words().double(), words().double()), ["cka", "cka_debiased", "cca_mean", "cka_rbf"]
+    options = {"shape": shape, "errors": True, "chunks": 3}
+    whole = nk.compare(*pair, sentences, asked, **options)
+    for order in ((2, 1), (3, 1, 2)):
+        assert_same(merged(tmp_path, (*pair, sentences), order, len(order), asked, **options), whole)
+
+
+def test_separate_loaders_say_where_they_start(doubles, inputs, layers):
+    asked, options = SEVERAL, {"layers": layers, "errors": True, "chunks": 4}
+    parts = [
+        nk.collect(*doubles, DataLoader(TensorDataset(inputs[s]), batch_size=7), asked, start=s.start, **options)
+        for s in (slice(20, 41), slice(41, 50), slice(0, 20))
+    ]
+    whole = nk.compare(*doubles, DataLoader(TensorDataset(inputs), batch_size=16), asked, **options)
+    assert_same(nk.merge(parts).compare(asked), whole)
+    assert nk.merge(parts[:2]).ranges == [(20, 50)]
+
+
+def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
+    parts = [nk.collect(*doubles, inputs, "cka", examples=31, part=(part, 3), layers=layers) for part in (1, 2, 3)]
+    assert [part.ranges for part in parts] == [[(0, 10)], [(10, 20)], [(20, 31)]]
+    assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs, examples=31, layers=layers))
+
+
+def test_parts_of_one_example_each(doubles, inputs, layers):
+    for shape in ("pool", "flatten"):
+        options = {"layers": layers, "shape": shape}
+        parts = [nk.collect(*doubles, inputs[:6], "cka", part=(part, 6), **options) for part in range(6, 0, -1)]
+        assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs[:6], **options))
+    alone = parts[0].compare()
+    assert "constant" in alone["cka"].holes["fc", "fc"]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"part": "2/3"}, "these parts overlap: both hold the examples 16 to 24; merge each part once"),
+        ({"part": "1/2"}, "overlap: both hold the examples 0 to 24"),
+        ({"layers": ["conv1", "conv2"]}, r"their layers of 'a' differ, .*'fc', 3.*'conv2', 5"),
+        ({"shape": "flatten"}, r"their layers of 'a' differ, .*'conv1', 4.*'conv1', 256"),
+        ({"errors": True, "chunks": 4}, "their numbers of chunks differ, 0 and 4"),
+        ({"seed": 3}, "their seeds differ, 0 and 3"),
+        ({"measures": "cka_minibatch(batch=8)"}, "their measures differ"),
+        ({"names": ("a", "c")}, r"their models differ, \['a', 'b'\] and \['a', 'c'\]"),
+        ({"transforms": lambda images: 2 * images}, "their settings differ"),
+        ({"pairs": "corresponding"}, "their pairs differ, all and corresponding"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(doubles, inputs, change, words):
+    options = {"data": inputs, "measures": "cka", "layers": ["conv1", "fc"]}
+    first = nk.collect(*doubles, part="1/2", **options)
+    other = nk.collect(*doubles, **{**options, "part": "2/2", **change})
+    with pytest.raises(ShapeError, match=words):
+        nk.merge([first, other])
+
+
+def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
+    first = nk.collect(*doubles, inputs, "cka", part="1/2")
+    with pytest.raises(ShapeError, match="their weights of 'b' differ, [0-9a-f]+ and [0-9a-f]+"):
+        nk.merge([first, nk.collect(doubles[0], maps().double(), inputs, "cka", part="2/2")])
+    with pytest.raises(ShapeError, match="their data differ, Tensor and TensorDataset"):
+        nk.merge([first, nk.collect(*doubles, TensorDataset(inputs), "cka", part="2/2")])
+    with pytest.raises(ShapeError, match="overlap: both hold the examples 0 to 24; .* give separate loaders their `st"):
+        nk.merge([nk.collect(*doubles, half, "cka") for half in (inputs[:25], inputs[25:])])
+    with pytest.raises(ValueFault, match="there is nothing to merge"):
+        nk.merge([])
+    with pytest.raises(ValueFault, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
+        nk.merge(["part.netkin"])
+
+
+class Unknown:
+    """Data that do not tell how many they are."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __iter__(self):
+        return iter(self.images.split(8))
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (lambda images: DataLoader(TensorDataset(images), batch_size=8, shuffle=True), "a loader that shuffles"),
+        (lambda images: iter(images.split(8)), "do not tell how many they are can't be split into parts"),
+        (Unknown, "do not tell how many they are can't be split into parts; give each part `start`"),
+    ],
+    ids=["shuffled", "stream", "unknown length"],
+)
+def test_data_that_have_no_parts_are_refused(doubles, inputs, data, words):
+    with pytest.raises(ValueFault, match=words):
+        nk.collect(*doubles, data(inputs), "cka", part="1/2")
+
+
+@pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", (1,), 5, "1/51"])
+def test_what_is_no_part_is_refused(doubles, inputs, part):
+    with pytest.raises(ValueFault, match="part"):
+        nk.collect(*doubles, inputs, "cka", part=part)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+SOURCES = str(Path(nk.__file__).parents[1])
+SAVING = """
+import sys, torch, netkin as nk
+X = {"x": torch.randn(4000, 400, dtype=torch.float64)}
+statistics = nk.collect(X, measures="cka")
+statistics.save(sys.argv[1])
+print("saved", flush=True)
+while True:
+    statistics.save(sys.argv[1])
+"""
+
+
+def test_a_process_killed_while_it_saves_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "s.netkin"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVING, path], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": SOURCES}
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"saved\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert nk.load(path).compare()["x", "x"] == pytest.approx(1)
+
+
+def test_a_cut_or_damaged_file_is_refused_with_its_name(tmp_path, doubles, inputs):
+    path = tmp_path / "s.netkin"
+    nk.collect(*doubles, inputs, "cka", layers="fc").save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 40])
+    with pytest.raises(FileFault, match="s.netkin"):
+        nk.load(path)
+    path.write_bytes(whole.replace(b"LayerMoments", b"LayerMomentz"))
+    with pytest.raises(NetkinError, match="s.netkin.*is damaged"):
+        nk.load(path)
+
+
+def test_merging_changes_neither_part(doubles, inputs):
+    one, two = (nk.collect(*doubles, inputs, ["cka", "cka_minibatch(batch=16)"], part=(k, 2)) for k in (1, 2))
+    before = one.compare()
+    nk.merge([one, two])
+    assert one.compare() == before
+    assert one.examples == 25
