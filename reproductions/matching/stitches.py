@@ -166,7 +166,7 @@ def cka_of_maps(lab: Lab, stitch: Stitch, count: int = MAPS) -> float:
 
     So the authors' programs take it; the evaluation of a stitch takes it place by place.
     """
-    return float(nk.cka(*maps(lab, stitch, count)))
+    return float(nk.cka(nk.Moments.of(*maps(lab, stitch, count), None)))  # as the paper has it, biased
 
 
 @torch.no_grad()

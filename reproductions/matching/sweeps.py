@@ -255,7 +255,11 @@ def _ckas(lab: Lab, wanted: Mapping[str, Sequence[Wanted]]) -> dict[str, list[di
 
 def _cka(lab: Lab, stitch: Stitch) -> dict[str, float]:
     ours, theirs = maps(lab, stitch)
-    values = (float(nk.cka(ours, theirs)), float(nk.cka_debiased(ours, theirs)), number(stitch, "cka"))
+    values = (
+        float(nk.cka(nk.Moments.of(ours, theirs, None))),
+        float(nk.cka_debiased(ours, theirs)),
+        number(stitch, "cka"),
+    )
     return dict(zip(CKAS, values, strict=True))
 
 

@@ -230,7 +230,7 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         ({"seed": 3}, "their seeds differ, 0 and 3"),
         ({"measures": "cka_minibatch(batch=8)"}, "their measures differ"),
         ({"names": ("a", "c")}, r"their models differ, \['a', 'b'\] and \['a', 'c'\]"),
-        ({"transforms": lambda images: 2 * images}, "their settings differ"),
+        ({"transforms": lambda images: 2 * images}, "their settings of 'transform of a' differ"),
         ({"pairs": "corresponding"}, "their pairs differ, all and corresponding"),
     ],
 )

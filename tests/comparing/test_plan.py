@@ -141,11 +141,11 @@ def test_data_that_give_more_than_they_say_are_refused_when_they_outgrow_the_lim
 
 def test_the_default_limit_is_a_quarter_of_all_memory_and_never_more_than_is_free(maps, images, monkeypatch):
     asked = {"data": images, "layers": ["conv1", "fc"], "shape": "flatten"}
-    monkeypatch.setattr(planning, "total_memory", lambda: 40_000)
+    monkeypatch.setattr(planning, "total_memory", lambda device: 40_000)
     with pytest.raises(MemoryLimit, match="the limit is 10 kB"):
         nk.compare(maps(), **asked)
     monkeypatch.undo()
-    monkeypatch.setattr(planning, "free_memory", lambda: 0)
+    monkeypatch.setattr(planning, "free_memory", lambda device: 0)
     monkeypatch.setattr(planning, "LITTLE", 1000)
     with pytest.raises(MemoryLimit, match="no more is free than 1 kB"):
         nk.compare(maps(), **asked)

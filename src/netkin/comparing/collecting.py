@@ -46,8 +46,16 @@ class Feed:
     `start` is the number of the first one here.
     """
 
-    def __init__(self, runners: Sequence[Runner], data: Any, examples: int | None, part: Any = None, start: int = 0):
-        self.runners, self._examples, self.start = runners, examples, start
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        data: Any,
+        examples: int | None,
+        part: Any = None,
+        start: int = 0,
+        paired: bool = True,
+    ):
+        self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
         self._part = None if part is None else parsed_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
         if recorded:
@@ -103,8 +111,9 @@ class Feed:
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
-            _refuse_uneven(found)
-            yield found
+            if self.paired:
+                _refuse_uneven(found)
+            yield {runner: batch for runner, batch in found.items() if batch is not None}
 
 
 def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
@@ -152,9 +161,12 @@ class Pass:
         self.examples, self.batches, self._start = 0, 0, 0
         self._digest = DataDigest()
         self._weighing = [need for need in self.needs if need.feeds == {"weights"}]
+        self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
+        self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
         self._layers: dict[Key, LayerSize] = {}
+        self._order: dict[Key, None] = {}
         self._numbers = np.arange(0)
         self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
@@ -182,7 +194,7 @@ class Pass:
         found = {runner: runner.weights() for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
-        self._begin(1)
+        self._begin({runner.name: 1 for runner in self.runners})
         assert self.statistics is not None
         self.statistics.finish(self.runners, 0, self._digest, set())
         return self.statistics
@@ -199,14 +211,15 @@ class Pass:
             for layer, value in runner.rows(own).items():
                 kept[runner.name, layer] = value if isinstance(value, Kept) else self._plainly(runner, layer, value)
         self._look(kept, batches)
-        count = self._examples_in(kept, known)
-        self._numbers = self._start + self.examples + np.arange(count)
-        if known is not None:
-            self._digest.update(first.content(batch), self._numbers)
+        count = self._examples_in(kept, known) if self._paired else known or 0
+        if known is not None and self._paired:
+            self._digest.update(_contents(batches), self._start + self.examples + np.arange(count))
         with self.interruption.held(), exact_products():
             if self.statistics is None:
-                self._begin(count)
-            self._fold(kept)
+                counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
+                self._begin(counts)
+            for part in [kept] if self._paired else [_of_model(kept, runner.name) for runner in batches]:
+                self._fold(part, count)
             self.examples, self.batches = self.examples + count, self.batches + 1
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
@@ -215,9 +228,10 @@ class Pass:
     def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
         """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
         if self._resizes or not self._reducing:
-            return lambda layer, rows: rows
+            return lambda layer, rows: self._noted(runner, layer, rows)
 
         def keep(layer: str, rows: Tensor) -> Kept:
+            self._noted(runner, layer, rows)
             kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
             try:
                 with exact_matrix_products():
@@ -231,6 +245,12 @@ class Pass:
             return Kept(rows if needed else None, reduced, witness, kept.length)
 
         return keep
+
+    def _noted(self, runner: Runner, layer: str, rows: Tensor) -> Tensor:
+        """Return the rows; in the first batch the order in which layers run is noted, which is that of a result."""
+        if self.statistics is None:
+            self._order[runner.name, layer] = None
+        return rows
 
     def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> Kept:
         """Return the rows of a layer as they are, whose size the first batch tells."""
@@ -296,8 +316,12 @@ class Pass:
             )
         return next(iter(single.values()), None) or known or min(one.length for one in kept.values())
 
-    def _fold(self, kept: Mapping[Key, Kept]) -> None:
+    def _fold(self, kept: Mapping[Key, Kept], count: int) -> None:
+        """Feed the collectors what layers gave for the same examples: all of them, or those of one model."""
         assert self.statistics is not None
+        self._numbers = self._start + self.examples + np.arange(count)
+        if not self._paired:
+            self._numbers = self._own_numbers(kept)
         alignment = self.statistics.alignment
         rows = _together({key: one.rows for key, one in kept.items() if one.rows is not None})
         rows = alignment.resized(rows) if alignment.resizes else rows
@@ -310,10 +334,19 @@ class Pass:
                 collectors[:] = [one for collector in collectors for one in _by_rows(collector, kept)]
             for collector in collectors:
                 names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
-                given = {key: kept[key].reduced[place] if reduced else rows[key] for key in names}
+                here = [key for key in names if key in (kept if reduced else rows)]
+                given = {key: kept[key].reduced[place] if reduced else rows[key] for key in here}
                 owners = self._owners(collector, given)
                 fed = {"activations": Owned(given) if self._owns else given}
                 collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
+
+    def _own_numbers(self, kept: Mapping[Key, Kept]) -> np.ndarray:
+        """Return the numbers of one model's examples in its own data."""
+        key, one = next(iter(kept.items()))
+        count = round(one.length / self._layers[key].rows_per_example)
+        start = self._seen.get(self._layers[key].model, 0)
+        self._seen[self._layers[key].model] = start + count
+        return self._start + start + np.arange(count)
 
     def _owners(self, collector: Collector, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
@@ -332,9 +365,16 @@ class Pass:
 
     # --- the first batch ----------------------------------------------------------------------------------------------
 
-    def _begin(self, count: int) -> None:
-        """Plan and start the collectors, now that the first batch has told names and widths."""
-        everything = [replace(layer, examples=count) for layer in self._layers.values()]
+    def _begin(self, counts: Mapping[str, int]) -> None:
+        """Plan and start the collectors, now that the first batch has told names, widths and examples of each model."""
+        order = self._order or self._layers
+        self._layers = {key: replace(self._layers[key], examples=counts[self._layers[key].model]) for key in order}
+        if not self._paired:  # batches may differ in size; what matters is how many rows an example has
+            self._layers = {
+                key: replace(layer, rows=layer.rows // layer.examples, examples=1)
+                for key, layer in self._layers.items()
+            }
+        everything = list(self._layers.values())
         names = {one.name: [layer.name for layer in everything if layer.model == one.name] for one in self.runners}
         alignment = Alignment(everything, self.pairs.rectangles(names))
         self.study = replace(self.study, layers=alignment.layers, rectangles=alignment.rectangles)
@@ -386,6 +426,17 @@ def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
     for key in collector.names:
         groups.setdefault(kept[key].length, []).append(key)
     return [collector] if len(groups) == 1 else [collector.restricted(keys) for keys in groups.values()]
+
+
+def _contents(batches: Mapping[Runner, Any]) -> Any:
+    """Return what of the batches of all runners the digest of the data is taken of, each thing once."""
+    every = [runner.content(own) for runner, own in batches.items()]
+    apart = list({id(content): content for content in every}.values())
+    return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}
+
+
+def _of_model(kept: Mapping[Key, Kept], model: str) -> dict[Key, Kept]:
+    return {key: one for key, one in kept.items() if key[0] == model}  # type: ignore[index]
 
 
 def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:

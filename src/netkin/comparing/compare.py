@@ -13,16 +13,17 @@ from torch import nn
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.collecting import Feed, Pass
+from netkin.comparing.collecting import Feed, Pass, parsed_part
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, refuse_stream, weights_alone
+from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream, weights_alone
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Options, Runner, Subject
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import NameClash, ValueFault
-from netkin.identity import function_digest, settings_digest
+from netkin.identity import function_digest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
+from netkin.memory import is_cuda
 from netkin.progress import ProgressOption, showing
 from netkin.representations import dft
 from netkin.representations.layers import Spec
@@ -69,7 +70,7 @@ def compare(
         examples: the number of examples after which the pass ends.
         shape: what one example is, for all layers or by layer (see `nk.shapes`).
         resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
-        memory: the most bytes that statistics may take; by default a quarter of what is free.
+        memory: the most bytes that statistics may take; by default a quarter of all memory.
         seed: of the sample of rows that some measures look at.
         device: where the models run; by default where they are.
         transforms: a function of the inputs, or one for each model.
@@ -295,6 +296,10 @@ class Asked:
         self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data
         self.examples, self.partial, self.part, self.start = examples, partial, part, start
         self.runners = [options.runner(name, thing) for name, thing in given.items()]
+        here = [runner.device for runner in self.runners if is_cuda(runner.device)] if torch.cuda.is_available() else []
+        device = next(iter(here), None)
+        limit = memory_limit(None, device) if study.limit < 0 else study.limit
+        self.study = replace(study, device=device, limit=limit)
 
     def compared(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
@@ -307,12 +312,13 @@ class Asked:
         if weights_alone(measures):
             one = Pass(self.runners, measures, self.pairs, self.study)
             return one.weigh(), one.interruption
-        feed = self._feed()
+        feed = self._feed(measures)
         one = Pass(
             self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
         )
         statistics = one.run(feed)
         statistics.data, statistics.settings = self._data_name(), self._settings()
+        statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
 
     def explained(self, measures: Sequence[Measure]) -> Plan:
@@ -321,7 +327,7 @@ class Asked:
             return explained(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
         for own in (self.data, *(runner.data for runner in self.runners)):
             refuse_stream(own)
-        feed = self._feed()
+        feed = self._feed(measures)
         return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
 
     def linear(self) -> list[Measure]:
@@ -333,8 +339,9 @@ class Asked:
         fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
         return fit if spectral else alike
 
-    def _feed(self) -> Feed:
-        feed = Feed(self.runners, self.data, self.examples, self.part, self.start)
+    def _feed(self, measures: Sequence[Measure]) -> Feed:
+        paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
+        feed = Feed(self.runners, self.data, self.examples, self.part, self.start, paired)
         if self.study.chunks and feed.expected is not None and self.study.chunks > feed.expected:
             raise ValueFault(
                 f"chunks={self.study.chunks} are more than the {feed.expected:,} examples; take fewer chunks or more "
@@ -346,25 +353,25 @@ class Asked:
         own = {id(one.data): name_of(one.data) for one in self.runners if one.data is not None}
         return " and ".join(own.values()) if own else name_of(self.data)
 
-    def _settings(self) -> str:
-        """Return a digest of all that changes the numbers, beside weights and data."""
+    def _settings(self) -> dict[str, str]:
+        """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
         options = self.options
-        functions = {name: function_digest(one) for name, one in options.transforms.items() if one is not None}
-        functions |= {
-            f"{name} forward": function_digest(one) for name, one in options.forward.items() if one is not None
-        }
-        shape = options.shape if not callable(options.shape) else function_digest(options.shape)
-        return settings_digest({
-            "shape": {key: str(one) for key, one in shape.items()} if isinstance(shape, Mapping) else str(shape),
-            "resize": options.resizes, "pairs": self.pairs.words, "chunks": self.study.chunks, "seed": self.study.seed,
-            "exact_model": options.exact_model, "functions": functions, "version": __version__,
-        })  # fmt: skip
+        given = {f"transform of {name}": one for name, one in options.transforms.items()}
+        given |= {f"forward of {name}": one for name, one in options.forward.items()}
+        functions = {what: function_digest(one) for what, one in given.items() if one is not None}
+        shapes = options.shape.items() if isinstance(options.shape, Mapping) else [("all", options.shape)]
+        told = {f"shape of {layer}": function_digest(one) if callable(one) else str(one) for layer, one in shapes}
+        return told | functions | {
+            "resize": str(options.resizes), "pairs": self.pairs.words, "chunks": str(self.study.chunks),
+            "seed": str(self.study.seed), "exact_model": str(options.exact_model), "version": __version__,
+        }  # fmt: skip
 
 
 def _study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
-    return Study({}, [], limit=memory_limit(memory), chunks=chunks if errors else 0, seed=seed)
+    # without a limit the device decides, once it is known
+    return Study({}, [], limit=-1 if memory is None else memory, chunks=chunks if errors else 0, seed=seed)
 
 
 def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:

@@ -123,7 +123,7 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     offers = [need.chosen(study) for need in needs]
     total = sum(price.bytes for _, price in offers)
     refuse_over(study, total, "the statistics")
-    refuse_over(study, total, "the statistics", limit=max(free_memory(), LITTLE))
+    refuse_over(study, total, "the statistics", limit=max(free_memory(study.device), LITTLE))
     counts = [price.operations for _, price in offers]
     why = {
         name: price.words + price.why for need, (_, price) in zip(needs, offers, strict=True) for name in need.measures
@@ -150,12 +150,12 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
     )
 
 
-def memory_limit(memory: int | None) -> int:
+def memory_limit(memory: int | None, device: Any = None) -> int:
     """Return the bytes that statistics may take: what is asked for, or a quarter of all there is.
 
     What is free at the moment does not count, so that parts of one study choose the same collectors.
     """
-    return total_memory() // 4 if memory is None else memory
+    return total_memory(device) // 4 if memory is None else memory
 
 
 # --- explaining -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan
 from netkin.comparing.subjects import Runner
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.identity import DataDigest
+from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
 from netkin.progress import ProgressOption, showing
@@ -26,7 +26,7 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_o
 
 KIND = "statistics"
 PLAIN = (
-    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "warnings", "created",
+    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "warnings", "created",
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ class Statistics:
         self.plan = ""
         self.names: dict[str, str] = {}  # what results call the models, where not by their own names
         self.data, self.examples, self.digest = "", 0, DataDigest()
-        self.settings = ""  # a digest of what was asked of the pass
+        self.settings: dict[str, str] = {}  # what was asked of the pass
+        self.part = ""  # which part of the data, as "3/16", where they were split
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
@@ -75,6 +76,14 @@ class Statistics:
     def layers(self) -> dict[str, list[LayerSize]]:
         """The layers of each model, as the first batch showed them."""
         return {name: [layer for layer in self.alignment.shown if layer.model == name] for name in self.models}
+
+    @property
+    def missing(self) -> str:
+        """A sentence if parts of the data have not been merged in, else empty."""
+        expected = self.study.examples
+        if not self.part or expected is None or self.examples >= expected or self.ended:
+            return ""
+        return f"these numbers rest on {self.examples:,} of {expected:,} examples: not all parts have been merged."
 
     @property
     def products(self) -> str:
@@ -148,6 +157,7 @@ class Statistics:
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
+        merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
         return merged
 
     def _refuse_unlike(self, other: Statistics) -> None:
@@ -247,8 +257,10 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
     yield "measures", asked[0], asked[1]
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
-    yield "data", one.data, other.data
-    yield "settings", one.settings, other.settings
+    for name in {**one.settings, **other.settings}:
+        yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
+    if one.part and other.part:  # parts of one set; separate loaders may go by other names
+        yield "data", one.data, other.data
 
 
 def found_measures(asked: Any) -> list[Measure]:
@@ -269,7 +281,7 @@ def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
         "resize": "average" if statistics.resizes else "none",
         "plan": statistics.plan,
         **({"data digest": statistics.digest.hex} if statistics.examples else {}),
-        **({"settings digest": statistics.settings} if statistics.settings else {}),
+        **({"settings digest": settings_digest(statistics.settings)} if statistics.settings else {}),
         "products": statistics.products,
         "torch": torch.__version__,
         "python": platform.python_version(),

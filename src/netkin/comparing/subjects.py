@@ -67,6 +67,7 @@ class Runner(ABC):
     data: Any = None  # its own, where it has some
     shapes: dict[str, str]  # what one example is, of each layer that has given rows
     hands_over = False  # whether its rows are its own, and so need no copy to be kept
+    device: Any = None  # where its rows are made, if it is known beforehand
     resizes = False  # whether its feature maps may be averaged down to the size of others
 
     @property
@@ -137,6 +138,7 @@ class ModelRunner(Runner):
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
         self._digest = ""
+        self.device = device or next(iter(_homes(model)))
 
     @property
     def shapes(self) -> dict[str, str]:  # type: ignore[override]
@@ -248,7 +250,7 @@ class RecordedRunner(Runner):
         return self._resolutions[layer]
 
     def content(self, batch: slice) -> Any:
-        return {layer: array[batch] for layer, array in self._arrays.items()}
+        return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
 
 
 class WeightsRunner(Runner):

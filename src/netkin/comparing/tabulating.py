@@ -47,9 +47,9 @@ def comparison_of(
         data=statistics.data,
         examples=statistics.examples,
         seed=statistics.study.seed,
-        warnings=(*statistics.warnings, *tables.warnings()),
+        warnings=tuple(filter(None, [statistics.missing, *statistics.warnings, *tables.warnings()])),
         version=__version__,
-        provenance=provenance(statistics, a, b),
+        provenance=provenance(statistics, a, b) | tables.ranks_in_words(),
         complete=not tables.ended,
     )
 
@@ -70,6 +70,7 @@ class Tables:
         }
         self.replicates: dict[str, np.ndarray] = {}
         self.sizes: dict[str, tuple[int, ...]] = {}
+        self.ranks: dict[str, dict[str, int]] = {"a": {}, "b": {}}  # the directions that layers were cut to
         self.cautions: dict[str, int] = {}  # how many values each sentence holds for
         self.ended = set(statistics.ended)
 
@@ -129,7 +130,11 @@ class Tables:
         pair = self._read(measure, x, y, read)
         for caution in measure.cautions(pair):
             self.cautions[caution] = self.cautions.get(caution, 0) + 1
-        return value_of(measure, pair)
+        value = value_of(measure, pair)
+        ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
+        if ranks is not None:
+            self.ranks["a"][x], self.ranks["b"][y] = ranks
+        return value
 
     def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
@@ -199,6 +204,15 @@ class Tables:
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
         told = [collector.told(pairs) for collector, pairs in found.values()]
         return max(told, key=len, default="exact")
+
+    def ranks_in_words(self) -> dict[str, str]:
+        """Return how many directions each layer was cut to by measures that whiten, for the provenance."""
+        widths = {layer.key: layer.width for layers in self.statistics.layers.values() for layer in layers}
+        found: dict[str, str] = {}
+        for side, model in (("a", self.a), ("b", self.b)):
+            cut = [f"{layer} {rank:,} of {widths[model, layer]:,}" for layer, rank in self.ranks[side].items()]
+            found |= {f"directions {side}": ", ".join(cut)} if cut else {}
+        return found
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""

@@ -30,10 +30,10 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     Only statistics need torch, which is imported for them alone.
     """
-    header, arrays = files.read(path)
-    kind = header.get("kind")
+    kind = files.read_header(path).get("kind")
     if kind == "statistics":
         return import_module("netkin.comparing.study").load_statistics(path)
+    header, arrays = files.read(path)
     if kind not in KINDS:
         raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; {_instead(kind)}.")
     with files.damage_reported(path):

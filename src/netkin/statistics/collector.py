@@ -126,6 +126,7 @@ class Study:
     chunks: int = 0
     seed: int = 0
     seen: bool = False
+    device: Any = None  # where the sums are kept
 
     @property
     def sizes(self) -> list[LayerSize]:

@@ -59,6 +59,11 @@ class Moments:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
         return " ".join(self.cautions(facts, settings))
 
+    def ranks(self, facts: Any) -> tuple[int, int] | None:
+        """Return how many directions either layer was cut to, for a measure that whitens about the means; else None."""
+        whitens = facts.whitens and "translation" in facts.unchanged_by and self.x.varies and self.y.varies
+        return (self.x.rank, self.y.rank) if whitens else None
+
     def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
         """Return the sentences of `caution` each apart."""
         cautions = []
