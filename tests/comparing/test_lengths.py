@@ -8,6 +8,7 @@ import netkin as nk
 import transcriptions
 from netkin.errors import ShapeError
 from netkin.statistics import LayerGrams
+from netkin.statistics import rows as rows_module
 
 LENGTHS = [(7, 7, 5, 6, 5, 7), (5, 7, 9, 9), (9, 5, 3, 3, 9, 9, 9, 9), (4, 5, 4, 5)]
 
@@ -54,3 +55,32 @@ def test_parts_that_are_even_each_and_not_together_are_not_merged(worlds):
         part.update({"x": worlds.normal(10 * each, 4), "y": worlds.normal(10 * each, 3)}, np.arange(start, start + 10))
     with pytest.raises(ShapeError, match="mini-batches of rows can't be merged"):
         parts[0].merge(parts[1])
+
+
+@pytest.mark.parametrize("cap", [None, 40])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_path, pair, lengths, cap):
+    if cap:
+        monkeypatch.setattr(rows_module, "CAP", cap)
+    data, options = texts(lengths), {"shape": "tokens", "errors": True, "chunks": 3}
+    asked = ["cka_rbf", "cka", "cka_debiased"]
+    whole = nk.compare(*pair, data, asked, **options)
+    for count in (2, 3, 5):
+        parts = []
+        for part in range(count, 0, -1):
+            nk.collect(*pair, data, asked, part=(part, count), **options).save(tmp_path / "s.netkin")
+            parts.append(nk.load(tmp_path / "s.netkin"))
+        found = nk.merge(parts).compare(asked)
+        for measure in asked:
+            assert found.to_numpy(measure) == pytest.approx(whole.to_numpy(measure), abs=1e-10), (measure, count)
+        assert found["cka"].replicates == pytest.approx(whole["cka"].replicates, abs=1e-10)
+
+
+def test_images_of_different_sizes_are_merged_by_their_places(maps):
+    pair = maps().double(), maps().double()
+    data = [torch.randn(9, 2, size, size, dtype=torch.float64) for size in (8, 6, 8, 10, 6)]
+    options = {"shape": "positions", "layers": "conv1"}
+    for measure in ("cka", "cka_rbf"):
+        whole = nk.compare(*pair, data, measure, **options)
+        parts = [nk.collect(*pair, data, measure, part=(part, 4), **options) for part in (4, 2, 1, 3)]
+        assert nk.merge(parts).compare()["conv1", "conv1"] == pytest.approx(whole["conv1", "conv1"], abs=1e-10)
