@@ -131,11 +131,22 @@ def test_a_value_at_its_bound_has_none(worlds):
     assert table.errors[0, 1] > 0
 
 
-def test_a_value_that_a_chunk_alone_makes_has_none(worlds):
-    X, Y = worlds.related(60, 80, 70)
-    X[chunks_of(60, 5) != 2] = 1.0  # constant without the chunk
-    table = nk.compare({"x": X}, {"y": Y}, measures="cka", errors=True, chunks=5)["cka"]
-    assert table.error_reasons["x", "y"] == "no value with 1 of the 5 chunks left out"
+@pytest.mark.parametrize("p, q", [(5, 4), (80, 70)], ids=["moments", "rows"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_value_that_a_chunk_alone_makes_has_none(worlds, p, q, dtype):
+    X, Y = (Z.astype(dtype) for Z in worlds.related(60, p, q))
+    X[chunks_of(60, 5) != 2] = 1.1  # constant without the chunk
+    found = nk.compare({"x": X}, {"y": Y}, measures=["cka", "nbs", "cka_debiased"], errors=True, chunks=5)
+    for measure in found:
+        assert found[measure].error_reasons["x", "y"] == "no value with 1 of the 5 chunks left out", measure
+
+
+def test_a_unit_that_a_chunk_alone_moves_is_idle_without_it(worlds):
+    X, Y = worlds.related(60, 5, 4)
+    of = chunks_of(60, 5)
+    X[of != 2, 0] = 1.1
+    table = nk.compare({"x": X}, {"y": Y}, measures="cca_mean", errors=True, chunks=5)["cca_mean"]
+    assert table.replicates[2, 0, 0] == pytest.approx(transcriptions.cca_mean(X[of != 2, 1:], Y[of != 2]), abs=1e-10)
 
 
 @pytest.mark.parametrize("chunks", [1, 0, True, 2.0, "5"])

@@ -16,7 +16,7 @@ from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit
 from netkin.measures import find
-from netkin.statistics import LayerGrams, LayerMoments, LayerSize, Study
+from netkin.statistics import LayerGrams, LayerMoments, LayerSize, LinearRows, Study
 from netkin.statistics.grams import GramSettings
 
 
@@ -44,12 +44,17 @@ def bytes_in(*things):
 @pytest.fixture
 def held(monkeypatch):
     """Return a function that gives the plan of a comparison, and what its statistics held at most."""
-    peaks, fold = [], LayerMoments._fold_waiting
-    monkeypatch.setattr(LayerMoments, "_fold_waiting", lambda self: (peaks.append(bytes_in(self)), fold(self))[1])
+    peaks = []
+    for kind, name in ((LayerMoments, "_fold_waiting"), (LayerMoments, "release"), (LinearRows, "release")):
+        before = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, old=before: (peaks.append(bytes_in(self)), old(self))[1])
 
-    def look(models, measures):
+    def look(models, measures, chunks=0):
         options = Options(None, {"a": "a", "b": "b"}, None, None, None, None, None)
-        found, study = [find(name) for name in measures], Study({}, [], limit=planning.memory_limit(None))
+        found, study = (
+            [find(name) for name in measures],
+            Study({}, [], limit=planning.memory_limit(None), chunks=chunks),
+        )
         asked = Asked(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
         statistics, _ = asked.taken(found)
         Tables(statistics, found, "a", "b").fill(Interruption(False))
@@ -74,6 +79,16 @@ def recorded(n, *widths, dtype=np.float32):
 )
 def test_the_plans_bytes_are_what_is_held(held, measures, n, widths, kind, dtype):
     made, really = held(recorded(n, *widths, dtype=dtype), measures.split())
+    assert [one.kind for one in made.kinds] == [kind]
+    assert made.bytes == pytest.approx(really, rel=0.3)
+
+
+@pytest.mark.parametrize("measures", ["cka", "cka_debiased", "cca_mean"])
+@pytest.mark.parametrize(
+    "n, widths, kind", [(2500, (120, 80, 160), "LayerMoments"), (90, (200, 120, 300), "LinearRows")]
+)
+def test_the_plans_bytes_with_chunks_are_what_is_held(held, measures, n, widths, kind):
+    made, really = held(recorded(n, *widths), measures.split(), chunks=8)
     assert [one.kind for one in made.kinds] == [kind]
     assert made.bytes == pytest.approx(really, rel=0.3)
 

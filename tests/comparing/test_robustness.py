@@ -117,6 +117,15 @@ def test_a_model_and_itself_with_a_choice_of_layers_each(pair, inputs):
     assert found["conv1", "fc"] == pytest.approx(alone["conv1", "fc"], abs=1e-10)
 
 
+@pytest.mark.parametrize("measure", ["cka", "cka_rbf", "cka_minibatch(batch=16)"])
+def test_layers_stand_in_the_order_in_which_they_run(pair, inputs, measure):
+    found = nk.compare(*pair, inputs, measure)
+    assert found.layers_a == found.layers_b == ("conv1", "relu", "drop", "conv2", "relu#2", "fc")
+    assert nk.compare(*pair, inputs, measure, layers=["fc", "conv2"]).layers_a == ("conv2", "fc")
+    unclear = nk.compare(*pair, inputs[:8], measure)  # as many examples as a map has rows
+    assert unclear.layers_a == found.layers_a
+
+
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 

@@ -171,6 +171,7 @@ class Pass:
         self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
         self._resizes = any(runner.resizes for runner in runners)
+        self._regular = True  # until examples have different numbers of rows
         self._owns = all(runner.hands_over for runner in runners)
 
     def run(self, feed: Feed) -> Statistics:
@@ -268,8 +269,9 @@ class Pass:
         """Yield what each collector that reduces keeps of rows; the rows where examples differ in their numbers."""
         begun = None if self.statistics is None else self.study.layers.get(key)
         regular = runner.valid(key[1]) is None and (begun is None or len(rows) == begun.rows_of(len(self._numbers)))
+        self._regular = self._regular and regular
         for place, need in enumerate(self._reducing):
-            if not regular:
+            if not self._regular:
                 yield rows
                 continue
             group = (place, self._layers[key].rows)

@@ -169,7 +169,8 @@ class ModelRunner(Runner):
 
     def rows(self, batch: Any) -> dict[str, Any]:
         assert self._reader is not None
-        return self._reader(batch)
+        found = self._reader(batch)
+        return {layer: found[layer] for layer in self._reader.ran}  # as they ran, which is the order of a comparison
 
     def space(self, layer: str) -> tuple[int, ...]:
         return self._reader.spaces.get(layer, ()) if self._reader else ()

@@ -94,11 +94,11 @@ class Tables:
             shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
             self.replicates[measure.id] = np.full(shape, np.nan)
         for chunk in reported(range(self.statistics.study.chunks), "leaving out", "chunks"):
+            for collector in self.statistics.every():  # what was computed with all chunks, or without another one
+                collector.release()
             here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
             for x, y in self.wanted:
                 self._replicate_pair(chunk, here, x, y, mirrored)
-            for collector in self.statistics.every():
-                collector.release()
 
     def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)

@@ -129,6 +129,7 @@ class Reader:
         self._length: int | None = None
         self._names: list[str] = []
         self.left_out: dict[str, str] = {}
+        self.ran: list[str] = []  # what gave rows for the latest batch, in the order of running
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
@@ -141,6 +142,7 @@ class Reader:
             begins = self.batches == 0 and not self._given_axes and self._length is not None
             outputs = self._run_first(batch) if begins else self._run(batch)
         rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
+        self.ran = [name for name in outputs if name in rows]
         self._note_idle({*outputs, *self.left_out})
         self._refuse_other_calls(list(rows))
         if self._keep is None:

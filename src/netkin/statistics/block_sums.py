@@ -40,10 +40,18 @@ class LayerSums:
 
     def side(self, without: int | None, rounding: float) -> CovarianceSide:
         n, mean, second = self.centred(without)
+        if without is not None:
+            second = self._without_noise(second, summed(self.own, without), rounding)
         return CovarianceSide(
             label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
             norm_squares=self._norm_squares(without) if self.debiased else None,
         )  # fmt: skip
+
+    def _without_noise(self, second: Tensor, own: Tensor, rounding: float) -> Tensor:
+        """Return a second moment without the noise of units that are constant where a chunk is left out."""
+        sizes, spreads = (torch.diagonal(one, dim1=-2, dim2=-1)[:, : self.width].real for one in (own, second))
+        still = spreads <= 16 * rounding * sizes
+        return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
 
     def _norm_squares(self, without: int | None) -> Tensor:
         own = summed(self.own, without)

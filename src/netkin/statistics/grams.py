@@ -115,7 +115,8 @@ class LayerGrams(Collector):
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
         self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
         self._waiting: dict[int, _Incomplete] = {}
-        self._numbers = Numbers()
+        self._numbers = Numbers()  # of rows
+        self._each: int | None = None  # the rows of an example; 0 once examples have different numbers of them
         self.widths: dict[Key, int] = {}
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
@@ -167,27 +168,29 @@ class LayerGrams(Collector):
         """Return a layer's kernel matrix at once, if its rows make up exactly one mini-batch; else the rows."""
         if self.batch is None:
             self.batch = max(4, len(rows))
-        whole = len(numbers) > 0 and len(rows) % len(numbers) == 0 and self._is_whole(row_numbers(numbers, len(rows)))
+        each = divmod(len(rows), len(numbers)) if len(numbers) else (0, 0)
+        regular = each[1] == 0 and self._each in (None, each[0])
+        whole = regular and self._is_whole(row_numbers(numbers, len(rows)))
         refuse_other_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
         return Kernel(self._kernel(key, rows)) if whole else rows
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Fold in one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
 
-        Rows of layers with `owners`, whose examples have different numbers of rows, are counted as they come.
+        Rows of layers with `owners`, whose examples have different numbers of rows, are counted as they come, and so
+        are all that come after them.
         """
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
         given = {name: rows[name] for name in self.names}
-        self._take({name: _as_given(name, one) for name, one in given.items()}, None if owners else numbers)
+        self._take({name: _as_given(name, one) for name, one in given.items()}, numbers, bool(owners))
 
-    def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any) -> None:
+    def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
         counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
         if len(counts) > 1:
             raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
         (count,) = counts
-        examples = self._numbers.take(numbers, count if numbers is None else len(numbers))
-        places = row_numbers(examples, count)
+        places = self._numbered(numbers, count, uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
         if self._is_whole(places):
             self._add(int(places[0]) // self.batch, {name: self._as_kernel(name, one) for name, one in rows.items()})
@@ -198,6 +201,15 @@ class LayerGrams(Collector):
             index = torch.from_numpy(here)
             part = {name: [matrix[index.to(matrix.device)]] for name, matrix in matrices.items()}
             self._wait(place, _Incomplete(places[here], part))
+
+    def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
+        """Return the numbers of rows: they follow from those of their examples while all have as many rows."""
+        if numbers is not None:
+            each = 0 if uneven or count % len(numbers) else count // len(numbers)
+            self._each = each if self._each in (None, each) else 0
+        if numbers is None or not self._each:
+            return self._numbers.take(None, count)
+        return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
 
     def _as_kernel(self, name: Key, one: Tensor | Kernel) -> Tensor:
         return one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
@@ -289,6 +301,7 @@ class LayerGrams(Collector):
             self._refuse_unlike(other, batch="batch")
         if self.widths and other.widths:
             self._refuse_unlike(other, widths="widths")
+        self._refuse_uneven(other)
         merged, theirs = self._copy(), other._copy()
         merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
         for name in self.names:
@@ -300,9 +313,20 @@ class LayerGrams(Collector):
         merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
         numbered = self._numbers.given and other._numbers.given
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
+        merged._each = self._each if other._each is None else other._each
         for place, part in theirs._waiting.items():
             merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
         return merged
+
+    def _refuse_uneven(self, other: LayerGrams) -> None:
+        """Refuse parts whose mini-batches depend on what came before them."""
+        known = {one._each for one in (self, other)} - {None}
+        if 0 in known or len(known) > 1:
+            raise ShapeError(
+                "mini-batches of rows can't be merged where examples have different numbers of rows, as which rows a "
+                "mini-batch holds depends on all before it. Choose a shape with one row an example, such as 'mean' or "
+                "'pool', or take all data in one pass."
+            )
 
     def restricted(self, keys: Collection[Key]) -> Self:
         """Return the sums of some layers alone, in a collector of their own."""
@@ -412,6 +436,7 @@ class LayerGrams(Collector):
             "counts": self._counts.tolist(),
             "weights": self._weights.tolist(),
             "numbers": [self._numbers.next, self._numbers.given],
+            "each": self._each,
             "waiting": list(self._waiting),
             "widths": list(self.widths.items()),
             "scales": list(self._scales.items()),
@@ -426,7 +451,7 @@ class LayerGrams(Collector):
         statistic._cross = [tensors[f"cross.{i}"] for i in range(len(statistic.rectangles))]
         statistic._own, statistic._counts = tensors["own"], np.array(header["counts"], dtype=np.int64)
         statistic._weights = np.array(header["weights"], dtype=np.float64)
-        statistic._numbers = Numbers(*header["numbers"])
+        statistic._numbers, statistic._each = Numbers(*header["numbers"]), header["each"]
         statistic.widths, statistic._scales, statistic._centres = (
             {key_from(key): value for key, value in header[name]} for name in ("widths", "scales", "centres")
         )

@@ -193,6 +193,9 @@ class LayerRows(Collector):
         self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
         for name, matrix in matrices.items():
             owner, layer = (owners or {}).get(name), self._layers[name]
+            if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
+                # a row's number must not depend on how many rows other examples have, in this part or in another
+                owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
             examples = row_examples(places, len(matrix), owner) if self.chunks else None
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > 2 * self.cap:

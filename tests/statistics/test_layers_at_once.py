@@ -1,0 +1,145 @@
+"""Collectors fed by hand: rows that wait are copied, and `of` gives all pairs at once, differentiably."""
+
+import numpy as np
+import pytest
+import torch
+
+from netkin.measures import find, measures
+from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, LinearRows, Moments, Rows
+from netkin.statistics.collector import chunk_of, summed
+
+SMOOTH = [
+    "cka",
+    "cka_debiased",
+    "nbs",
+    "cca_mean",
+    "procrustes_distance",
+    "linear_regression_r2",
+    "svcca(variance=0.9)",
+]
+
+
+@pytest.fixture
+def layers(worlds):
+    """Three layers of the same examples, two of them related."""
+    X, Y = worlds.related(20, 4, 3)
+    return {key: torch.tensor(Z) for key, Z in {"x": X, "y": Y, "z": worlds.normal(20, 5)}.items()}
+
+
+def with_gradients(layers):
+    return {key: matrix.clone().requires_grad_() for key, matrix in layers.items()}
+
+
+def gradients(value, layers):
+    found = torch.autograd.grad(value, list(layers.values()), allow_unused=True)
+    return [torch.zeros_like(one) if g is None else g for one, g in zip(layers.values(), found, strict=True)]
+
+
+WAYS = {
+    "moments": (LayerMoments.of, Moments.of, SMOOTH),
+    "rows": (LayerRows.of, Rows.of, ["cka_rbf", "cka_rbf_debiased"]),
+    "grams": (
+        lambda rows: LayerGrams.of(rows, batch=8),
+        lambda X, Y: Grams.of(X, Y, batch=8),
+        ["cka_minibatch(batch=8)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_pairs_at_once_have_the_values_and_gradients_of_each_pair(layers, way):
+    together, alone, asked = WAYS[way]
+    for measure in map(find, asked):
+        for x, y in (("x", "y"), ("y", "x"), ("z", "x"), ("y", "z")):
+            here, there = with_gradients(layers), with_gradients(layers)
+            value, expected = measure(together(here)[x, y]), measure(alone(there[x], there[y]))
+            assert value.item() == pytest.approx(expected.item(), abs=1e-10), measure.id
+            for mine, theirs in zip(gradients(value, here), gradients(expected, there), strict=True):
+                assert mine.numpy() == pytest.approx(theirs.numpy(), abs=1e-8), measure.id
+
+
+@pytest.mark.parametrize("way, measure", [("moments", "cka_debiased"), ("grams", "cka_minibatch(batch=8)")])
+def test_the_gradients_are_those_of_small_steps(layers, way, measure):
+    together, _, _ = WAYS[way]
+    reads = find(measure)
+
+    def summed_pairs(*matrices):
+        collector = together(dict(zip("xyz", matrices, strict=True)))
+        return reads(collector["x", "y"]) + 2 * reads(collector["y", "z"]) + 3 * reads(collector["z", "x"])
+
+    assert torch.autograd.gradcheck(summed_pairs, tuple(with_gradients(layers).values()))
+
+
+def test_every_linear_measure_reads_layers_taken_at_once(layers):
+    collector = LayerMoments.of(layers)
+    for name, measure in measures().items():
+        if measure.facts.reads is Moments:
+            value = float(measure(collector["x", "z"]))
+            assert value == pytest.approx(float(measure(Moments.of(layers["x"], layers["z"]))), abs=1e-8), name
+
+
+# --- memory that is used again ----------------------------------------------------------------------------------------
+
+PAIR = [(["x"], ["y"])]
+MAKERS = {
+    "moments": (lambda: LayerMoments(PAIR), "cka"),
+    "moments in chunks": (lambda: LayerMoments(PAIR, chunks=3), "cka"),
+    "all rows": (lambda: LinearRows(PAIR), "cka"),
+    "rows": (lambda: LayerRows(["x", "y"]), "cka_rbf"),
+    "sampled rows": (lambda: LayerRows(["x", "y"], cap=30), "cka_rbf"),
+    "grams": (lambda: LayerGrams(PAIR, batch=16), "cka_minibatch(batch=16)"),
+    "spectra": (lambda: LayerSpectra(PAIR), "cka"),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_rows_that_wait_do_not_change_with_the_callers_memory(monkeypatch, worlds, kind):
+    monkeypatch.setattr(LayerMoments, "_enough", lambda self, device: 10**9)  # as on a GPU, where many rows wait
+    make, measure = MAKERS[kind]
+    X, Y = (torch.tensor(Z) for Z in worlds.related(50, 4, 3))
+    reused, fresh = make(), make()
+    memory = {"x": torch.empty(7, 4, dtype=X.dtype), "y": torch.empty(7, 3, dtype=X.dtype)}
+    for start in range(0, 50, 7):
+        batch = {"x": X[start : start + 7], "y": Y[start : start + 7]}
+        for key, rows in batch.items():
+            memory[key][: len(rows)] = rows
+        count = len(batch["x"])
+        reused.update({key: rows[:count] for key, rows in memory.items()}, np.arange(start, start + count))
+        fresh.update({key: rows.clone() for key, rows in batch.items()}, np.arange(start, start + count))
+    for rows in memory.values():
+        rows.fill_(7)
+    assert float(find(measure)(reused["x", "y"])) == float(find(measure)(fresh["x", "y"]))
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_sum_without_a_chunk_is_that_of_the_others():
+    sums = torch.tensor([[1.0, 2.0], [1e17, 1e17], [3.0, 5.0]], dtype=torch.float64)
+    assert summed(sums, 1).tolist() == [4.0, 7.0]
+    assert summed(sums[:1], None).tolist() == [1.0, 2.0]
+    assert summed(sums[[0, 2]], None).tolist() == [4.0, 7.0]
+
+
+def test_chunks_are_nearly_even_and_do_not_follow_the_numbers():
+    of = chunk_of(np.arange(100_000), 20)
+    sizes = np.bincount(of, minlength=20)
+    assert ((sizes - 5000) ** 2 / 5000).sum() < 45  # χ² with 19 degrees of freedom: one in a thousand is above 44
+    assert abs(np.corrcoef(of[:-1], of[1:])[0, 1]) < 0.01
+    for step in (2, 10, 32, 128, 1000):
+        sizes = np.bincount(chunk_of(np.arange(0, 20_000 * step, step), 20), minlength=20)
+        assert ((sizes - 1000) ** 2 / 1000).sum() < 45, step
+
+
+@pytest.mark.parametrize("kind", ["moments in chunks", "all rows"])
+def test_leaving_out_a_chunk_equals_never_having_seen_it(worlds, kind):
+    X, Y = worlds.related(50, 4, 3)
+    collector = LayerMoments(PAIR, chunks=3) if kind == "moments in chunks" else LinearRows(PAIR, chunks=3)
+    collector.update({"x": X, "y": Y}, np.arange(100, 150))
+    of = chunk_of(np.arange(100, 150), 3)
+    assert collector.chunk_sizes == tuple(np.bincount(of, minlength=3))
+    for chunk in range(3):
+        without = find("cka")(collector.pair("x", "y", chunk))
+        assert float(without) == pytest.approx(
+            float(find("cka")(Moments.of(X[of != chunk], Y[of != chunk]))), abs=1e-12
+        )
