@@ -166,7 +166,6 @@ class Pass:
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
         self._layers: dict[Key, LayerSize] = {}
-        self._order: dict[Key, None] = {}
         self._numbers = np.arange(0)
         self._doubt: tuple[Tensor, Mapping[Runner, Any], int] | None = None  # a batch not looked at yet
         self._searching: int | None = None  # the batch that is run again to find NaN and Inf
@@ -229,10 +228,9 @@ class Pass:
     def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
         """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
         if self._resizes or not self._reducing:
-            return lambda layer, rows: self._noted(runner, layer, rows)
+            return lambda layer, rows: rows
 
         def keep(layer: str, rows: Tensor) -> Kept:
-            self._noted(runner, layer, rows)
             kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
             try:
                 with exact_matrix_products():
@@ -246,12 +244,6 @@ class Pass:
             return Kept(rows if needed else None, reduced, witness, kept.length)
 
         return keep
-
-    def _noted(self, runner: Runner, layer: str, rows: Tensor) -> Tensor:
-        """Return the rows; in the first batch the order in which layers run is noted, which is that of a result."""
-        if self.statistics is None:
-            self._order[runner.name, layer] = None
-        return rows
 
     def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> Kept:
         """Return the rows of a layer as they are, whose size the first batch tells."""
@@ -369,8 +361,7 @@ class Pass:
 
     def _begin(self, counts: Mapping[str, int]) -> None:
         """Plan and start the collectors, now that the first batch has told names, widths and examples of each model."""
-        order = self._order or self._layers
-        self._layers = {key: replace(self._layers[key], examples=counts[self._layers[key].model]) for key in order}
+        self._layers = {key: replace(layer, examples=counts[layer.model]) for key, layer in self._layers.items()}
         if not self._paired:  # batches may differ in size; what matters is how many rows an example has
             self._layers = {
                 key: replace(layer, rows=layer.rows // layer.examples, examples=1)
