@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import exact_products, refuse_non_finite, summing_dtype
+from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
@@ -64,7 +65,8 @@ class Feed:
             self._data = {runner: data if runner.data is None else runner.data for runner in runners}
             for runner, own in self._data.items():
                 if own is None:
-                    what = "`data` is missing" if runner.data is data else f"{runner.name!r} has no data"
+                    alone = all(other.data is None for other in runners)
+                    what = "`data` is missing" if alone else f"{runner.name!r} has no data"
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             self.expected = examples_in(self._data[runners[0]], examples)
         self.length = self.expected
@@ -132,10 +134,14 @@ def slices(start: int, stop: int) -> list[slice]:
     return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
 
 
+def _halves(part: Any) -> Any:
+    return part.split("/") if isinstance(part, str) else part
+
+
 def parsed_part(part: Any) -> tuple[int, int]:
     """Return a part, written as "3/16" or (3, 16), as two numbers."""
     try:
-        which, count = (int(one) for one in (part.split("/") if isinstance(part, str) else part))
+        which, count = (operator.index(int(one) if isinstance(part, str) else one) for one in _halves(part))
     except (TypeError, ValueError):
         raise ValueFault(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
     if not 1 <= which <= count:
@@ -214,7 +220,7 @@ class Pass:
         count = self._examples_in(kept, known) if self._paired else known or 0
         if known is not None and self._paired:
             self._digest.update(_contents(batches), self._start + self.examples + np.arange(count))
-        with self.interruption.held(), exact_products():
+        with self.interruption.held(), exact_matrix_products():
             if self.statistics is None:
                 counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
                 self._begin(counts)

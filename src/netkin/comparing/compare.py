@@ -187,6 +187,8 @@ def collect(
         >>> round(merge(parts).compare("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
         0.0
     """
+    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     study = _study(memory, seed, errors, chunks)
@@ -318,6 +320,7 @@ class Asked:
         )
         statistics = one.run(feed)
         statistics.data, statistics.settings = self._data_name(), self._settings()
+        statistics.asked = [measure.id for measure in measures]
         statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
 
@@ -342,7 +345,8 @@ class Asked:
     def _feed(self, measures: Sequence[Measure]) -> Feed:
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
         feed = Feed(self.runners, self.data, self.examples, self.part, self.start, paired)
-        if self.study.chunks and feed.expected is not None and self.study.chunks > feed.expected:
+        few = feed.expected is not None and self.study.chunks > feed.expected
+        if few and not self.start:  # a part that is given apart may be small
             raise ValueFault(
                 f"chunks={self.study.chunks} are more than the {feed.expected:,} examples; take fewer chunks or more "
                 "examples."

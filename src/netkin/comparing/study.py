@@ -15,7 +15,7 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan
 from netkin.comparing.subjects import Runner
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
@@ -26,7 +26,8 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_o
 
 KIND = "statistics"
 PLAIN = (
-    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "warnings", "created",
+    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
+    "created",
 )  # fmt: skip
 
 
@@ -49,6 +50,7 @@ class Statistics:
         self.names: dict[str, str] = {}  # what results call the models, where not by their own names
         self.data, self.examples, self.digest = "", 0, DataDigest()
         self.settings: dict[str, str] = {}  # what was asked of the pass
+        self.asked: list[str] = []  # the measures, in the order in which they were asked for
         self.part = ""  # which part of the data, as "3/16", where they were split
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
@@ -130,7 +132,7 @@ class Statistics:
         """
         from netkin.comparing.tabulating import comparison_of  # it reads statistics
 
-        collected = [name for need in self.needs for name in need.measures]
+        collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
         for measure in found if any(self.collectors) else ():
             self.collector(measure)
@@ -163,6 +165,8 @@ class Statistics:
     def _refuse_unlike(self, other: Statistics) -> None:
         if not isinstance(other, Statistics):
             raise ShapeError(f"statistics can't be merged with a {type(other).__name__}; load its file with `nk.load`.")
+        if not (self.examples and other.examples):
+            raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for what, mine, theirs in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
@@ -206,8 +210,20 @@ class Statistics:
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     """Return the statistics that were saved at `path`."""
     header, arrays = files.read(path, KIND)
+    _refuse_absent_measures(path, header)
     with files.damage_reported(path):
         return _restored(header, arrays)
+
+
+def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
+    """Refuse a file that needs a package which is not installed here."""
+    for need in header.get("needs", []):
+        try:
+            find(need["measures"][0])
+        except UnknownName as absent:
+            raise FileFault(
+                f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
+            ) from absent
 
 
 def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:

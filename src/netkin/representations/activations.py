@@ -13,12 +13,14 @@ from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
-from netkin.representations.hooks import keeping, main_tensor, unrecordable, watching
+from netkin.representations.hooks import apart, is_plain_tensor, keeping, main_tensor, unrecordable, watching
 from netkin.representations.inputs import (
     Forward,
     Transform,
     batches_of,
     call,
+    device_of,
+    dtype_of,
     length_if_known,
     mask_of,
     moved,
@@ -129,6 +131,8 @@ class Reader:
         self._length: int | None = None
         self._names: list[str] = []
         self.left_out: dict[str, str] = {}
+        self._home: Any = None  # the model's device and precision, while the hooks are on it
+        self._sorted: list[str] = []
         self.ran: list[str] = []  # what gave rows for the latest batch, in the order of running
 
     def __call__(self, batch: Any) -> dict[str, Any]:
@@ -136,15 +140,17 @@ class Reader:
         batch = transformed(batch, self.transform)
         mask = mask_of(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         self._mask = None if mask is None else token_mask(copied(mask))
-        batch = moved(self.model, batch)
+        batch = moved(self.model, batch, self._home)
         self._length = length_if_known(batch)
         with nullcontext() if self._is_open else self.open():
             begins = self.batches == 0 and not self._given_axes and self._length is not None
             outputs = self._run_first(batch) if begins else self._run(batch)
-        rows = {name: outputs[name] for name in self._ordered(outputs) if outputs[name] is not None}
-        self.ran = [name for name in outputs if name in rows]
-        self._note_idle({*outputs, *self.left_out})
-        self._refuse_other_calls(list(rows))
+        ran = [name for name, value in outputs.items() if value is not None]
+        if not self.batches or ran != self.ran:  # else all is as in the batch before
+            self.ran, self._sorted = ran, self._ordered(ran)
+            self._note_idle({*outputs, *self.left_out})
+            self._refuse_other_calls(self._sorted)
+        rows = {name: outputs[name] for name in self._sorted}
         if self._keep is None:
             self._refuse_non_finite(rows)
         self.batches += 1
@@ -154,11 +160,11 @@ class Reader:
     def open(self) -> Iterator[None]:
         """Leave the hooks on the model while the `with` lasts, rather than put them on and off with each batch."""
         with model_lock(), watching(self.model, self.layers, self._react):
-            self._is_open = True
+            self._is_open, self._home = True, (device_of(self.model), dtype_of(self.model))
             try:
                 yield
             finally:
-                self._is_open = False
+                self._is_open, self._home = False, None
 
     def _react(self, name: str, output: Any) -> None:
         if self._reaction is not None:  # else another caller runs the model
@@ -170,6 +176,9 @@ class Reader:
         keep = keeping(outputs, self._reduced)
 
         def react(name: str, output: Any) -> None:
+            if is_plain_tensor(output):  # nearly always
+                outputs[name] = apart(self._reduced(name, output), output)
+                return
             fault = unrecordable(output)
             if fault and self._may_leave_out(name):
                 self.left_out.setdefault(name, f"{layer_label(name)} {fault}")

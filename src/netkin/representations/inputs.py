@@ -67,9 +67,9 @@ def transformed(batch: Any, transform: Transform | None) -> Any:
     return rebuilt(batch, {0: transform(batch[0])}) if is_tuple else transform(batch)
 
 
-def moved(model: nn.Module, batch: Any) -> Any:
-    """Return copies of a batch's tensors and arrays, on the model's device and in its precision."""
-    device, dtype = device_of(model), dtype_of(model)
+def moved(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
+    """Return copies of a batch's tensors and arrays, on the model's device and in its precision; `home` if known."""
+    device, dtype = home or (device_of(model), dtype_of(model))
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 
@@ -137,6 +137,9 @@ def batch_length(batch: Any) -> int:
 
 def length_if_known(batch: Any) -> int | None:
     """Return the number of examples in a batch, or None where there is no tensor or array to count by."""
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if isinstance(first, Tensor) and first.ndim:  # nearly always
+        return first.shape[0]
     return next((leaf.shape[0] for _, leaf in leaves(batch) if _is_array(leaf) and leaf.ndim), None)
 
 

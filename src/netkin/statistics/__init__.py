@@ -1,6 +1,6 @@
 """Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
 
-from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Statistic, Study
+from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Statistic, Study, chunk_of
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
@@ -32,5 +32,6 @@ __all__ = [
     "Spectra",
     "Statistic",
     "Study",
+    "chunk_of",
     "off_block_share",
 ]

@@ -194,7 +194,8 @@ class LayerMoments(Collector):
         """
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
-        matrices = {name: self._matrix(name, rows[name]) for name in self.names}
+        looked_at = isinstance(rows, Owned)  # by the pass
+        matrices = {name: self._matrix(name, rows[name], looked_at) for name in self.names}
         self._number(matrices, numbers, owners or {})
         self._batches += 1
         first = next(iter(matrices.values()))
@@ -202,7 +203,7 @@ class LayerMoments(Collector):
         fold = waiting >= self._enough(first.device)
         for name, matrix in matrices.items():
             # what waits must not change when the caller's array does
-            self._waiting[name].append(matrix if fold or isinstance(rows, Owned) else matrix.clone())
+            self._waiting[name].append(matrix if fold or looked_at else matrix.clone())
         if fold:
             self._fold_waiting()
 
@@ -212,8 +213,11 @@ class LayerMoments(Collector):
 
     def _number(self, matrices: Mapping[Key, Tensor], numbers: Any, owners: Mapping[Key, Any]) -> None:
         places = self._numbers.take(numbers, min(map(len, matrices.values())))
+        if not self.chunks:
+            self._counts += len(places)
+            return
         self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
-        for name in self.names if self.chunks else ():
+        for name in self.names:
             of_rows = row_examples(places, len(matrices[name]), owners.get(name))
             self._waiting_chunks[name].append(chunk_of(of_rows, self.chunks))
 
@@ -225,12 +229,12 @@ class LayerMoments(Collector):
         self._counts = self._counts + counts
         self._fold({key: [matrix] for key, matrix in rows.items()}, chunks)
 
-    def _matrix(self, name: Key, rows: Any) -> Tensor:
+    def _matrix(self, name: Key, rows: Any, looked_at: bool) -> Tensor:
         matrix = as_matrix(rows, name_of(name), check=False).detach()
         waiting = [part.shape[1] for part in self._waiting[name]]
         before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
         refuse_other_width(name, matrix.shape[1], before, f" in batch {self._batches}")
-        if matrix.device.type == "cpu":
+        if matrix.device.type == "cpu" and not looked_at:
             refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrix
 
