@@ -10,7 +10,7 @@ import torch
 import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Asked
+from netkin.comparing.compare import Request
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import Tables
@@ -55,7 +55,7 @@ def held(monkeypatch):
             [find(name) for name in measures],
             Study({}, [], limit=planning.memory_limit(None), chunks=chunks),
         )
-        asked = Asked(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
+        asked = Request(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
         statistics, _ = asked.taken(found)
         Tables(statistics, found, "a", "b").fill(Interruption(False))
         made = planning.make_plan(planning.needs_of(found), statistics.study)

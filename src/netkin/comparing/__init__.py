@@ -4,7 +4,7 @@
 """
 
 from netkin.comparing.compare import collect, compare_many, explain, merge
-from netkin.comparing.directions import model_directions
+from netkin.comparing.model_directions import model_directions
 from netkin.comparing.planning import Plan
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Subject

@@ -31,7 +31,7 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study,
 SLICE = 512  # examples of recorded rows taken at a time
 
 
-class Kept(NamedTuple):
+class KeptLayer(NamedTuple):
     """What is kept of one layer's rows until the batch is folded in."""
 
     rows: Tensor | None
@@ -212,10 +212,12 @@ class Pass:
         first, batch = next(iter(batches.items()))
         known = first.length(batch)
         self._numbers = self._start + self.examples + np.arange(known or 0)
-        kept: dict[Key, Kept] = {}
+        kept: dict[Key, KeptLayer] = {}
         for runner, own in batches.items():
             for layer, value in runner.rows(own).items():
-                kept[runner.name, layer] = value if isinstance(value, Kept) else self._plainly(runner, layer, value)
+                kept[runner.name, layer] = (
+                    value if isinstance(value, KeptLayer) else self._plainly(runner, layer, value)
+                )
         self._look(kept, batches)
         count = self._examples_in(kept, known) if self._paired else known or 0
         if known is not None and self._paired:
@@ -236,7 +238,7 @@ class Pass:
         if self._resizes or not self._reducing:
             return lambda layer, rows: rows
 
-        def keep(layer: str, rows: Tensor) -> Kept:
+        def keep(layer: str, rows: Tensor) -> KeptLayer:
             kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
             try:
                 with exact_matrix_products():
@@ -247,17 +249,17 @@ class Pass:
             needed = len(self._reducing) + len(self._weighing) < len(self.needs)
             # the rows themselves are gone by the time the batch is looked at
             witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if needed else rows.sum()
-            return Kept(rows if needed else None, reduced, witness, kept.length)
+            return KeptLayer(rows if needed else None, reduced, witness, kept.length)
 
         return keep
 
-    def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> Kept:
+    def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> KeptLayer:
         """Return the rows of a layer as they are, whose size the first batch tells."""
         if self.statistics is None:
             self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
         if self._searching is not None:
             refuse_non_finite(rows, self._where(runner, layer))
-        return Kept(rows, (), None, rows.shape[0])
+        return KeptLayer(rows, (), None, rows.shape[0])
 
     def _where(self, runner: Runner, layer: str) -> str:
         number = self.batches if self._searching is None else self._searching
@@ -279,7 +281,7 @@ class Pass:
                 )
             yield self._reducers[group].reduce(key, rows, self._numbers)
 
-    def _look(self, kept: Mapping[Key, Kept], batches: Mapping[Runner, Any]) -> None:
+    def _look(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
         """Look for NaN and Inf, at the price of one number for each layer.
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
@@ -301,11 +303,11 @@ class Pass:
         self._searching = number
         for runner, batch in batches.items():
             for layer, value in runner.rows(batch).items():
-                if not isinstance(value, Kept):
+                if not isinstance(value, KeptLayer):
                     self._plainly(runner, layer, value)
         self._searching = None
 
-    def _examples_in(self, kept: Mapping[Key, Kept], known: int | None) -> int:
+    def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
         """Return the number of examples in a batch, which all models must have kept."""
         single = {key: one.length for key, one in kept.items() if self._layers[key].shape in ONE_ROW}
         if len(set(single.values())) > 1:
@@ -316,7 +318,7 @@ class Pass:
             )
         return next(iter(single.values()), None) or known or min(one.length for one in kept.values())
 
-    def _fold(self, kept: Mapping[Key, Kept], count: int) -> None:
+    def _fold(self, kept: Mapping[Key, KeptLayer], count: int) -> None:
         """Feed the collectors what layers gave for the same examples: all of them, or those of one model."""
         assert self.statistics is not None
         self._numbers = self._start + self.examples + np.arange(count)
@@ -340,7 +342,7 @@ class Pass:
                 fed = {"activations": Owned(given) if self._owns else given}
                 collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
 
-    def _own_numbers(self, kept: Mapping[Key, Kept]) -> np.ndarray:
+    def _own_numbers(self, kept: Mapping[Key, KeptLayer]) -> np.ndarray:
         """Return the numbers of one model's examples in its own data."""
         key, one = next(iter(kept.items()))
         count = round(one.length / self._layers[key].rows_per_example)
@@ -419,7 +421,7 @@ class Pass:
                     refuse_over(self.study, price.bytes, price.what, price.ways)
 
 
-def _by_rows(collector: Any, kept: Mapping[Key, Kept]) -> list[Collector]:
+def _by_rows(collector: Any, kept: Mapping[Key, KeptLayer]) -> list[Collector]:
     """Return a collector, or several where its layers give different numbers of rows from now on."""
     groups: dict[int, list[Key]] = {}
     for key in collector.names:
@@ -434,7 +436,7 @@ def _contents(batches: Mapping[Runner, Any]) -> Any:
     return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}
 
 
-def _of_model(kept: Mapping[Key, Kept], model: str) -> dict[Key, Kept]:
+def _of_model(kept: Mapping[Key, KeptLayer], model: str) -> dict[Key, KeptLayer]:
     return {key: one for key, one in kept.items() if key[0] == model}  # type: ignore[index]
 
 
@@ -447,7 +449,7 @@ def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
     return {key: matrix.to(home) for key, matrix in rows.items()}
 
 
-def _witnesses(kept: Sequence[Kept]) -> Tensor:
+def _witnesses(kept: Sequence[KeptLayer]) -> Tensor:
     """Return one number for each layer that is finite if its rows are."""
     rows = [one.rows for one in kept if one.witness is None and one.rows is not None]
     found = list(torch._foreach_norm(rows, 1)) if rows else []

@@ -92,7 +92,7 @@ def compare(
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     study = _study(memory, seed, errors, chunks)
-    asked = Asked(given, options, Pairs([pair], pairs), study, data, examples, partial)
+    asked = Request(given, options, Pairs([pair], pairs), study, data, examples, partial)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     with showing(progress):
         return asked.compared(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
@@ -137,7 +137,7 @@ def explain(
     """
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-    asked = Asked(given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial)
+    asked = Request(given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial)
     return asked.explained(found_measures(measures))
 
 
@@ -192,7 +192,7 @@ def collect(
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     study = _study(memory, seed, errors, chunks)
-    asked = Asked(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
+    asked = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     with showing(progress):
         found = asked.linear() if measures is None else found_measures(measures)
@@ -254,7 +254,7 @@ def compare_many(
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
     options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device, exact_model)
     wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
-    asked = Asked(given, options, wanted, study, data, examples, partial)
+    asked = Request(given, options, wanted, study, data, examples, partial)
     with showing(progress):
         return Comparisons(asked.compared(found_measures(measures), {}))
 
@@ -276,11 +276,11 @@ def compare_runners(
     """
     options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
     pairs, study = Pairs([(a.name, b.name)]), _study(memory, seed, False, 0)
-    asked = Asked({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
+    asked = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
     return asked.compared(found_measures(measures), {})[0]
 
 
-class Asked:
+class Request:
     """One call: what is compared, on what data, and how."""
 
     def __init__(

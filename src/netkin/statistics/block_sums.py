@@ -59,7 +59,7 @@ class LayerSums:
         return _shifted(_shifted(own, back, 1.0, True).mT, back, 1.0, True)[0, -2, -2]
 
 
-class Block:
+class CrossSums:
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
 
     def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
@@ -69,7 +69,7 @@ class Block:
         self._same = list(left) == list(right)
 
     @classmethod
-    def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> Block:
+    def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
         x, y = layers[left[0]].own, layers[right[0]].own
         # a layer without space meets the zero frequency of a map, and that alone
         blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
@@ -103,7 +103,7 @@ class Block:
         together = together[: self.sums.shape[1]]
         return together.to(together.dtype.to_complex()) if self.sums.is_complex() else together
 
-    def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[Block]:
+    def split(self, groups: Mapping[Key, Any], layers: Mapping[Key, LayerSums]) -> list[CrossSums]:
         """Return this block, or several where layers that gave the same rows so far give different ones from now on."""
         found = dict.fromkeys(groups[key] for key in self.keys)
         if len(found) == 1:
@@ -111,12 +111,12 @@ class Block:
         sides = [[[key for key in side if groups[key] == one] for side in (self.rows, self.columns)] for one in found]
         return [self._part(left, right, layers) for left, right in sides if left and right]
 
-    def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> Block:
+    def _part(self, left: list[Key], right: list[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
         rows, columns = (
             torch.cat([torch.arange(side[key].start, side[key].stop) for key in keys]).to(self.sums.device)
             for side, keys in ((self.rows, left), (self.columns, right))
         )
-        return Block(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
+        return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
 
 
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
@@ -171,7 +171,9 @@ def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
         sums.baddbmm_(conjugate.mT, columns)
 
 
-def common_blocks(blocks: Sequence[Block], others: Sequence[Block], layers: Mapping[Key, LayerSums]) -> list[Block]:
+def common_blocks(
+    blocks: Sequence[CrossSums], others: Sequence[CrossSums], layers: Mapping[Key, LayerSums]
+) -> list[CrossSums]:
     """Return the pairs of `blocks` that `others` hold as well, as blocks."""
     if [(list(x.rows), list(x.columns)) for x in blocks] == [(list(y.rows), list(y.columns)) for y in others]:
         return list(blocks)

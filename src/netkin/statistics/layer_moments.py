@@ -24,7 +24,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.block_sums import (
-    Block,
+    CrossSums,
     LayerSums,
     Parts,
     add_product,
@@ -133,7 +133,7 @@ class LayerMoments(Collector):
         self.names = keys_of(self.rectangles)
         self.precision, self.debiased, self.chunks = precision, debiased, chunks
         self._layers: dict[Key, LayerSums] = {}
-        self._blocks: list[Block] = []
+        self._blocks: list[CrossSums] = []
         self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
         self._waiting_chunks: dict[Key, list[np.ndarray]] = {name: [] for name in self.names}
         self._batches, self._numbers = 0, Numbers()
@@ -264,7 +264,7 @@ class LayerMoments(Collector):
     def release(self) -> None:
         self._sides = {}
 
-    def _find(self, a: Key, b: Key) -> tuple[Block, bool]:
+    def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         place_of(self.rectangles, a, b, self.names, "moments")
         if not self._layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
@@ -383,7 +383,7 @@ class LayerMoments(Collector):
                 here = [name for name in left if groups[name] == group]
                 there = [name for name in right if groups[name] == group]
                 if there:
-                    self._blocks.append(Block.starting(here, there, self._layers))
+                    self._blocks.append(CrossSums.starting(here, there, self._layers))
 
     def add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
@@ -484,7 +484,7 @@ class LayerMoments(Collector):
             statistic._layers[key] = LayerSums(key, shift, scale, resolution, own, header["debiased"])
         for i, (left, right) in enumerate(rectangles_from(header["blocks"])):
             sums = from_real_parts(tensors[f"block.{i}"], 4)
-            statistic._blocks.append(Block(left, right, statistic._layers, sums))
+            statistic._blocks.append(CrossSums(left, right, statistic._layers, sums))
         return statistic
 
 

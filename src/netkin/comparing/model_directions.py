@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Asked
+from netkin.comparing.compare import Request
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.subjects import Options
 from netkin.errors import InflatedWarning
@@ -59,7 +59,7 @@ def model_directions(
     options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
     wanted = Pairs([pair], [(layer, other)])
     study = Study({}, [], limit=memory_limit(memory))
-    statistics, _ = Asked(given, options, wanted, study, data, examples).taken([find("svcca")])
+    statistics, _ = Request(given, options, wanted, study, data, examples).taken([find("svcca")])
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)
