@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pytest import approx
 from torch import nn
 
 import netkin as nk
@@ -54,7 +53,7 @@ def test_pairs_that_do_not_fit_in_memory_together_are_prepared_after_each_other(
     parts = nk.compare(model, model, data, measures=MEASURES)
     assert [len(call) for call in prepared] == [1] * 25
     for measure in MEASURES:
-        assert parts[measure].values == approx(whole[measure].values, abs=1e-12)
+        assert parts[measure].values == pytest.approx(whole[measure].values, abs=1e-12)
 
 
 def test_of_a_model_with_itself_symmetric_measures_are_prepared_for_half_of_the_pairs(model, data, prepared):
@@ -64,10 +63,10 @@ def test_of_a_model_with_itself_symmetric_measures_are_prepared_for_half_of_the_
 
 
 def test_values_and_replicates_are_those_of_pairs_that_nothing_prepared(model, data, monkeypatch):
-    ours = nk.compare(model, model, data, measures=MEASURES, errors=4)
+    ours = nk.compare(model, model, data, measures=MEASURES, errors=True, chunks=4)
     monkeypatch.delattr(Moments, "prepare")
-    theirs = nk.compare(model, model, data, measures=MEASURES, errors=4)
+    theirs = nk.compare(model, model, data, measures=MEASURES, errors=True, chunks=4)
     for measure in MEASURES:
-        assert np.square(ours[measure].values) == approx(np.square(theirs[measure].values), rel=1e-11, abs=1e-12)
+        assert np.square(ours[measure].values) == pytest.approx(np.square(theirs[measure].values), rel=1e-11, abs=1e-12)
         replicates, expected = (np.square(one[measure].replicates) for one in (ours, theirs))
-        assert replicates == approx(expected, rel=1e-11, abs=1e-12)
+        assert replicates == pytest.approx(expected, rel=1e-11, abs=1e-12)

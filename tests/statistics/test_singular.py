@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pytest import approx
 
 import netkin as nk
 from netkin.errors import NoValue
@@ -44,8 +43,8 @@ def test_values_from_products_add_up_as_those_of_the_matrix(decay, kind):
     matrix = in_principal_directions(X, second)
     (values,) = singular_values([matrix])
     expected = np.linalg.svd(matrix[0].numpy(), compute_uv=False)
-    assert values[0].numpy() == approx(expected, abs=1e-12 * expected.sum())
-    assert float(values.sum()) == approx(expected.sum(), rel=2e-13)
+    assert values[0].numpy() == pytest.approx(expected, abs=1e-12 * expected.sum())
+    assert float(values.sum()) == pytest.approx(expected.sum(), rel=2e-13)
 
 
 def test_where_a_product_has_lost_the_small_values_the_matrix_is_decomposed():
@@ -55,7 +54,7 @@ def test_where_a_product_has_lost_the_small_values_the_matrix_is_decomposed():
     expected = np.linalg.svd(matrix[0].numpy(), compute_uv=False).sum()
     from_product = torch.linalg.eigvalsh(matrix[0] @ matrix[0].T).clamp(min=0).sqrt().sum()
     assert abs(float(from_product) / expected - 1) > 1e-11
-    assert float(singular_values([matrix])[0].sum()) == approx(expected, rel=1e-13)
+    assert float(singular_values([matrix])[0].sum()) == pytest.approx(expected, rel=1e-13)
 
 
 def test_complex_matrices_of_several_blocks_and_all_zeros_have_their_values():
@@ -64,7 +63,7 @@ def test_complex_matrices_of_several_blocks_and_all_zeros_have_their_values():
     found = singular_values([torch.from_numpy(blocks), torch.from_numpy(2 * blocks), torch.zeros(3, 5, 8).cdouble()])
     expected = np.linalg.svd(blocks, compute_uv=False)
     for factor, values in zip((1, 2, 0), found, strict=True):
-        assert values.numpy() == approx(factor * expected, rel=1e-12)
+        assert values.numpy() == pytest.approx(factor * expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(7, 7), (5, 9), (9, 5)])
@@ -76,9 +75,9 @@ def test_left_vectors_are_those_of_the_svd_up_to_their_signs(shape):
         matrices, left_vectors(list(torch.from_numpy(matrices)[:, None])), strict=True
     ):
         U, s, _ = np.linalg.svd(matrix, full_matrices=False)
-        assert values[0].numpy() == approx(s, abs=1e-12)
+        assert values[0].numpy() == pytest.approx(s, abs=1e-12)
         real = s > 1e-8
-        assert np.abs((vectors[0].numpy() * U).sum(0))[real] == approx(1, abs=1e-10)
+        assert np.abs((vectors[0].numpy() * U).sum(0))[real] == pytest.approx(1, abs=1e-10)
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
     assert len(numbers) > 25 * 20
     expected = [one for one in alone if not isinstance(one, str)]
     # a distance of zero is the root of a rounding, of squares up to 1e4
-    assert np.square(numbers) == approx(np.square(expected), rel=1e-11, abs=1e-11)
+    assert np.square(numbers) == pytest.approx(np.square(expected), rel=1e-11, abs=1e-11)
 
 
 def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collector, monkeypatch):
@@ -150,4 +149,4 @@ def test_one_reading_by_a_few_pairs_decomposes_no_layer(collector, monkeypatch):
     Moments.prepare([(pair, [measure]) for pair in pairs])
     for pair in pairs:
         expected = np.linalg.svd(pair.cross[0].numpy(), compute_uv=False).sum() / float(pair.x_norm * pair.y_norm)
-        assert value_of(measure, pair) == approx(expected, rel=1e-12)
+        assert value_of(measure, pair) == pytest.approx(expected, rel=1e-12)

@@ -103,7 +103,7 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
     if k < 1:
         raise ValueFault(f"`k` must be at least 1; got {k}.")
-    return _truncated(moments, *(_first(spectrum(side), k) for side in (moments.x, moments.y)))
+    return _truncated(moments, *(_first(side, k) for side in (moments.x, moments.y)))
 
 
 @measure(
@@ -245,8 +245,8 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
         raise ValueFault(f"`ridge` must be above 0; got {ridge}.")
     if not moments.needs_gradient:
         (x, x_own), (y, y_own) = (_ridge_weights(side, ridge) for side in (moments.x, moments.y))
-        squares = moments.principal.abs().square() / (moments.x.trace * moments.y.trace)
-        return root(x_own + y_own - 2 * (squares * x.unsqueeze(-1) * y.unsqueeze(-2)).sum())
+        mixed = (x.unsqueeze(-2) @ moments.principal.abs().square() @ y.unsqueeze(-1)).sum()
+        return root(x_own + y_own - 2 * mixed / (moments.x.trace * moments.y.trace))
     cross = moments.cross / (moments.x_norm * moments.y_norm)
     left = torch.linalg.solve(_ridged(moments.x, ridge), cross)
     right = torch.linalg.solve(_ridged(moments.y, ridge), cross.mH)
@@ -289,11 +289,17 @@ def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
     return largest(values, min(map(sum, counts))).mean()
 
 
-def _first(values: Tensor, k: int) -> Tensor:
-    order = values.flatten().argsort(descending=True)[:k]
-    keep = torch.zeros_like(values, dtype=torch.bool).flatten()
-    keep[order] = True
-    return keep.reshape(values.shape) & (values > 0)
+def _first(side: Side, k: int) -> Tensor:
+    """Mark the `k` leading principal directions of a layer, (blocks, r), or all that it has."""
+
+    def cut() -> Tensor:
+        values = spectrum(side)
+        order = values.flatten().argsort(descending=True)[:k]
+        keep = torch.zeros_like(values, dtype=torch.bool).flatten()
+        keep[order] = True
+        return keep.reshape(values.shape) & (values > 0)
+
+    return side.once(("first", k), cut)
 
 
 def _partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,7 @@ class Moments:
         try:
             _note_asked(asked)
             pairs = [one for pair, _ in asked for one in pair._both]
-            _decompose_busy([pair for pair in pairs if pair._asked and "nuclear" in pair._asked])
+            _decompose_busy([pair for pair in pairs if pair._worth_turning and "nuclear" in (pair._asked or {})])
             _answer(pairs)
         finally:
             for pair, _ in asked:
@@ -215,9 +215,14 @@ class Moments:
     def nuclear(self) -> Tensor:
         """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
         self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
-        known = self.x.decomposed and self.y.decomposed
+        known = self._worth_turning and self.x.decomposed and self.y.decomposed
         values = self.decomposed("nuclear", lambda: self.principal if known else self.cross, graded=known)
         return values.to(summing_dtype(values.device)).sum()
+
+    @property
+    def _worth_turning(self) -> bool:
+        """Whether to look for `principal` where singular values alone are asked: about the origin a CPU saves none."""
+        return self._centred or self.x.mean.device.type != "cpu"
 
     @cached_property
     def principal(self) -> Tensor:
@@ -299,7 +304,8 @@ class Moments:
         shared = min(len(x.mean), len(y.mean))  # a layer without space has part in the first block alone
         mean_x, mean_y = x.mean[:shared] * x.scale, y.mean[:shared] * y.scale
         means = x.n * mean_x.conj().unsqueeze(-1) * mean_y.unsqueeze(-2)
-        cross = torch.cat([self.cross[:shared] + means, self.cross[shared:]])
+        rest = self.cross[shared:]
+        cross = torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
         made = Moments(x.uncentred, y.uncentred, cross, centred=False)
         made._asked = None if self._asked is None else {}
         return made

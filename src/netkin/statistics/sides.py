@@ -312,7 +312,10 @@ class RowsSide(Side):
     @property
     def rows(self) -> Tensor:
         """The rows, centred and scaled."""
-        return self._rows if self._rows is not None else self._centred() * self.scale
+        if self._rows is not None:
+            return self._rows
+        rows = self._centred()
+        return rows if self.scale == 1 else rows * self.scale
 
     @property
     def is_wide(self) -> bool:
