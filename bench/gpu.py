@@ -17,6 +17,7 @@ from clock import ratio
 from freezing import NETS, freezing
 from nets import batches, convolutions, minibatch_in_float64, nets
 from probing import SHAPES, probing
+from reading import reading
 from torch import Tensor, nn
 
 import netkin as nk
@@ -120,6 +121,8 @@ def main(out: Path) -> None:
     figures["freezing"] = {name: freezing(name, batch=512, repeats=20, device="cuda") for name in NETS}
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["probing"] = {shape: probing(shape, steps=100, device="cuda") for shape in SHAPES}
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["reading"] = reading("cuda")
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["pool"] = pool(models, images, layers)
     figures["pool with errors"] = pool(models, images, layers, errors=True)

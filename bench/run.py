@@ -52,6 +52,11 @@ GOALS = [
         "all linear measures at once, `pool`, the same nets, 10,000 images, against the forward passes",
         "≤ 1.35",
     ),
+    (
+        "reading",
+        "reading all linear measures of 20 × 20 layers of width ≤ 512, against folding in 4,000 examples of them",
+        "",
+    ),
     ("cca", "`cca_mean`, 10,000 × 512, float64, against eigh on the Gram matrices", "≤ 1.0"),
     ("svcca", "`svcca`, 10,000 × 512, float64, against the same", "≤ 1.0"),
     (

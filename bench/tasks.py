@@ -14,6 +14,7 @@ from clock import peak_megabytes, ratio
 from freezing import freezing
 from nets import batches, convolutions, forward_both, minibatch_in_float64, nets
 from probing import probing
+from reading import reading
 from spectral import dft_cca, dft_resnet
 from stitching import stitching
 from torch import Tensor
@@ -177,7 +178,7 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         cka_512, cka_2048, cka_wide, cca, svcca,
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
-        probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
+        reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
     )
 }  # fmt: skip
 

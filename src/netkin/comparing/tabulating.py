@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +18,12 @@ from netkin.measures.registry import Measure, value_of
 from netkin.progress import reported
 from netkin.results import Comparison, Values
 from netkin.results.listings import NOT_ASKED
+from netkin.settings import exact_products
 
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
+AT_ONCE, BYTES = 128, 2**28  # pairs that are prepared together, and about how much memory they may take
+MATRICES = 8  # of the size of a cross moment that a pair holds while it is measured
 
 
 def comparison_of(
@@ -78,9 +81,9 @@ class Tables:
         """Compute every wanted value; an interruption that was asked for leaves the rest as holes."""
         mirrored = self.a == self.b
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
-            with interruption.ending("measuring"), torch.no_grad():
-                for x, y in reported(self.wanted, "measuring", "pairs"):
-                    self._pair(x, y, mirrored)
+            with interruption.ending("measuring"), torch.no_grad(), exact_products():
+                for x, y, read in reported(self._prepared(mirrored), "measuring", "pairs", total=len(self.wanted)):
+                    self._pair(x, y, mirrored, read)
                 self._replicate(mirrored)
         self.ended |= interruption.ended
 
@@ -97,12 +100,54 @@ class Tables:
             for collector in self.statistics.every():  # what was computed with all chunks, or without another one
                 collector.release()
             here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
-            for x, y in self.wanted:
-                self._replicate_pair(chunk, here, x, y, mirrored)
+            for x, y, read in self._prepared(mirrored, here, chunk):
+                self._replicate_pair(chunk, here, x, y, mirrored, read)
 
-    def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool) -> None:
+    def _prepared(
+        self, mirrored: bool, measures: Sequence[Measure] | None = None, without: int | None = None
+    ) -> Iterator[tuple[str, str, dict[int, Any]]]:
+        """Yield the wanted pairs with what collectors gave for them.
+
+        Pair types that have a `prepare` see many pairs together, before any is measured.
+        """
+        able = [measure for measure in measures or self.measures if hasattr(measure.facts.reads, "prepare")]
+        seen: set[tuple[str, str]] = set()
+        for block in self._blocks():
+            reads: list[dict[int, Any]] = [{} for _ in block]
+            given: dict[int, tuple[Any, list[Measure]]] = {}
+            for (x, y), read in zip(block, reads, strict=True):
+                for measure in able:
+                    if mirrored and measure.facts.symmetric and (y, x) in seen:
+                        continue  # its value is there already
+                    with suppress(NoValue):  # which is told when the pair is measured
+                        pair = self._read(measure, x, y, read, without)
+                        given.setdefault(id(pair), (pair, []))[1].append(measure)
+                seen.add((x, y))
+            for prepare in dict.fromkeys(type(pair).prepare for pair, _ in given.values()):
+                prepare([(pair, asked) for pair, asked in given.values() if type(pair).prepare is prepare])
+            for (x, y), read in zip(block, reads, strict=True):
+                yield x, y, read
+
+    def _blocks(self) -> Iterator[list[tuple[str, str]]]:
+        """Yield the wanted pairs in their order, as many at once as fit in memory."""
+        layers = self.statistics.layers
+        rows, columns = ({layer.name: layer.width for layer in layers[model]} for model in (self.a, self.b))
+        block: list[tuple[str, str]] = []
+        size = 0
+        for x, y in self.wanted:
+            one = 8 * MATRICES * rows[x] * columns[y]
+            if block and (len(block) == AT_ONCE or size + one > BYTES):
+                yield block
+                block, size = [], 0
+            block.append((x, y))
+            size += one
+        if block:
+            yield block
+
+    def _replicate_pair(
+        self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool, read: dict[int, Any]
+    ) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)
-        read: dict[int, Any] = {}
         for measure in measures:
             table = self.replicates[measure.id][chunk]
             if np.isnan(self.values[measure.id][i, j]):
@@ -113,8 +158,8 @@ class Tables:
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
                 table[i, j] = value_of(measure, self._read(measure, x, y, read, chunk))
 
-    def _pair(self, x: str, y: str, mirrored: bool) -> None:
-        read: dict[int, Any] = {}  # what each collector gave for this pair, which its measures share
+    def _pair(self, x: str, y: str, mirrored: bool, read: dict[int, Any]) -> None:
+        """Measure one pair; `read` is what each collector gave for it, which its measures share."""
         for measure in self.measures:
             if mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
                 self._set(measure, x, y, self.values[measure.id][self.layers_a.index(y), self.layers_b.index(x)])

@@ -12,7 +12,7 @@ from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
-from netkin.statistics.moments import canonical
+from netkin.statistics.moments import largest
 from netkin.statistics.sides import Side, squared_norm
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
@@ -103,7 +103,7 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
     if k < 1:
         raise ValueFault(f"`k` must be at least 1; got {k}.")
-    return _truncated(moments, *(_first(spectrum(side), k) for side in (moments.x, moments.y)))
+    return _truncated(moments, *(_first(side, k) for side in (moments.x, moments.y)))
 
 
 @measure(
@@ -124,9 +124,9 @@ def pwcca(moments: Moments) -> Tensor:
     """
     if moments.spans_all:
         return moments.correlations.mean()
-    variates, correlations, _ = torch.linalg.svd(moments.alignment, full_matrices=False)
+    variates, correlations = moments.variates
     # ⟨hᵢ, xⱼ⟩: the whitened directions against the second moment, back in the layer's own units
-    inner = variates.mH @ moments.x.whitener.mH @ moments.x.second @ moments.x.units
+    inner = variates.mH @ moments.x.loadings
     largest = correlations.flatten().argsort(descending=True, stable=True)[: min(moments.x.rank, moments.y.rank)]
     weights, chosen = inner.abs().sum(-1).flatten()[largest], correlations.flatten()[largest].clamp(max=1)
     tied = max((len(tie) for tie in ties(chosen.detach())), default=0)
@@ -216,9 +216,14 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
     if whitening not in ("second_moment", "covariance"):
         raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
     examples = moments.n if whitening == "covariance" else 1
-    (x, x_size), (y, y_size) = (_partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
-    nuclear = torch.linalg.svdvals(moments.mapped(x, y)).to(summing_dtype(x.device)).sum()
-    return arccos(nuclear / (x_size * y_size))
+    if moments.needs_gradient or "alignment" not in moments.__dict__:
+        (x, x_size), (y, y_size) = (_partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
+        matrix = lambda: moments.mapped(x, y)  # noqa: E731
+    else:
+        (x, x_size), (y, y_size) = (_partial_roots(side, alpha, examples) for side in (moments.x, moments.y))
+        matrix = lambda: moments.alignment * x.unsqueeze(-1) * y.unsqueeze(-2)  # noqa: E731
+    values = moments.decomposed(("partly whitened", alpha, examples), matrix)
+    return arccos(values.to(summing_dtype(values.device)).sum() / (x_size * y_size))
 
 
 @measure(
@@ -238,6 +243,10 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     """
     if not 0 < ridge < math.inf:
         raise ValueFault(f"`ridge` must be above 0; got {ridge}.")
+    if not moments.needs_gradient:
+        (x, x_own), (y, y_own) = (_ridge_weights(side, ridge) for side in (moments.x, moments.y))
+        mixed = (x.unsqueeze(-2) @ moments.principal.abs().square() @ y.unsqueeze(-1)).sum()
+        return root(x_own + y_own - 2 * mixed / (moments.x.trace * moments.y.trace))
     cross = moments.cross / (moments.x_norm * moments.y_norm)
     left = torch.linalg.solve(_ridged(moments.x, ridge), cross)
     right = torch.linalg.solve(_ridged(moments.y, ridge), cross.mH)
@@ -275,25 +284,43 @@ def _overlap(moments: Moments) -> Tensor:
 
 
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
-    alignment = moments.mapped(moments.x.whitening(keep_x), moments.y.whitening(keep_y))
-    return canonical(alignment, min(int(keep_x.sum()), int(keep_y.sum()))).mean()
+    counts = [tuple(keep.sum(-1).tolist()) for keep in (keep_x, keep_y)]  # leading ones of every block
+    values = moments.decomposed(("leading", *counts), lambda: moments.leading_alignment(keep_x, keep_y))
+    return largest(values, min(map(sum, counts))).mean()
 
 
-def _first(values: Tensor, k: int) -> Tensor:
-    order = values.flatten().argsort(descending=True)[:k]
-    keep = torch.zeros_like(values, dtype=torch.bool).flatten()
-    keep[order] = True
-    return keep.reshape(values.shape) & (values > 0)
+def _first(side: Side, k: int) -> Tensor:
+    """Mark the `k` leading principal directions of a layer, (blocks, r), or all that it has."""
+
+    def cut() -> Tensor:
+        values = spectrum(side)
+        order = values.flatten().argsort(descending=True)[:k]
+        keep = torch.zeros_like(values, dtype=torch.bool).flatten()
+        keep[order] = True
+        return keep.reshape(values.shape) & (values > 0)
+
+    return side.once(("first", k), cut)
+
+
+def _partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+    """Return σ of every kept direction after ``αI + (1-α)C^(-1/2)``, (blocks, k), and the layer's size after it."""
+    kept = side.inverse_roots > 0
+    roots = side.eigen[0][..., : kept.shape[-1]].sqrt()
+    alpha, whole = _shares(side, alpha, examples)
+    weights = kept * (alpha * roots + whole)
+    return weights, weights.square().sum().sqrt()
+
+
+def _shares(side: Side, alpha: float, examples: int) -> tuple[float, float]:
+    """Return the factors of the layer as it is and of the whitened layer; a common one cancels later."""
+    return alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples)
 
 
 def _partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
     """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
     basis, kept = side.spanning(side.kept)
     roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
-    alpha, whole = (
-        alpha / max(1.0, side.scale),
-        (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples),
-    )  # a common factor cancels later
+    alpha, whole = _shares(side, alpha, examples)
     values = alpha + whole / roots
     if not side.needs_gradient:
         return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
@@ -304,6 +331,16 @@ def _partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, T
     within = torch.diag_embed(values) - whole * change
     size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1) * kept).sum().sqrt()
     return basis @ within, size
+
+
+def _ridge_weights(side: Side, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return ``1/(λ + ridge)`` for the principal directions, (blocks, r), at unit trace, and ``tr(AΣAΣ)``."""
+
+    def weights() -> tuple[Tensor, Tensor]:
+        values = side.eigen[0] / side.trace
+        return 1 / (values + ridge), (values / (values + ridge)).square().sum()
+
+    return side.once(("ridge", ridge), weights)
 
 
 def _ridged(side: Side, ridge: float) -> Tensor:

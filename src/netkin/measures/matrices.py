@@ -53,8 +53,12 @@ def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
     """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
     if not 0 < variance <= 1:
         raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
-    values = spectrum(side)
-    return holding(values if by == "variance" else values.sqrt(), variance)
+
+    def cut() -> Tensor:
+        values = spectrum(side)
+        return holding(values if by == "variance" else values.sqrt(), variance)
+
+    return side.once(("leading", variance, by), cut)
 
 
 def ties(falling: Tensor) -> Iterator[range]:

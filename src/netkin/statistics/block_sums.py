@@ -55,8 +55,8 @@ class LayerSums:
 
     def _norm_squares(self, without: int | None) -> Tensor:
         own = summed(self.own, without)
-        back = -own[:, : self.width, -1] / own[0, -1, -1]
-        return _shifted(_shifted(own, back, 1.0, True).mT, back, 1.0, True)[0, -2, -2]
+        back = own[0, : self.width, -1] / own[0, -1, -1]
+        return _norm_product(own[0], back, back)
 
 
 class CrossSums:
@@ -87,8 +87,7 @@ class CrossSums:
         cross = sums[:, :-extra, :-extra] - sums[:, :-extra, -1:] @ sums[:, -1:, :-extra] / count
         if not debiased:
             return cross, None
-        moved = _shifted(sums, -sums[:, :-extra, -1] / count, 1.0, True)
-        return cross, _shifted(moved.mT, -sums[:, -1, :-extra] / count, 1.0, True)[0, -2, -2]
+        return cross, _norm_product(sums[0], sums[0, :-extra, -1] / count, sums[0, -1, :-extra] / count)
 
     def add(self, held: Mapping[Key, tuple[Tensor, Tensor, Parts]]) -> None:
         """Add the products of the columns `held`, chunk by chunk."""
@@ -157,6 +156,12 @@ def _shifted(sums: Tensor, shift: Tensor, ratio: float, debiased: bool) -> Tenso
         norms = sums[..., width : width + 1, :] * ratio**2
         parts.append(norms + 2 * ratio * (shift.mT @ x) + squared_norm(shift) * one)
     return torch.cat([*parts, one], -2)
+
+
+def _norm_product(sums: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
+    """Return ``Σ ‖x‖²‖y‖²`` about the means, from sums of [x, ‖x‖², 1] against [y, ‖y‖², 1]."""
+    x, y = (torch.cat([-2 * mean, mean.new_ones(1), squared_norm(mean)[None].to(mean)]) for mean in (mean_x, mean_y))
+    return x @ sums @ y
 
 
 def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:

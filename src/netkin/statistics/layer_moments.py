@@ -151,6 +151,7 @@ class LayerMoments(Collector):
         fold = CHUNKED_FOLD if study.chunks else FOLD
         waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
         sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
+        sides *= 2 if settings.uncentred else 1
         sums = sum(width**2 for width in widths.values()) + cross
         precision = str(settings.precision(study)).removeprefix("torch.")
         return Price(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +13,24 @@ from torch import Tensor
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.kernels import about_medians, few_for_bias, u_products
-from netkin.statistics.sides import CovarianceSide, RowsSide, Side, squared_norm
+from netkin.statistics.sides import RowsSide, Side, decompose, squared_norm
+from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
 COARSE = 1e-4  # an error of a correlation that is worth a word
+AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
+
+
+class Deferred(Exception):
+    """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
+
+
+class Asked(NamedTuple):
+    """A matrix of a pair, (blocks, m, n), whose singular values a measure asks for, or its left vectors too."""
+
+    matrix: Tensor
+    graded: bool = True  # whether it stands in the principal directions of both layers
+    vectors: bool = False
 
 
 class Moments:
@@ -36,6 +51,8 @@ class Moments:
     ):
         self.x, self.y, self.n, self._centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
+        self._found: dict[Hashable, Any] = {}  # singular values, and vectors
+        self._asked: dict[Hashable, Asked] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -160,11 +177,64 @@ class Moments:
             owns[i] = owns[i] * (owns[i] > noise * (norms.sum().square() - norms.square().sum()))
         return cross, owns[0], owns[1]
 
+    @staticmethod
+    def prepare(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
+        """Decompose what measures will ask of pairs, each given with its measures: matrices of one shape together.
+
+        A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
+        """
+        whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
+        decompose(side for pair in whitened for side in (pair.x, pair.y))
+        try:
+            _note_asked(asked)
+            pairs = [one for pair, _ in asked for one in pair._both]
+            _decompose_busy([pair for pair in pairs if pair._worth_turning and "nuclear" in (pair._asked or {})])
+            _answer(pairs)
+        finally:
+            for pair, _ in asked:
+                for one in pair._both:
+                    one._asked = None
+
+    @property
+    def _both(self) -> list[Moments]:
+        """This pair, and the same about the origin if a measure has looked at it."""
+        return [self, self.uncentred] if "uncentred" in self.__dict__ else [self]
+
+    def decomposed(
+        self, key: Hashable, matrix: Callable[[], Tensor], graded: bool = True, vectors: bool = False
+    ) -> Any:
+        """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
+        if key not in self._found:
+            asked = Asked(matrix(), graded, vectors)
+            if self._asked is not None:
+                self._asked[key] = asked
+                raise Deferred
+            (self._found[key],) = _decomposed([asked])
+        return self._found[key]
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.x.needs_gradient or self.y.needs_gradient
+
     @cached_property
     def nuclear(self) -> Tensor:
         """``‖XᵀY‖*``, the sum of the singular values of the cross moment."""
         self.x.trace, self.y.trace  # noqa: B018  refuse constant layers
-        return torch.linalg.svdvals(self.cross).to(summing_dtype(self.cross.device)).sum()
+        known = self._worth_turning and self.x.decomposed and self.y.decomposed
+        values = self.decomposed("nuclear", lambda: self.principal if known else self.cross, graded=known)
+        return values.to(summing_dtype(values.device)).sum()
+
+    @property
+    def _worth_turning(self) -> bool:
+        """Whether to look for `principal` where singular values alone are asked: about the origin a CPU saves none."""
+        return self._centred or self.x.mean.device.type != "cpu"
+
+    @cached_property
+    def principal(self) -> Tensor:
+        """The cross moment in the principal directions of both sides, (blocks, r, s), without gradient."""
+        x, y, turned = self.x, self.y, self.cross.detach()
+        turned = turned if x.stands_principal else x.eigen[1].mH.to(turned.dtype) @ turned
+        return turned if y.stands_principal else turned @ y.eigen[1].to(turned.dtype)
 
     @cached_property
     def alignment(self) -> Tensor:
@@ -172,14 +242,32 @@ class Moments:
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
             return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
-        return x.whitener.mH @ self.cross @ y.whitener
+        if self.needs_gradient or not self._centred:  # a mean may outweigh all else: whitened before it is multiplied
+            return x.whitener.mH @ self.cross @ y.whitener
+        return self.weighed(x.inverse_roots, y.inverse_roots)
+
+    def weighed(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return `principal` with weights for the leading directions of either side, (blocks, k) and (blocks, l)."""
+        return self.principal[..., : x.shape[-1], : y.shape[-1]] * x.unsqueeze(-1) * y.unsqueeze(-2)
+
+    def leading_alignment(self, keep_x: Tensor, keep_y: Tensor) -> Tensor:
+        """Return `alignment` of the principal directions marked for either side, (blocks, k, l)."""
+        if "alignment" not in self.__dict__ or self.needs_gradient:
+            return self.mapped(self.x.whitening(keep_x), self.y.whitening(keep_y))
+        k, l = (int(keep.sum(-1).max()) for keep in (keep_x, keep_y))
+        part = self.alignment[..., :k, :l]
+        if len(keep_x) == len(keep_y) == 1:
+            return part
+        return part * keep_x[..., :k].unsqueeze(-1) * keep_y[..., :l].unsqueeze(-2)
 
     @cached_property
     def explained(self) -> Tensor:
-        """``QxᵀY``, what the whitened x side holds of the y side, (blocks, k, q)."""
+        """``QxᵀY``, what the whitened x side holds of the y side, (blocks, k, q), up to a rotation of y."""
         x, y = self.x, self.y
         if isinstance(x, RowsSide) and isinstance(y, RowsSide):
             return (x.whitened.mT @ y.coordinates.to(x.whitened.dtype)).unsqueeze(0)
+        if "principal" in self.__dict__ and not self.needs_gradient:
+            return self.principal[..., : x.inverse_roots.shape[-1], :] * x.inverse_roots.unsqueeze(-1)
         return x.whitener.mH @ self.cross
 
     def mapped(self, F: Tensor, G: Tensor) -> Tensor:
@@ -196,7 +284,14 @@ class Moments:
         count = min(self.x.rank, self.y.rank)
         if self.spans_all:
             return torch.ones(count, dtype=summing_dtype(self.cross.device), device=self.cross.device)
-        return canonical(self.alignment, count)
+        if "variates" in self._found:
+            return largest(self._found["variates"][1], count)
+        return largest(self.decomposed("correlations", lambda: self.alignment), count)
+
+    @property
+    def variates(self) -> tuple[Tensor, Tensor]:
+        """The canonical variates of x in its whitened directions, (blocks, k, m), and the correlations, (blocks, m)."""
+        return self.decomposed("variates", lambda: self.alignment, vectors=True)
 
     @property
     def spans_all(self) -> bool:
@@ -214,8 +309,11 @@ class Moments:
         shared = min(len(x.mean), len(y.mean))  # a layer without space has part in the first block alone
         mean_x, mean_y = x.mean[:shared] * x.scale, y.mean[:shared] * y.scale
         means = x.n * mean_x.conj().unsqueeze(-1) * mean_y.unsqueeze(-2)
-        cross = torch.cat([self.cross[:shared] + means, self.cross[shared:]])
-        return Moments(_about_origin(x), _about_origin(y), cross, centred=False)
+        rest = self.cross[shared:]
+        cross = torch.cat([self.cross[:shared] + means, rest]) if len(rest) else self.cross + means
+        made = Moments(x.uncentred, y.uncentred, cross, centred=False)
+        made._asked = None if self._asked is None else {}
+        return made
 
     @property
     def few_examples(self) -> str | None:
@@ -231,10 +329,54 @@ class Moments:
         )
 
 
-def canonical(alignment: Tensor, count: int) -> Tensor:
-    """Return the `count` largest singular values over all blocks, which rounding must not lift over one."""
-    values = torch.linalg.svdvals(alignment).flatten().to(summing_dtype(alignment.device))
-    return values.sort(descending=True).values[:count].clamp(max=1)
+def largest(values: Tensor, count: int) -> Tensor:
+    """Return the `count` largest correlations over all blocks, which rounding must not lift over one."""
+    together = values.flatten().to(summing_dtype(values.device))
+    return together.sort(descending=True).values[:count].clamp(max=1)
+
+
+def _note_asked(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
+    """Read every measure once; what asks for a decomposition stops there, and the pair has noted it."""
+    others: set[int] = set()  # measures that ask for nothing, of which one reading is enough
+    for pair, measures in asked:
+        pair._asked = {}
+        for measure in measures:
+            if id(measure) not in others:
+                with suppress(NoValue, Deferred):
+                    measure(pair)
+                    others.add(id(measure))
+
+
+def _decompose_busy(pairs: Sequence[Moments]) -> None:
+    """Find the principal directions of layers with many pairs, and ask for their cross moments in these."""
+    sides = {side for pair in pairs for side in (pair.x, pair.y)}
+    if len(pairs) < AMORTISED * len(sides):
+        return
+    decompose(sides)
+    for pair in pairs:
+        if pair._asked and pair.x.decomposed and pair.y.decomposed:
+            pair._asked["nuclear"] = Asked(pair.principal)
+
+
+def _answer(pairs: Sequence[Moments]) -> None:
+    """Decompose what pairs have noted, matrices of one shape together."""
+    alike: dict[Any, list[tuple[Moments, Hashable, Asked]]] = {}
+    for pair in pairs:
+        noted = pair._asked or {}
+        for key, asked in noted.items():
+            if key != "correlations" or "variates" not in noted:  # which bring the correlations along
+                matrix = asked.matrix
+                kind = (matrix.shape[1:], matrix.dtype, matrix.device, asked.graded, asked.vectors)
+                alike.setdefault(kind, []).append((pair, key, asked))
+    for group in alike.values():
+        found = _decomposed([asked for _, _, asked in group])
+        for (pair, key, _), one in zip(group, found, strict=True):
+            pair._found[key] = one
+
+
+def _decomposed(alike: Sequence[Asked]) -> Sequence[Any]:
+    matrices = [asked.matrix for asked in alike]
+    return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
 
 
 def _ill_conditioned(side: Side) -> str:
@@ -249,15 +391,6 @@ def _ill_conditioned(side: Side) -> str:
         f"{side.name} has the condition number {condition:.0e}: of its smallest directions, read from moments, "
         f"correlations are right to {error:.0e} only; measure its rows, or its leading directions by `svcca`."
     )
-
-
-def _about_origin(side: Side) -> Side:
-    mean = side.mean * side.scale
-    second = side.second + side.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
-    return CovarianceSide(
-        side.name, side.n, torch.zeros_like(mean), second,
-        scale=side.scale, resolution=side.resolution, rounding=side.rounding,
-    )  # fmt: skip
 
 
 def _rows(side: Side) -> RowsSide:

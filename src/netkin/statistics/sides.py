@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,10 @@ from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue
 from netkin.settings import rounded_products
 from netkin.statistics.kernels import power_of_two
+
+Made = TypeVar("Made")
+
+AT_ONCE = 32  # layers whose second moments are decomposed in one call
 
 LOST = 2.0**32  # whitening by an eigenvalue of a product costs eps·λmax/λ: from here on over 2e-10 in float64
 
@@ -107,8 +113,7 @@ class Side(ABC):
     def eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues (blocks, r), falling, and eigenvectors (blocks, r, r) of the second moment, without gradient."""
         self.trace  # noqa: B018  refuses a constant layer
-        values, vectors = torch.linalg.eigh(self.second.detach())
-        return values.flip(-1).clamp(min=0), vectors.flip(-1)
+        return principal_directions(self.second.detach())
 
     @cached_property
     def kept(self) -> Tensor:
@@ -151,6 +156,45 @@ class Side(ABC):
         """The condition number of the layer: how many times its largest kept direction exceeds the smallest."""
         values = self.eigen[0][self.kept]
         return math.sqrt(float(values.max()) / float(values.min()))
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what `make` gives, made once for all pairs of this layer that ask by the same key."""
+        made = self.__dict__.setdefault("_made", {})
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    @property
+    def stands_principal(self) -> bool:
+        """Whether the coordinates of `second` are the principal directions themselves."""
+        return False
+
+    @property
+    def decomposed(self) -> bool:
+        """Whether the principal directions are known already, without gradient."""
+        return ("eigen" in self.__dict__ or self.stands_principal) and not self.needs_gradient
+
+    @cached_property
+    def inverse_roots(self) -> Tensor:
+        """``1/σ`` of every principal direction in the numerical range, zero elsewhere, (blocks, k); no gradient."""
+        widest = int(self.kept.sum(-1).max())
+        kept, values = self.kept[..., :widest], self.eigen[0][..., :widest]
+        return kept * torch.where(kept, values, 1).rsqrt()
+
+    @cached_property
+    def loadings(self) -> Tensor:
+        """How the units follow the whitened directions, (blocks, k, width)."""
+        return self.whitener.mH @ self.second @ self.units
+
+    @cached_property
+    def uncentred(self) -> Side:
+        """The same layer about the origin instead of its mean."""
+        mean = self.mean * self.scale
+        second = self.second + self.n * mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
+        return CovarianceSide(
+            self.name, self.n, torch.zeros_like(mean), second,
+            scale=self.scale, resolution=self.resolution, rounding=self.rounding,
+        )  # fmt: skip
 
     @cached_property
     def rank(self) -> int:
@@ -268,11 +312,18 @@ class RowsSide(Side):
     @property
     def rows(self) -> Tensor:
         """The rows, centred and scaled."""
-        return self._rows if self._rows is not None else self._centred() * self.scale
+        if self._rows is not None:
+            return self._rows
+        rows = self._centred()
+        return rows if self.scale == 1 else rows * self.scale
 
     @property
     def is_wide(self) -> bool:
         return self.width > self.n
+
+    @property
+    def stands_principal(self) -> bool:
+        return self.is_wide and not self._X.requires_grad
 
     @property
     def total(self) -> Tensor:
@@ -320,13 +371,13 @@ class RowsSide(Side):
 
     @cached_property
     def second(self) -> Tensor:
-        if self.is_wide and not self._X.requires_grad:
+        if self.stands_principal:
             return torch.diag(self._row_space[0]).unsqueeze(0)
         return self_product(self.coordinates).unsqueeze(0)
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
-        if self.is_wide and not self._X.requires_grad:  # diagonal already
+        if self.stands_principal:
             values = self._row_space[0]
             return values.unsqueeze(0), torch.eye(self.n, dtype=values.dtype, device=values.device).unsqueeze(0)
         values, vectors = super().eigen
@@ -411,6 +462,26 @@ class CovarianceSide(Side):
         return torch.eye(self.width, dtype=self._second.dtype, device=self._second.device).expand(
             len(self._second), -1, -1
         )
+
+
+def principal_directions(second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of second moments (..., r, r), falling, and their eigenvectors."""
+    values, vectors = torch.linalg.eigh(second)
+    return values.flip(-1).clamp(min=0), vectors.flip(-1)
+
+
+def decompose(sides: Iterable[Side]) -> None:
+    """Find the principal directions of streamed layers, of those of one width together; others find their own."""
+    alike: dict[Any, list[CovarianceSide]] = {}
+    for side in dict.fromkeys(sides):
+        if isinstance(side, CovarianceSide) and not side.needs_gradient and not side.decomposed and side.varies:
+            alike.setdefault((side.second.shape, side.second.dtype, side.second.device), []).append(side)
+    for group in alike.values():
+        for at in range(0, len(group), AT_ONCE):
+            some = group[at : at + AT_ONCE]
+            values, vectors = principal_directions(torch.stack([side.second for side in some]))
+            for side, *found in zip(some, values, vectors, strict=True):
+                side.__dict__["eigen"] = tuple(found)
 
 
 def self_product(matrix: Tensor) -> Tensor:

@@ -74,6 +74,14 @@ def test_turned_rows_keep_mean_lengths_and_angles():
     np.testing.assert_allclose(np.linalg.norm(ours.mean(0)), np.linalg.norm(X.mean(0)), rtol=1e-10)
 
 
+@pytest.mark.parametrize("twice", [0, 39])
+def test_examples_that_are_there_twice_keep_their_lengths_and_angles(twice):
+    X = wide()[0].double()
+    X[twice] = X[7]  # what is left of a Cholesky factor then is no row
+    ours = turned(X).numpy()
+    np.testing.assert_allclose(ours @ ours.T, (X @ X.T).numpy(), rtol=1e-10, atol=1e-9)
+
+
 def test_a_layer_of_low_rank_takes_no_more_columns_than_that():
     X, _ = low_rank()
     assert state_of(X, "flatten").rows.shape == (40, 9)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue, ValueFault
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.sides import RowsSide, self_product
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def turned(rows: Tensor) -> Tensor:
     """Return rows of n numbers at most with the same mean, lengths and angles as `rows`, in float64 on the CPU.
 
     The mean is taken off and joins the rows as one more, brought to their size, so that a large mean does not drown
-    them: with A these n + 1 rows and ``AAᵀ = UΛUᵀ``, the rows of ``U√Λ`` stand for those of A.
+    them. Of the n centred rows the last is minus the sum of the others: with A the first n - 1 and the mean, and
+    ``AAᵀ = LLᵀ``, the rows of L stand for those of A.
     """
     side = RowsSide(rows.detach().to("cpu") if rows.device.type == "mps" else rows.detach(), precision=torch.float64)
     mean = side.mean * side.scale
@@ -77,12 +78,27 @@ def turned(rows: Tensor) -> Tensor:
     except NoValue:  # a constant layer is nothing but its mean
         return torch.full((len(rows), 1), length / side.scale, dtype=torch.float64)
     weight = size / length if length else 1.0
-    values, vectors = torch.linalg.eigh(
-        _bordered(side.gram, side.rows @ mean.mT * weight, (weight * length) ** 2).cpu()
-    )
-    real = values > len(rows) * side.rounding * values.max()
-    inside = vectors[:, real] * values[real].sqrt()
+    centred = side.rows
+    gram = _bordered(self_product(centred.mT), centred @ mean.mT * weight, (weight * length) ** 2)
+    inside = _factor(gram, side.rounding)
     return ((inside[:-1] + inside[-1:] / weight) / side.scale).contiguous()
+
+
+def _factor(gram: Tensor, rounding: float) -> Tensor:
+    """Return rows with the inner products of n centred rows and one more, on the CPU.
+
+    Where the first n - 1 rows and the one more depend on each other, ``U√Λ`` of ``UΛUᵀ`` takes the place of L.
+    """
+    count = len(gram) - 1
+    free = torch.arange(count + 1, device=gram.device) != count - 1
+    factor, failed = torch.linalg.cholesky_ex(gram[free][:, free])
+    pivots = torch.diagonal(factor).square()
+    if not int(failed) and bool((pivots > count * rounding * torch.diagonal(gram).max()).all()):
+        factor = factor.cpu()
+        return torch.cat([factor[:-1], -factor[:-1].sum(0, keepdim=True), factor[-1:]])
+    values, vectors = torch.linalg.eigh(gram.cpu())
+    real = values > count * rounding * values.max()
+    return vectors[:, real] * values[real].sqrt()
 
 
 def _bordered(gram: Tensor, border: Tensor, corner: float) -> Tensor:

@@ -1,0 +1,152 @@
+"""Singular values from products: as exact as those of the matrices, and read from many pairs as from each alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.errors import NoValue
+from netkin.measures import find
+from netkin.measures.registry import value_of
+from netkin.statistics import LayerMoments, Moments, sides
+from netkin.statistics.singular import left_vectors, singular_values
+
+LINEAR = [name for name, one in nk.measures.measures().items() if one.facts.reads is Moments]
+PARAMETERS = ["svcca(variance=0.9)", "svcca_k(k=3)", "shape_distance(alpha=0.2)", "gulp(ridge=0.1)"]
+WIDTHS = {"a": 6, "b": 6, "c": 9, "d": 6, "e": 9, "f": 4}
+
+
+def layer(n: int, width: int, decay: float, seed: int, base: np.ndarray) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    rows = np.maximum(base @ draw.normal(size=(base.shape[1], width)) + draw.normal(size=(n, width)), 0)
+    turn, _ = np.linalg.qr(draw.normal(size=(width, width)))
+    return (rows * np.logspace(0, -decay, width)) @ turn
+
+
+def in_principal_directions(X: np.ndarray, Y: np.ndarray) -> torch.Tensor:
+    """Return the cross moment of the centred layers in the principal directions of both, largest first."""
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    V, W = (np.linalg.eigh(Z.T @ Z)[1][:, ::-1] for Z in (X, Y))
+    return torch.from_numpy(V.T @ (X.T @ Y) @ W).unsqueeze(0)
+
+
+@pytest.mark.parametrize("decay", [0, 2, 4, 6])
+@pytest.mark.parametrize("kind", ["others", "narrower", "itself", "with dead units"])
+def test_values_from_products_add_up_as_those_of_the_matrix(decay, kind):
+    base = np.random.default_rng(0).normal(size=(400, 40))
+    X, Y = (layer(400, 40, decay, seed, base) for seed in (1, 2))
+    if kind == "with dead units":
+        Y[:, :9] = 0.5
+    second = {"itself": X, "narrower": Y[:, :13]}.get(kind, Y)
+    matrix = in_principal_directions(X, second)
+    (values,) = singular_values([matrix])
+    expected = np.linalg.svd(matrix[0].numpy(), compute_uv=False)
+    assert values[0].numpy() == pytest.approx(expected, abs=1e-12 * expected.sum())
+    assert float(values.sum()) == pytest.approx(expected.sum(), rel=2e-13)
+
+
+def test_where_a_product_has_lost_the_small_values_the_matrix_is_decomposed():
+    base = np.random.default_rng(0).normal(size=(400, 40))
+    X = layer(400, 40, 6, 1, base)
+    matrix = in_principal_directions(X, X)
+    expected = np.linalg.svd(matrix[0].numpy(), compute_uv=False).sum()
+    from_product = torch.linalg.eigvalsh(matrix[0] @ matrix[0].T).clamp(min=0).sqrt().sum()
+    assert abs(float(from_product) / expected - 1) > 1e-11
+    assert float(singular_values([matrix])[0].sum()) == pytest.approx(expected, rel=1e-13)
+
+
+def test_complex_matrices_of_several_blocks_and_all_zeros_have_their_values():
+    draw = np.random.default_rng(3)
+    blocks = draw.normal(size=(3, 5, 8)) + 1j * draw.normal(size=(3, 5, 8))
+    found = singular_values([torch.from_numpy(blocks), torch.from_numpy(2 * blocks), torch.zeros(3, 5, 8).cdouble()])
+    expected = np.linalg.svd(blocks, compute_uv=False)
+    for factor, values in zip((1, 2, 0), found, strict=True):
+        assert values.numpy() == pytest.approx(factor * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (5, 9), (9, 5)])
+def test_left_vectors_are_those_of_the_svd_up_to_their_signs(shape):
+    draw = np.random.default_rng(4)
+    matrices = draw.normal(size=(2, *shape))
+    matrices[1, :, 1] = matrices[1, :, 0]  # loses a rank where it is tall
+    for matrix, (vectors, values) in zip(
+        matrices, left_vectors(list(torch.from_numpy(matrices)[:, None])), strict=True
+    ):
+        U, s, _ = np.linalg.svd(matrix, full_matrices=False)
+        assert values[0].numpy() == pytest.approx(s, abs=1e-12)
+        real = s > 1e-8
+        assert np.abs((vectors[0].numpy() * U).sum(0))[real] == pytest.approx(1, abs=1e-10)
+
+
+@pytest.fixture
+def collector():
+    """Return moments of layers of some equal and some other widths; one is constant."""
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(300, 6, generator=draw)
+    rows = {}
+    for name, width in WIDTHS.items():
+        mix = torch.randn(6, width, generator=draw)
+        rows[name] = (base @ mix + torch.randn(300, width, generator=draw)).relu() + 0.2
+    rows["f"] = torch.ones(300, 4)
+    made = LayerMoments([(list(WIDTHS), list(WIDTHS))], debiased=True)
+    made.update(rows)
+    return made
+
+
+def read(measures, pair):
+    found = []
+    for measure in measures:
+        try:
+            found.append(value_of(measure, pair))
+        except NoValue as reason:
+            found.append(str(reason))
+    return found
+
+
+def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
+    measures = [find(name) for name in LINEAR + PARAMETERS]
+    alone = []
+    for a in WIDTHS:
+        for b in WIDTHS:
+            for measure in measures:
+                collector.release()
+                alone += read([measure], collector[a, b])
+    collector.release()
+    pairs = [collector[a, b] for a in WIDTHS for b in WIDTHS]
+    with torch.no_grad():
+        Moments.prepare([(pair, measures) for pair in pairs])
+    together = [value for pair in pairs for value in read(measures, pair)]
+    assert [one for one in together if isinstance(one, str)] == [one for one in alone if isinstance(one, str)]
+    numbers = [one for one in together if not isinstance(one, str)]
+    assert len(numbers) > 25 * 20
+    expected = [one for one in alone if not isinstance(one, str)]
+    # a distance of zero is the root of a rounding, of squares up to 1e4
+    assert np.square(numbers) == pytest.approx(np.square(expected), rel=1e-11, abs=1e-11)
+
+
+def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collector, monkeypatch):
+    seen, whole = [], sides.principal_directions
+
+    def counted(second):
+        seen.append(second.shape[0])
+        return whole(second)
+
+    monkeypatch.setattr(sides, "principal_directions", counted)
+    pairs = [collector[a, b] for a in WIDTHS for b in WIDTHS]
+    measures = [find("svcca"), find("gulp"), find("nbs")]
+    with torch.no_grad():
+        Moments.prepare([(pair, measures) for pair in pairs])
+        for pair in pairs:
+            read(measures, pair)
+    assert sorted(seen) == [2, 3]  # those of 9 and of 6 units; the constant one has no directions
+
+
+def test_one_reading_by_a_few_pairs_decomposes_no_layer(collector, monkeypatch):
+    monkeypatch.setattr(sides, "principal_directions", lambda second: pytest.fail("a layer was decomposed"))
+    pairs, measure = [collector["a", "b"], collector["c", "d"]], find("nbs")
+    Moments.prepare([(pair, [measure]) for pair in pairs])
+    for pair in pairs:
+        expected = np.linalg.svd(pair.cross[0].numpy(), compute_uv=False).sum() / float(pair.x_norm * pair.y_norm)
+        assert value_of(measure, pair) == pytest.approx(expected, rel=1e-12)
