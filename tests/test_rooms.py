@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "progress": "errors",
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
-    "measures": "errors arrays statistics",
+    "measures": "errors settings arrays statistics",
     "sources": "errors identity",
     "representations": "errors settings arrays identity progress",
     "comparing": "errors settings arrays files identity memory progress results statistics measures sources "
@@ -119,7 +119,7 @@ def test_a_look_into_another_application_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     "line, fault",
     [
-        ("import netkin.comparing.plan", "'measures' may import only itself and: errors, arrays, statistics"),
+        ("import netkin.comparing.plan", "'measures' may import only itself and: errors, settings, arrays, statistics"),
         ("from netkin import results", "imports netkin.results;"),
         ("from netkin.cli import cli", "imports netkin.cli.cli;"),
         ("from ..sources import models", "imports netkin.sources.models;"),

@@ -19,9 +19,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_typ
 
 from torch import Tensor
 
-from netkin.arrays import exact_products
 from netkin.errors import InflatedWarning, NameClash, NoValue, PackageWarning, UnknownName, ValueFault, did_you_mean
 from netkin.measures.specs import parsed, typed
+from netkin.settings import exact_matrix_products
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
@@ -305,7 +305,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
     @functools.wraps(function)
     def call(X: Any, Y: Any = None, /, **parameters: Any) -> Any:
         if isinstance(X, facts.reads) and Y is None:
-            with exact_products():
+            with exact_matrix_products():
                 return function(X, **parameters)
         if Y is None:
             raise ValueFault(
@@ -313,7 +313,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
             )
         settings = _defaults(function) | parameters
         here = facts.at(settings)
-        with exact_products():
+        with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
             caution = pair.caution(here, settings)
             if caution:

@@ -151,7 +151,7 @@ class Side(ABC):
         kept = values[self.above_rounding(values)]
         return kept.numel() > 0 and float(kept.min()) < LOST * self.rounding * float(kept.max())
 
-    @property
+    @cached_property
     def condition(self) -> float:
         """The condition number of the layer: how many times its largest kept direction exceeds the smallest."""
         values = self.eigen[0][self.kept]
