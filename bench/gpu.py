@@ -125,6 +125,7 @@ def main(out: Path) -> None:
     figures["reading"] = reading("cuda")
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["pool"] = pool(models, images, layers)
+    figures["pool of 81,920 images"] = pool(models, 4 * images, layers)
     figures["pool with errors"] = pool(models, images, layers, errors=True)
     out.write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures))
