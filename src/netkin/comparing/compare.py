@@ -125,8 +125,29 @@ def explain(
 
     The first batch is read and two of its examples are run through each model, once, to learn the layers' names and
     widths; a loader can be walked through again afterwards. What `compare` would then refuse, over pairs or memory,
-    stands as the same sentence in the plan's `refused`; models that can't be run on the data are refused at once. The
-    arguments are those of `nk.compare`.
+    stands as the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
+
+    Args:
+        a: a model, a mapping of recorded arrays, or an `nk.Subject`.
+        b: the second one.
+        data: a loader, an iterable of batches or one array of inputs.
+        measures: one measure or several, by name with parameters, or as functions.
+        layers: which layers, for all models or by name of the model.
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        examples: the number of examples after which the pass ends.
+        shape: what one example is (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down.
+        memory: the most bytes that statistics may take.
+        seed: of the sample of rows that some measures look at.
+        device: where the models run.
+        transforms: a function of the inputs, or one for each model.
+        forward: a function ``forward(model, batch)``, or one for each model.
+        partial: whether Ctrl-C returns what is finished.
+        names: what the result calls the two.
+        errors: whether values get standard errors.
+        chunks: how many chunks of the examples are left out in turn for them.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -239,8 +260,27 @@ def compare_many(
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch.
 
-    `models` is a mapping from names to models (or recorded mappings), or a list, whose names are then 0, 1, 2, ...; the
-    other arguments are those of `nk.compare`.
+    Models in a list are named 0, 1, 2, ...
+
+    Args:
+        models: a mapping from names to models, recorded mappings or subjects, or a list of them.
+        data: a loader, an iterable of batches or one array of inputs.
+        measures: one measure or several, by name with parameters, or as functions.
+        layers: which layers, for all models or by name of the model.
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        examples: the number of examples after which the pass ends.
+        shape: what one example is (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down.
+        memory: the most bytes that statistics may take.
+        seed: of the sample of rows that some measures look at.
+        device: where the models run.
+        transforms: a function of the inputs, or one for each model.
+        forward: a function ``forward(model, batch)``, or one for each model.
+        partial: whether Ctrl-C returns what is finished.
+        errors: whether values get standard errors.
+        chunks: how many chunks of the examples are left out in turn for them.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np

@@ -40,8 +40,22 @@ def model_directions(
     """Return the SVCCA directions of a layer of `a` with a layer of `b`; each model runs once on each batch.
 
     Without `layer_b` it is the layer of the same name. Without `b` it is a layer of `a` itself, and the model's own
-    output, the logits of a classifier, where none is named. The options are those of `nk.svcca_directions` and of
-    `nk.compare`; the first side, ``.x``, belongs to `a`.
+    output, the logits of a classifier, where none is named. The first side, ``.x``, belongs to `a`.
+
+    Args:
+        a: the first model.
+        layer: its layer.
+        b: the second model.
+        layer_b: its layer.
+        data: a loader, an iterable of batches or one array of inputs.
+        variance: the share that the kept directions of each layer hold.
+        by: "variance" for Σσ², "sum" for Σσ.
+        examples: the number of examples after which the pass ends.
+        shape: what one example is (see `nk.shapes`).
+        memory: the most bytes that statistics may take.
+        device: where the models run.
+        transforms: a function of the inputs, or one for each model.
+        forward: a function ``forward(model, batch)``, or one for each model.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

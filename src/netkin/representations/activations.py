@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
+from netkin.progress import ProgressOption, reported
 from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import apart, is_plain_tensor, keeping, main_tensor, unrecordable, watching
@@ -44,6 +45,7 @@ def activations(
     transform: Transform | None = None,
     device: torch.device | str | None = None,
     exact_model: bool = False,
+    progress: ProgressOption = None,
 ) -> dict[str, Tensor]:
     """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
 
@@ -62,6 +64,7 @@ def activations(
         device: where the matrices are put; None for the CPU.
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32, as torch does in convolutions
             unless told otherwise.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -71,7 +74,7 @@ def activations(
     kept: dict[str, list[Tensor]] = {}
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
     with guest(model, exact=exact_model):
-        for batch in batches_of(data, examples):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             for name, rows in read(batch).items():
                 kept.setdefault(name, []).append(rows.to(device or "cpu"))
     return {name: _joined(name, batches) for name, batches in kept.items()}
