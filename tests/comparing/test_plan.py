@@ -10,8 +10,8 @@ import torch
 import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Request
 from netkin.comparing.interrupting import Interruption
+from netkin.comparing.request import Request
 from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit

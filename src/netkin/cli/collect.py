@@ -24,7 +24,7 @@ Example:
 def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    from netkin.comparing.collecting import parsed_part
+    from netkin.comparing.feed import parsed_part
 
     try:
         return parsed_part(text)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import nn
 
-from netkin import __version__
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.collecting import Feed, Pass, parsed_part
-from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream, weights_alone
+from netkin.comparing.planning import Plan
+from netkin.comparing.request import Request
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Options, Runner, Subject
-from netkin.comparing.tabulating import comparison_of
 from netkin.errors import NameClash, ValueFault
-from netkin.identity import function_digest
-from netkin.measures.registry import Measure, find
-from netkin.measures.registry import measures as all_measures
-from netkin.memory import is_cuda
 from netkin.progress import ProgressOption, showing
-from netkin.representations import dft
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
@@ -320,97 +311,6 @@ def compare_runners(
     return asked.compared(found_measures(measures), {})[0]
 
 
-class Request:
-    """One call: what is compared, on what data, and how."""
-
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        options: Options,
-        pairs: Pairs,
-        study: Study,
-        data: Any = None,
-        examples: int | None = None,
-        partial: bool = False,
-        part: Any = None,
-        start: int = 0,
-    ):
-        self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data
-        self.examples, self.partial, self.part, self.start = examples, partial, part, start
-        self.runners = [options.runner(name, thing) for name, thing in given.items()]
-        here = [runner.device for runner in self.runners if is_cuda(runner.device)] if torch.cuda.is_available() else []
-        device = next(iter(here), None)
-        limit = memory_limit(None, device) if study.limit < 0 else study.limit
-        self.study = replace(study, device=device, limit=limit)
-
-    def compared(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
-        """Return the comparison of every pair of models."""
-        statistics, interruption = self.taken(measures)
-        statistics.names = dict(names)
-        return [comparison_of(statistics, measures, pair, interruption) for pair in self.pairs.of]
-
-    def taken(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
-        """Return what one pass over the data left, and whether it was interrupted."""
-        if weights_alone(measures):
-            one = Pass(self.runners, measures, self.pairs, self.study)
-            return one.weigh(), one.interruption
-        feed = self._feed(measures)
-        one = Pass(
-            self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
-        )
-        statistics = one.run(feed)
-        statistics.data, statistics.settings = self._data_name(), self._settings()
-        statistics.asked = [measure.id for measure in measures]
-        statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
-        return statistics, one.interruption
-
-    def explained(self, measures: Sequence[Measure]) -> Plan:
-        """Return the plan of the pass, without taking it."""
-        if weights_alone(measures):
-            return explained(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
-        for own in (self.data, *(runner.data for runner in self.runners)):
-            refuse_stream(own)
-        feed = self._feed(measures)
-        return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
-
-    def linear(self) -> list[Measure]:
-        """Return all measures that read what `cka` reads, as far as the layers' shape allows."""
-        shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
-        own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]
-        spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
-        alike = [one for one in all_measures().values() if one.facts.reads is find("cka").facts.reads]
-        fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
-        return fit if spectral else alike
-
-    def _feed(self, measures: Sequence[Measure]) -> Feed:
-        paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
-        feed = Feed(self.runners, self.data, self.examples, self.part, self.start, paired)
-        few = feed.expected is not None and self.study.chunks > feed.expected
-        if few and not self.start:  # a part that is given apart may be small
-            raise ValueFault(
-                f"chunks={self.study.chunks} are more than the {feed.expected:,} examples; take fewer chunks or more "
-                "examples."
-            )
-        return feed
-
-    def _data_name(self) -> str:
-        own = {id(one.data): name_of(one.data) for one in self.runners if one.data is not None}
-        return " and ".join(own.values()) if own else name_of(self.data)
-
-    def _settings(self) -> dict[str, str]:
-        """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
-        options = self.options
-        given = {f"transform of {name}": one for name, one in options.transforms.items()}
-        given |= {f"forward of {name}": one for name, one in options.forward.items()}
-        functions = {what: function_digest(one) for what, one in given.items() if one is not None}
-        shapes = options.shape.items() if isinstance(options.shape, Mapping) else [("all", options.shape)]
-        told = {f"shape of {layer}": function_digest(one) if callable(one) else str(one) for layer, one in shapes}
-        return told | functions | {
-            "resize": str(options.resizes), "pairs": self.pairs.words, "chunks": str(self.study.chunks),
-            "seed": str(self.study.seed), "exact_model": str(options.exact_model), "version": __version__,
-        }  # fmt: skip
-
-
 def _study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
@@ -434,14 +334,3 @@ def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str
 
 def _places(given: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(given, ("a", "b"), strict=False))
-
-
-def name_of(data: Any) -> str:
-    """Return what a result calls its data: their own name, or their type's."""
-    if data is None:
-        return "recorded"
-    name = getattr(data, "name", None)
-    if isinstance(name, str):
-        return name
-    inner = getattr(data, "dataset", None)
-    return type(inner).__name__ if inner is not None else type(data).__name__

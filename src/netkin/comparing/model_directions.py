@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.compare import Request
 from netkin.comparing.planning import memory_limit
+from netkin.comparing.request import Request
 from netkin.comparing.subjects import Options
 from netkin.errors import InflatedWarning
 from netkin.measures import Directions, svcca_directions

@@ -14,7 +14,7 @@ from netkin.applications.compression.inputs import Feeding, Inputs, collected, i
 from netkin.applications.compression.record import CompressedLayer, Compression, TakenApart
 from netkin.applications.compression.sizes import Size, most_that_saves, multiply_adds, parameters
 from netkin.applications.compression.subspaces import Subspace, subspace
-from netkin.comparing.compare import name_of
+from netkin.comparing.request import name_of
 from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
 from netkin.representations import batches_of, guest
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.comparing.compare import name_of
+from netkin.comparing.request import name_of
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, size_in_words

@@ -27,8 +27,9 @@ from netkin.applications.stitching.keeping import Keeping
 from netkin.applications.stitching.stitch import started, trained_stitch
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts, known_scores
-from netkin.comparing.compare import compare, name_of
+from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
+from netkin.comparing.request import name_of
 from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
 from netkin.memory import free_memory
 from netkin.progress import ProgressOption, reported, showing

@@ -1,0 +1,124 @@
+"""Feed: the data of a pass as batches for each runner, whole or a part of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from netkin.comparing.subjects import RecordedRunner, Runner
+from netkin.errors import ShapeError, ValueFault
+from netkin.representations import batches_of
+from netkin.representations.inputs import examples_in, part_of
+
+SLICE = 512  # examples of recorded rows taken at a time
+
+
+class Feed:
+    """The data of a pass: batches for each runner, in step where they are not the same for all.
+
+    `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
+    `start` is the number of the first one here.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        data: Any,
+        examples: int | None,
+        part: Any = None,
+        start: int = 0,
+        paired: bool = True,
+    ):
+        self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
+        self._part = None if part is None else parsed_part(part)
+        recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
+        if recorded:
+            self._of_recorded(recorded, data, examples)
+        else:
+            self._data = {runner: data if runner.data is None else runner.data for runner in runners}
+            for runner, own in self._data.items():
+                if own is None:
+                    alone = all(other.data is None for other in runners)
+                    what = "`data` is missing" if alone else f"{runner.name!r} has no data"
+                    raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+            self.expected = examples_in(self._data[runners[0]], examples)
+        self.length = self.expected
+        if self._part is not None:
+            self._cut(*self._part)
+
+    def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
+        if len(recorded) < len(self.runners):
+            raise ValueFault(
+                "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
+                "Record both."
+            )
+        counts = {runner.name: runner.examples for runner in recorded}
+        if len(set(counts.values())) > 1:
+            (a, n), (b, m) = next(iter(counts.items())), next(c for c in counts.items() if c[1] != recorded[0].examples)
+            raise ShapeError(f"{a!r} holds {n:,} examples and {b!r} {m:,}; record both on the same examples.")
+        if data is not None:
+            raise ValueFault("recorded rows are compared as they are; leave `data` out.")
+        if examples is not None and examples < 1:
+            raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+        self.expected = min(recorded[0].examples, examples or recorded[0].examples)
+        self._data = dict.fromkeys(recorded, slices(0, self.expected))
+
+    def _cut(self, which: int, count: int) -> None:
+        """Leave of the data the part `which` of `count`, a contiguous range of examples."""
+        if self.expected is None:
+            raise ValueFault(
+                "data that do not tell how many they are can't be split into parts; give each part `start`."
+            )
+        if count > self.expected:
+            raise ValueFault(f"{self.expected:,} examples can't be split into {count:,} parts; take fewer.")
+        first, last = self.expected * (which - 1) // count, self.expected * which // count
+        every = {id(data): data for data in self._data.values()}
+        is_recorded = isinstance(self.runners[0], RecordedRunner)
+        cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
+        self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
+        self._examples, self.start, self.length = None, self.start + first, last - first
+
+    def __iter__(self) -> Iterator[dict[Runner, Any]]:
+        """Yield for each runner its batch; those that hold the same data object share one iteration."""
+        every = {id(data): data for data in self._data.values()}
+        recorded = isinstance(self.runners[0], RecordedRunner)
+        iterators = [data if recorded else batches_of(data, self._examples) for data in every.values()]
+        for batches in zip_longest(*iterators):
+            of_data = dict(zip(every, batches, strict=True))
+            found = {runner: of_data[id(data)] for runner, data in self._data.items()}
+            if self.paired:
+                _refuse_uneven(found)
+            yield {runner: batch for runner, batch in found.items() if batch is not None}
+
+
+def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
+    lengths = {runner.name: 0 if batch is None else runner.length(batch) for runner, batch in batches.items()}
+    (a, n), *others = lengths.items()
+    for b, m in others:
+        if n != m and n is not None and m is not None:
+            raise ShapeError(
+                f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
+                "examples in batches of the same size."
+            )
+
+
+def slices(start: int, stop: int) -> list[slice]:
+    """Return a range of recorded examples, some at a time."""
+    return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
+
+
+def _halves(part: Any) -> Any:
+    return part.split("/") if isinstance(part, str) else part
+
+
+def parsed_part(part: Any) -> tuple[int, int]:
+    """Return a part, written as "3/16" or (3, 16), as two numbers."""
+    try:
+        which, count = (operator.index(int(one) if isinstance(part, str) else one) for one in _halves(part))
+    except (TypeError, ValueError):
+        raise ValueFault(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
+    if not 1 <= which <= count:
+        raise ValueFault(f"parts are numbered from 1 to their count; got {which}/{count}.")
+    return which, count
