@@ -13,7 +13,8 @@ from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.statistics import Moments
 from netkin.statistics.moments import largest
-from netkin.statistics.sides import Side, squared_norm
+from netkin.statistics.products import squared_norm
+from netkin.statistics.sides import Side
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
 SVCCA = "Raghu et al. (2017), arXiv:1706.05806"

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from netkin.statistics.collector import Key, label, summed
-from netkin.statistics.sides import CovarianceSide, squared_norm
+from netkin.statistics.products import squared_norm
+from netkin.statistics.sides import CovarianceSide
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 

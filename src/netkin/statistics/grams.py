@@ -34,7 +34,7 @@ from netkin.statistics.collector import (
     summed,
 )
 from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.sides import gram_product
+from netkin.statistics.products import gram_product
 
 if TYPE_CHECKING:
     from typing_extensions import Self

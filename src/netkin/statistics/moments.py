@@ -13,7 +13,8 @@ from torch import Tensor
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.kernels import about_medians, few_for_bias, u_products
-from netkin.statistics.sides import RowsSide, Side, decompose, squared_norm
+from netkin.statistics.products import squared_norm
+from netkin.statistics.sides import RowsSide, Side, decompose
 from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it

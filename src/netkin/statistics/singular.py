@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from netkin.statistics.sides import self_product
+from netkin.statistics.products import self_product
 
 ERROR = 1e-12  # of the sum of the singular values, from which on a matrix is decomposed itself
 COARSE_ERROR = 1e-8  # the same on a GPU

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from netkin.errors import NoValue
 from netkin.statistics.frequencies import Frequencies
-from netkin.statistics.sides import Side, squared_norm
+from netkin.statistics.products import squared_norm
+from netkin.statistics.sides import Side
 
 
 class SpectralSide(Side):

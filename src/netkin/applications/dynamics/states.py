@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue, ValueFault
-from netkin.statistics.sides import RowsSide, self_product
+from netkin.statistics.products import self_product
+from netkin.statistics.sides import RowsSide
 
 
 @dataclass(frozen=True)
