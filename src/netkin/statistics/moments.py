@@ -241,7 +241,7 @@ class Moments:
     def alignment(self) -> Tensor:
         """``QxᵀQy``, the cross moment of the whitened sides, (blocks, k, l)."""
         x, y = self.x, self.y
-        if isinstance(x, RowsSide) and isinstance(y, RowsSide):
+        if isinstance(x, RowsSide) and isinstance(y, RowsSide) and any(s.loses_digits(s.eigen[0]) for s in (x, y)):
             return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
         if self.needs_gradient or not self._centred:  # a mean may outweigh all else: whitened before it is multiplied
             return x.whitener.mH @ self.cross @ y.whitener
