@@ -60,7 +60,7 @@ _ROOMS = {
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
-    "netkin.representations": ["activations", "layers", "recording", "shapes"],
+    "netkin.representations": ["activations", "gradients", "layers", "recording", "shapes"],
     "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],

@@ -101,6 +101,11 @@ def unfused_attention() -> Any:
     return _UNFUSED.changed()
 
 
+def plain_recurrence() -> Any:
+    """Return a context in which recurrent layers on a GPU run without cuDNN, and so have gradients in evaluation."""
+    return _PLAIN_RECURRENCE.changed()
+
+
 def tf32_in() -> tuple[str, ...]:
     """Return where TF32 is allowed on a GPU now: "products", "convolutions", "recurrent layers"."""
     if not _has_precisions():
@@ -180,4 +185,11 @@ def _unfuse() -> Callable[[], None]:
     return lambda: torch.backends.mha.set_fastpath_enabled(fused)
 
 
+def _without_cudnn() -> Callable[[], None]:
+    enabled = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    return lambda: setattr(torch.backends.cudnn, "enabled", enabled)
+
+
 _EXACT_PRODUCTS, _UNFUSED = SharedSetting(_without_tf32), SharedSetting(_unfuse)
+_PLAIN_RECURRENCE = SharedSetting(_without_cudnn)

@@ -3,6 +3,7 @@
 from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations
 from netkin.representations.cutting import replacing, run_from, run_until
+from netkin.representations.gradients import gradients
 from netkin.representations.guests import guest, model_lock, model_precision
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import batches_of
@@ -28,6 +29,7 @@ __all__ = [
     "cls",
     "dft",
     "flatten",
+    "gradients",
     "guest",
     "last",
     "layers",

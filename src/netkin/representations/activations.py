@@ -30,7 +30,16 @@ from netkin.representations.inputs import (
 )
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import copied
-from netkin.representations.shapes import Shape, TokenMask, is_custom, name_of, rows_of, shape_for, token_mask
+from netkin.representations.shapes import (
+    Shape,
+    TokenMask,
+    adjoint_rows,
+    is_custom,
+    name_of,
+    rows_of,
+    shape_for,
+    token_mask,
+)
 from netkin.settings import exact_products
 
 
@@ -77,7 +86,7 @@ def activations(
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             for name, rows in read(batch).items():
                 kept.setdefault(name, []).append(rows.to(device or "cpu"))
-    return {name: _joined(name, batches) for name, batches in kept.items()}
+    return {name: joined(name, batches) for name, batches in kept.items()}
 
 
 class Reader:
@@ -92,6 +101,9 @@ class Reader:
     `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
     few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
 
+    With `taps` the model builds a graph, and `gradients` holds for each of their targets the gradients of the latest
+    batch at the layers' outputs, in rows like those of the layers.
+
     Args:
         model: the model, in the mode in which it is to run.
         layers: which layers, as `choose` reads it; None for the default ones.
@@ -101,6 +113,7 @@ class Reader:
         keep: what to keep of (layer, rows) while the model runs; None for the rows. In the first batch it may be called
             for a layer, and again once the axes are learnt; what it returned last is kept.
         axes: the axes of the examples, as far as another reader has learnt them.
+        taps: where and of what gradients are taken, `gradients.Taps`; None for none.
     """
 
     def __init__(
@@ -113,12 +126,14 @@ class Reader:
         transform: Transform | None = None,
         keep: Callable[[str, Tensor], Any] | None = None,
         axes: Mapping[str, int | None] | None = None,
+        taps: Any = None,
     ):
         refuse_lazy(unwrapped(model))
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             name_of(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
+        self._taps, self.gradients = taps, {}  # type: Any, dict[Any, dict[str, Tensor]]
         self.shapes: dict[str, str] = {}
         self.spaces: dict[str, tuple[int, ...]] = {}
         self.valid: dict[str, Tensor] = {}
@@ -169,9 +184,8 @@ class Reader:
             finally:
                 self._is_open, self._home = False, None
 
-    def _react(self, name: str, output: Any) -> None:
-        if self._reaction is not None:  # else another caller runs the model
-            self._reaction(name, output)
+    def _react(self, name: str, output: Any) -> Any:
+        return self._reaction(name, output) if self._reaction is not None else None  # else another runs the model
 
     def _run(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
@@ -188,15 +202,39 @@ class Reader:
             else:
                 keep(name, output)
 
-        self._call(batch, react)
+        if self._taps is None:
+            self._call(batch, react)
+        else:
+            self._call_tapped(batch, react)
         return outputs
 
-    def _call(self, batch: Any, reaction: Callable[[str, Any], None]) -> None:
+    def _call(self, batch: Any, reaction: Callable[[str, Any], Any]) -> Any:
         self._reaction = reaction
         try:
-            call(self.model, batch, self.forward)
+            return call(self.model, batch, self.forward)
         finally:
             self._reaction = None
+
+    def _call_tapped(self, batch: Any, react: Callable[[str, Any], None]) -> None:
+        """Run the model with a graph and keep the rows of the gradients at its layers."""
+
+        def tapped(name: str, output: Any) -> Any:
+            given = self._taps.take(name, output)
+            react(name, given)
+            return given
+
+        with self._taps.open():
+            output = self._call(batch, tapped)
+            mask = None if self._mask is None else self._mask.tokens
+            found = self._taps.pull(output, batch, self.axes, mask)
+        self.gradients = {
+            target: {name: self._gradient_rows(name, one) for name, one in own.items() if name in self.shapes}
+            for target, own in found.items()
+        }
+
+    def _gradient_rows(self, name: str, gradient: Tensor) -> Tensor:
+        axis = self.axes.get(name) or 0
+        return adjoint_rows(gradient.movedim(axis, 0) if axis else gradient, self.shapes[name], self._mask)
 
     def _run_first(self, batch: Any) -> dict[str, Any]:
         """Run the model on the first batch, and before that on a few examples if the axes are unclear without."""
@@ -242,6 +280,7 @@ class Reader:
         shape = shape_for(name, self.shape)
         if name in self.left_out:
             return None
+        output = output if self._taps is None else output.detach()
         if not is_custom(shape) and self._length is not None:  # a function of the caller's own may know better
             axis = self._axis_of(name, output)
             if axis is None:
@@ -327,7 +366,8 @@ def _resolution(output: Tensor, shape: str, rows: Tensor) -> float:
     return max(torch.finfo(output.dtype).eps / averaged**0.5, torch.finfo(rows.dtype).eps)
 
 
-def _joined(name: str, batches: list[Tensor]) -> Tensor:
+def joined(name: str, batches: list[Tensor]) -> Tensor:
+    """Return the rows of all batches of a layer, one after the other."""
     widths = sorted({batch.shape[1:].numel() for batch in batches})
     if len({batch.shape[1:] for batch in batches}) > 1:
         raise ShapeError(

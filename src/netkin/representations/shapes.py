@@ -195,6 +195,22 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
     return (function(output, mask) if name in FOR_TOKENS else function(output)), name
 
 
+def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
+    """Return the gradient at a layer's output in the rows of the shape `name`, as `rows_of` told it.
+
+    What is averaged in an output is summed in its gradient: a step of the average, made at all places alike.
+    """
+    if name == "pool":
+        return gradient.sum(dim=tuple(range(2, gradient.ndim)), dtype=_summing_dtype(gradient))
+    if name == "mean":
+        valid = None if mask is None else _never_empty(gradient, mask)
+        kept = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
+        return kept.sum(dim=1, dtype=_summing_dtype(gradient))
+    if name not in ("matrix", *SHAPES):
+        raise ValueFault(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
+    return rows_of(gradient, None if name == "matrix" else name, mask)[0]
+
+
 def name_of(shape: Shape) -> str:
     """Return the name of a shape, empty for the default; a name that is none is refused."""
     if shape is None:

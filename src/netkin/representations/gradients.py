@@ -1,0 +1,300 @@
+"""Gradients: how the loss of each example changes with a layer's output, at any layers in one backward pass.
+
+The loss of an example depends on no other example in evaluation mode, so that the gradient of the sum of all losses
+holds the gradient of every example's own loss in that example's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
+
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, reported
+from netkin.representations.activations import Reader, joined
+from netkin.representations.guests import guest
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import Forward, Transform, batches_of, labels_of
+from netkin.representations.layers import Spec, layer_label, unwrapped
+from netkin.representations.nesting import parts, path_to_tensor, replaced_at
+from netkin.representations.shapes import Shape
+from netkin.settings import plain_recurrence
+
+TARGETS = ("tempered", "labels", "predicted")
+OUTPUTS = ("categorical", "multilabel", "continuous")
+IGNORED = -100  # the label of tokens that have no loss, as in torch
+
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The loss whose gradient is taken, one number for each example.
+
+    `kind` "tempered" expects the loss under ``q ∝ p^β``, the model's own prediction made flatter, which is held
+    constant: at the logits of a softmax the gradient is ``p - q``. "labels" takes the labels of the data, "predicted"
+    the most likely class; a function ``loss(outputs, labels)`` gives the losses itself. `outputs` says what the model's
+    outputs are: logits of one class of many ("categorical"), of many classes at once ("multilabel"), or numbers.
+
+    Under a Gaussian around the output, flatter or not, the mean of y is the output, and so the expected gradient is
+    zero: continuous outputs have no tempered target.
+    """
+
+    kind: str | Loss = "tempered"
+    beta: float = 0.5
+    outputs: str = "categorical"
+
+    def __post_init__(self) -> None:
+        for what, value, known in (("target", self.kind, TARGETS), ("kind of outputs", self.outputs, OUTPUTS)):
+            if not callable(value) and value not in known:
+                hint = did_you_mean(str(value), known) or "."
+                raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
+        if not 0 <= self.beta < 1:
+            raise ValueFault(
+                f"`beta` must be at least 0 and below 1; got {self.beta:g}. At 1 the prediction is not tempered, and "
+                "every gradient is zero."
+            )
+        if self.outputs == "continuous" and self.kind in ("tempered", "predicted"):
+            raise ValueFault(
+                f"with continuous outputs the {self.kind} gradient of every example is zero, since the outputs are the "
+                "mean of what they predict; pass target='labels', or a function of (outputs, labels)."
+            )
+
+    @property
+    def name(self) -> str:
+        """What it is, in words for the provenance of a result."""
+        if callable(self.kind):
+            return getattr(self.kind, "__qualname__", type(self.kind).__name__)
+        return f"tempered by {self.beta:g}" if self.kind == "tempered" else self.kind
+
+    def losses(self, outputs: Tensor, labels: Any, mask: Tensor | None = None) -> Tensor:
+        """Return the loss of each example; of tokens the sum, without those that `mask` leaves out."""
+        if callable(self.kind):
+            return _one_each(self.kind(outputs, labels), len(outputs), self.name)
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        if self.outputs == "continuous":
+            found = (outputs - _like(labels, outputs)).square().flatten(1).sum(1) / 2
+        elif self.outputs == "multilabel":
+            found = self._of_many(outputs, labels).flatten(1).sum(1)
+        else:
+            found = self._of_classes(_classes_last(outputs), labels, mask)
+        return found
+
+    def _of_many(self, logits: Tensor, labels: Any) -> Tensor:
+        wanted = (self.beta * logits).sigmoid() if self.kind == "tempered" else (logits > 0).to(logits)
+        wanted = _like(labels, logits) if self.kind == "labels" else wanted.detach()
+        return binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+
+    def _of_classes(self, logits: Tensor, labels: Any, mask: Tensor | None) -> Tensor:
+        if logits.shape[-1] < 2:
+            raise ShapeError(
+                f"the model gives {logits.shape[-1]} output for each example, and one class of one is certain; pass "
+                "outputs='multilabel' for the logit of yes or no, or outputs='continuous'."
+            )
+        if self.kind == "tempered":
+            wanted = (self.beta * logits).softmax(-1).detach()
+            losses = -(wanted * log_softmax(logits, -1)).sum(-1)
+        else:
+            chosen = logits.argmax(-1) if self.kind == "predicted" else _classes(labels, logits)
+            flat = cross_entropy(logits.flatten(0, -2), chosen.flatten(), reduction="none", ignore_index=IGNORED)
+            losses = flat.reshape(logits.shape[:-1])
+        if mask is not None and losses.shape == mask.shape:
+            losses = losses.masked_fill(~mask.to(losses.device), 0)
+        return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+
+def gradients(
+    model: nn.Module,
+    layers: Spec = None,
+    data: Any = None,
+    *,
+    target: str | Loss = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+    shape: Shape | Mapping[str, Shape] = None,
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    device: torch.device | str | None = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> dict[str, Tensor]:
+    """Return the gradient of each example's loss at the chosen layers' outputs, one matrix per layer, on the CPU.
+
+    Rows and columns are those of `nk.activations`. Where a shape averages (`pool`, `mean`), gradients are summed: what
+    a step of the averaged feature, made at all places alike, does to the loss. The model is in evaluation mode and left
+    as it was; weights get no gradients.
+
+    Args:
+        model: the model, which is left as it was.
+        layers: names, globs, module types or a list of those; None for the default layers.
+        data: a loader, an iterable of batches, or one array of inputs; with target="labels" batches hold labels.
+        target: "tempered", "labels", "predicted", or a function of (outputs, labels) that gives one loss an example.
+        beta: the exponent by which the prediction is tempered, from 0 (all classes alike) to below 1.
+        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" numbers.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        device: where the matrices are put; None for the CPU.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> {name: tuple(rows.shape) for name, rows in gradients(model, ["0", "2"], torch.ones(5, 4)).items()}
+        {'0': (5, 8), '2': (5, 2)}
+    """
+    wanted, kept = Target(target, beta, outputs), {}  # type: tuple[Target, dict[str, list[Tensor]]]
+    taps = Taps(model, [wanted])
+    read = Reader(model, layers, shape=shape, forward=forward, transform=transform, taps=taps)
+    with guest(model, exact=exact_model):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            read(batch)
+            for name, rows in read.gradients[wanted].items():
+                kept.setdefault(name, []).append(rows.to(device or "cpu"))
+            if taps.severed and not read.by_default:
+                raise ForwardError(f"{next(iter(taps.severed.values()))}; choose layers that the model's output needs.")
+    return {name: joined(name, batches) for name, batches in kept.items()}
+
+
+class Taps:
+    """Where gradients are taken in a forward: a layer's output is noted, and the model goes on with a copy of it.
+
+    The copy keeps in-place steps after the layer away from what was noted.
+    """
+
+    def __init__(self, model: nn.Module, targets: Sequence[Target]):
+        self.model, self.targets = unwrapped(model), list(targets)
+        self.severed: dict[str, str] = {}  # why layers have no gradient, by name
+        self._noted: dict[str, Tensor] = {}
+        self._is_first = True
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Let the model build a graph while the `with` lasts; what is noted is forgotten afterwards."""
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+        # in evaluation mode cuDNN's recurrent layers have no backward pass
+        with torch.inference_mode(False), torch.enable_grad(), plain_recurrence() if recurrent else nullcontext():
+            try:
+                yield
+            finally:
+                self._noted = {}
+
+    def take(self, name: str, output: Any) -> Any:
+        """Note the tensor of a layer's output and return the output with which the model is to go on."""
+        path = path_to_tensor(output)
+        if path is None:
+            return output
+        tensor = main_tensor(output, name)
+        self._noted[name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        return replaced_at(output, path, self._noted[name].clone())
+
+    def pull(
+        self, output: Any, batch: Any, axes: Mapping[str, int | None], mask: Tensor | None = None
+    ) -> dict[Target, dict[str, Tensor]]:
+        """Return for each target the gradients at the layers that were noted, without those that it does not reach.
+
+        `axes` are those of the examples in the layers' outputs; layers without one are passed over.
+        """
+        noted = {name: one for name, one in self._noted.items() if axes.get(name, 0) is not None}
+        logits, labels, found = logits_of(output), labels_of(batch), {}
+        for target in self.targets:
+            losses = target.losses(logits, labels, mask)
+            if not losses.requires_grad:
+                raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
+            if self._is_first:
+                self._refuse_coupled(losses, noted, axes)
+            found[target] = _pulled(losses.sum(), noted)
+            for name in noted.keys() - found[target].keys():
+                self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
+        self._is_first = False
+        return found
+
+    def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> None:
+        """Refuse a model in which the loss of one example depends on another example."""
+        half = len(losses) // 2
+        for name, one in _pulled(losses[:half].sum(), noted).items() if half else ():
+            axis = axes.get(name) or 0
+            if bool(one.narrow(axis, half, one.shape[axis] - half).any()):
+                raise ForwardError(
+                    f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none has "
+                    "a gradient of its own; let the model treat each example alone, as batch norm with running "
+                    "statistics does."
+                )
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in a model's output: the tensor itself, the part of that name, or else the first floating one."""
+    inside = parts(output)
+    found = inside.get("logits") if "logits" in inside else main_tensor(output, "")
+    if not isinstance(found, Tensor) or found.ndim < 1 or "last_hidden_state" in inside:
+        raise ForwardError(
+            f"the model gives no logits, but {', '.join(map(str, inside)) or type(output).__name__}; pass a model with "
+            "a head, or `forward=`, a function of (model, batch) that returns the logits."
+        )
+    return found.unsqueeze(-1) if found.ndim == 1 else found
+
+
+def _pulled(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of `total` at the noted tensors that it depends on."""
+    found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
+    return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
+
+
+def _mixers(model: nn.Module) -> str:
+    """Return the first module that is known to mix examples, for a sentence; empty if none is."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (module.training or module.running_mean is None):
+            return f" ({layer_label(name)}, {type(module).__name__}, takes the statistics of the batch)"
+    return ""
+
+
+def _classes_last(outputs: Tensor) -> Tensor:
+    """Return logits with the classes as the last axis: of maps n × classes × space they are the second."""
+    return outputs.movedim(1, -1) if outputs.ndim > 3 else outputs
+
+
+def _classes(labels: Any, logits: Tensor) -> Tensor:
+    """Return labels as class numbers that fit the logits, or refuse them."""
+    given = _given(labels).to(logits.device)
+    if given.is_floating_point() or given.is_complex():
+        raise ValueFault(f"labels of classes are whole numbers; got {given.dtype}.")
+    if given.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"the labels have shape {tuple(given.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
+        )
+    given, valid = given.long(), given != IGNORED
+    if bool(((given < 0) | (given >= logits.shape[-1]))[valid].any()):
+        low, high = int(given[valid].min()), int(given[valid].max())
+        raise ValueFault(
+            f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
+            f"{logits.shape[-1] - 1}."
+        )
+    return given
+
+
+def _like(labels: Any, outputs: Tensor) -> Tensor:
+    given = _given(labels).to(outputs)
+    if given.numel() != outputs.numel() or len(given) != len(outputs):
+        raise ShapeError(f"the labels have shape {tuple(given.shape)}, and the outputs {tuple(outputs.shape)}.")
+    return given.reshape(outputs.shape)
+
+
+def _given(labels: Any) -> Tensor:
+    if labels is None:
+        raise ValueFault("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
+    return torch.as_tensor(labels)
+
+
+def _one_each(losses: Any, count: int, name: str) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ShapeError(f"the target {name!r} must give one loss for each of {count} examples; it gave {got}.")
+    return losses
