@@ -224,7 +224,9 @@ def test_a_hugging_face_classifier_gives_gradients_by_tokens(shape):
         "intermediate_size": 16,
     }
     torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=3, **sizes)).double()
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(num_labels=3, intermediate_size=16, **sizes)
+    ).double()
     ids, mask = torch.randint(1, 20, (3, 5)), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
     layer = "bert.encoder.layer.0"
     found = gradients(model, layer, [{"input_ids": ids, "attention_mask": mask}], shape=shape)[layer]

@@ -224,14 +224,14 @@ class Taps:
             axis = axes.get(name) or 0
             if bool(one.narrow(axis, half, one.shape[axis] - half).any()):
                 raise ForwardError(
-                    f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none has "
-                    "a gradient of its own; let the model treat each example alone, as batch norm with running "
+                    f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none "
+                    "has a gradient of its own; let the model treat each example alone, as batch norm with running "
                     "statistics does."
                 )
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in a model's output: the tensor itself, the part of that name, or else the first floating one."""
+    """Return the logits in a model's output: the tensor itself, the part of that name, or the first floating one."""
     inside = parts(output)
     found = inside.get("logits") if "logits" in inside else main_tensor(output, "")
     if not isinstance(found, Tensor) or found.ndim < 1 or "last_hidden_state" in inside:
