@@ -1,0 +1,256 @@
+"""Sketches of features and gradients, and the kernels that are read from them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+
+from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics.sketches import (
+    Kernels,
+    LayerSketches,
+    Sketch,
+    SketchSettings,
+    bucket_sums,
+    places,
+    tensor_sketch,
+)
+
+ALL = ("features", "gradients", "product", "psi")
+
+
+def layer(n, d, seed, rank=None):
+    draw = np.random.default_rng(seed)
+    spread = 1 / np.arange(1, d + 1)
+    return draw.normal(size=(n, d)) * spread, draw.normal(size=(n, d)) * spread + 0.1
+
+
+def sketching(settings, n):
+    """The matrix S, written out: M × n with one entry in each column of each stack."""
+    buckets, signs = places(settings, np.arange(n))
+    S = np.zeros((settings.buckets, n))
+    for own, sign in zip(buckets, signs, strict=True):
+        S[own, np.arange(n)] += sign
+    return S
+
+
+def collected(F, G, settings, ids=None, batch=7):
+    collector = LayerSketches(["x"], settings)
+    ids = np.arange(len(F)) if ids is None else ids
+    for start in range(0, len(F), batch):
+        part = slice(start, start + batch)
+        rows = {"activations": {"x": torch.tensor(F[part])}, "gradients": {"x": torch.tensor(G[part])}}
+        collector.update(rows, ids[part])
+    return collector
+
+
+@pytest.mark.parametrize(("stacks", "dtype", "error"), [(1, torch.float64, 1e-13), (4, torch.float32, 1e-5)])
+def test_sums_of_buckets_are_those_of_the_sketching_matrix(stacks, dtype, error):
+    settings = SketchSettings(buckets=12, stacks=stacks)
+    F, G = layer(50, 5, 0)
+    S = sketching(settings, 50)
+    assert (np.abs(S) > 0).sum(0).tolist() == [stacks] * 50
+    assert np.allclose((S**2).sum(0), 1)
+    own = collected(F.astype(np.float32) if dtype == torch.float32 else F, G, settings)._layers["x"]
+    assert np.allclose(own.parts["features"].numpy(), S @ F, atol=error)
+    assert np.allclose(own.totals["gradients"].numpy(), G.sum(0))
+    assert np.allclose(own.signs.numpy(), S.sum(1))
+
+
+def test_buckets_and_signs_are_spread_evenly_and_independently():
+    settings = SketchSettings(buckets=8)
+    buckets, signs = places(settings, np.arange(80_000))
+    counts = np.bincount(buckets[0], minlength=8)
+    assert abs(counts - 10_000).max() < 4 * np.sqrt(10_000)
+    assert abs(np.bincount(buckets[0], weights=signs[0], minlength=8)).max() < 4 * np.sqrt(10_000)
+    other, turned = places(SketchSettings(buckets=8, seed=1), np.arange(80_000))
+    assert abs((buckets == other).mean() - 1 / 8) < 0.01
+    assert abs((signs * turned).mean()) < 0.02
+
+
+def test_order_batches_and_parts_do_not_matter():
+    F, G = layer(60, 6, 1)
+    ids = np.random.default_rng(0).integers(0, 2**62, 60)
+    settings = SketchSettings(buckets=16, parts=ALL)
+    whole = collected(F, G, settings, ids)
+    order = np.random.default_rng(1).permutation(60)
+    mixed = collected(F[order], G[order], settings, ids[order], batch=13)
+    first, second = collected(F[:21], G[:21], settings, ids[:21]), collected(F[21:], G[21:], settings, ids[21:])
+    for other in (mixed, first.merge(second), second.merge(first), whole.merge(LayerSketches(["x"], settings))):
+        assert other._layers["x"].n == 60
+        for part in ALL:
+            assert torch.allclose(other._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-12)
+            assert torch.allclose(other._layers["x"].totals[part], whole._layers["x"].totals[part], atol=1e-12)
+
+
+def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):
+    F, G = layer(40, 6, 1)
+    settings = SketchSettings(buckets=16, stacks=2, parts=ALL, beta=0.25)
+    first = collected(F[:20], G[:20], settings)
+    first.to_file(tmp_path / "first.stats")
+    again = LayerSketches.from_file(tmp_path / "first.stats")
+    assert again.settings == settings
+    rest = {"activations": {"x": torch.tensor(F[20:])}, "gradients": {"x": torch.tensor(G[20:])}}
+    again.update(rest, np.arange(20, 40))
+    whole = collected(F, G, settings)
+    for part in ALL:
+        assert torch.allclose(again._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-13)
+
+
+def test_the_error_of_a_product_is_within_its_bound():
+    """|‖Ψ₁ᵀSᵀSΨ₂‖ - ‖Ψ₁ᵀΨ₂‖| ≤ ε ‖Ψ₁‖ ‖Ψ₂‖ with ε = √(2 / (δM)), in a share of at least 1 - δ of the seeds."""
+    (A, _), (B, _) = layer(80, 5, 2), layer(80, 4, 3)
+    M, delta = 64, 0.1
+    bound = np.sqrt(2 / (delta * M)) * np.linalg.norm(A) * np.linalg.norm(B)
+    errors = []
+    for seed in range(1000):
+        S = sketching(SketchSettings(buckets=M, seed=seed), 80)
+        errors.append(abs(np.linalg.norm((S @ A).T @ (S @ B)) - np.linalg.norm(A.T @ B)))
+    assert np.mean(np.array(errors) <= bound) >= 1 - delta
+    assert np.mean(np.array(errors) <= 0.02 * bound) < 1 - delta  # the bound is not empty
+
+
+def test_the_bound_as_printed_fails_where_two_layers_share_nothing():
+    """Eq. 15 bounds the error by ‖Ψ₁ᵀΨ₂‖, which is zero for orthogonal layers; the sketched product is not."""
+    A, B = np.zeros((40, 1)), np.zeros((40, 1))
+    A[:20], B[20:] = 1.0, 1.0
+    S = sketching(SketchSettings(buckets=8), 40)
+    assert np.linalg.norm(A.T @ B) == 0
+    assert np.linalg.norm((S @ A).T @ (S @ B)) > 1
+
+
+def test_sketched_products_are_right_on_average_and_better_with_more_buckets():
+    F, G = layer(60, 5, 4)
+    spreads = []
+    for buckets in (16, 256):
+        found = [
+            (S := sketching(SketchSettings(buckets=buckets, seed=seed), 60)) @ F @ np.ones(5) @ (S @ G @ np.ones(5))
+            for seed in range(400)
+        ]
+        true = (F @ np.ones(5)) @ (G @ np.ones(5))
+        assert abs(np.mean(found) - true) < 4 * np.std(found) / 20
+        spreads.append(np.std(found))
+    assert spreads[0] / spreads[1] == pytest.approx(4, rel=0.25)
+
+
+def test_a_tensor_sketch_keeps_the_products_of_outer_products():
+    F, G = (torch.tensor(one) for one in layer(12, 5, 5))
+    exact = (F @ F.T) * (G @ G.T)
+    psi = torch.einsum("ni,nj->nij", G, F).flatten(1)
+    assert torch.allclose(psi @ psi.T, exact)
+    found = torch.stack([(T := tensor_sketch(F, G, seed)) @ T.T for seed in range(300)])
+    error = found.std(0) / 300**0.5
+    assert ((found.mean(0) - exact).abs() < 5 * error + 1e-12).all()
+    wide = tensor_sketch(F, G, 0, width=2**15)
+    assert float((wide @ wide.T - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.parametrize("kernel", ["features", "gradients", "sum", "product", "hadamard", "psi", "transport"])
+def test_kernels_are_those_of_the_paper(kernel):
+    F, G = layer(9, 4, 6)
+    P, Q = layer(9, 3, 7)
+    mine = [written_out(kernel, *one) for one in ((F, G), (P, Q))]
+    pair = Kernels.of((F, G), (P, Q), kernel=kernel)
+    assert np.allclose(pair.x.kernel(kernel).numpy(), mine[0], atol=1e-7 if kernel == "transport" else 1e-12)
+    K, L = mine
+    assert pair.alignment(kernel).item() == pytest.approx(
+        (K * L).sum() / np.linalg.norm(K) / np.linalg.norm(L), abs=1e-7
+    )
+    roots = [V[:, values > 1e-10] * np.sqrt(values[values > 1e-10]) for values, V in map(np.linalg.eigh, mine)]
+    bures = np.linalg.svd(roots[0].T @ roots[1], compute_uv=False).sum() / np.sqrt(np.trace(K) * np.trace(L))
+    assert pair.bures(kernel).item() == pytest.approx(bures, abs=1e-6)
+    H = np.eye(9) - 1 / 9
+    A, B = H @ K @ H, H @ L @ H
+    centred = (A * B).sum() / np.linalg.norm(A) / np.linalg.norm(B)
+    assert pair.alignment(kernel, "examples").item() == pytest.approx(centred, abs=1e-7)
+
+
+def written_out(kernel, F, G):
+    K, L = F @ F.T, G @ G.T
+    if kernel == "transport":  # on the span of the features, as K^-½ asks
+        values, V = np.linalg.eigh(K)
+        V = V[:, values > 1e-10]
+        small = V.T @ K @ V
+        root = sqrtm(small).real
+        inverse = np.linalg.inv(root)
+        T = V @ (inverse @ sqrtm(root @ V.T @ L @ V @ root).real @ inverse) @ V.T
+        half = (np.eye(len(K)) + T) / 2
+        return half @ K @ half
+    psi = np.stack([np.outer(g, f).ravel() for f, g in zip(F, G, strict=True)])
+    products = {"features": K, "gradients": L, "sum": K + L, "product": (F * G) @ (F * G).T}
+    return products.get(kernel, psi @ psi.T)
+
+
+def test_one_bucket_for_each_example_is_the_exact_kernel():
+    F, G = (torch.tensor(one) for one in layer(20, 4, 8))
+    buckets, signs = torch.arange(20)[None], torch.ones(1, 20, dtype=torch.float64)
+    assert torch.equal(bucket_sums(F, buckets, signs, 20), F)
+    exact = Kernels.of((F, G), (G, F), kernel="sum")
+    assert exact.alignment("sum").item() == pytest.approx(1)
+
+
+def test_centring_about_the_examples_is_centring_before_sketching():
+    F, G = layer(30, 4, 9)
+    settings = SketchSettings(buckets=10, parts=ALL)
+    side = collected(F + 3, G, settings).side("x")
+    S = sketching(settings, 30)
+    A = S @ (F - F.mean(0))
+    assert np.allclose(side.kernel("features", "examples").numpy(), A @ A.T, atol=1e-12)
+    K = (S @ (F + 3)) @ (S @ (F + 3)).T
+    H = np.eye(10) - 1 / 10
+    assert np.allclose(side.kernel("features", "buckets").numpy(), H @ K @ H, atol=1e-12)
+    assert not np.allclose(side.kernel("features", "examples").numpy(), H @ K @ H)
+
+
+def test_the_product_of_sketched_kernels_is_not_the_sketched_kernel():
+    """Algorithm 1 multiplies K̃_f and K̃_g, and Eq. 16 bounds SᵀKS: signs cancel in the one and not in the other."""
+    F, G = layer(40, 3, 10)
+    S = sketching(SketchSettings(buckets=6), 40)
+    K = (F @ F.T) * (G @ G.T)
+    product = ((S @ F) @ (S @ F).T) * ((S @ G) @ (S @ G).T)
+    assert np.linalg.norm(product - S @ K @ S.T) > 0.5 * np.linalg.norm(S @ K @ S.T)
+
+
+def test_alignment_is_at_most_the_bures_similarity_of_squares():
+    """Eq. 14: CKA(K, L) ≤ NBS(K², L²)."""
+    for seed in range(20):
+        (F, G), (P, Q) = layer(12, 5, seed), layer(12, 4, seed + 100)
+        pair = Kernels.of((F, G), (P, Q))
+        K, L = (side.kernel("hadamard").numpy() for side in (pair.x, pair.y))
+        nuclear = np.linalg.svd(K @ L, compute_uv=False).sum() / np.linalg.norm(K) / np.linalg.norm(L)
+        assert pair.alignment("hadamard").item() <= nuclear + 1e-12
+
+
+def test_sketches_of_data_sets_of_different_sizes_compare():
+    (F, G), (P, Q) = layer(300, 4, 11), layer(170, 6, 12)
+    pair = Sketch.of((F, G), (P, Q), kernel="psi", buckets=32)
+    assert 0 < pair.alignment("psi").item() < 1
+    assert (pair.x.n, pair.y.n) == (300, 170)
+
+
+def test_what_can_not_be_sketched_is_refused():
+    F, G = layer(10, 4, 0)
+    settings = SketchSettings(buckets=8)
+    for bad in ({"buckets": 0}, {"stacks": 0}, {"buckets": 8, "stacks": 3}):
+        with pytest.raises(ValueFault, match="at least 1 bucket, in stacks of equal height"):
+            SketchSettings(**bad)
+    with pytest.raises(NoValue, match="can't be centred about the mean of the examples; take kernel='psi'"):
+        Sketch.of((F, G), (F, G), buckets=8).alignment("hadamard", "examples")
+    with pytest.raises(UnknownName, match="no kernel named 'hadamar'; did you mean 'hadamard'"):
+        Sketch.of((F, G), (F, G), kernel="hadamar")
+    with pytest.raises(ShapeError, match="'hadamard' needs `X` as a tuple"):
+        Kernels.of(F, (F, G))
+    with pytest.raises(ShapeError, match=r"features of `Y` have shape \(10, 4\) and its gradients \(10, 3\)"):
+        Kernels.of((F, G), (F, G[:, :3]))
+    with pytest.raises(ShapeError, match="same examples; got 10 rows and 9 rows"):
+        Kernels.of((F, G), (F[:9], G[:9]))
+    with pytest.raises(NetkinError, match="settings differ, .*buckets=8.*buckets=16"):
+        collected(F, G, settings).merge(collected(F, G, SketchSettings(buckets=16)))
+    assert (
+        LayerSketches(["x"], settings).serves(SketchSettings(buckets=8, beta=0.25)) == "beta=0.25 (these have beta=0.5)"
+    )
+    assert LayerSketches(["x"], settings).serves(SketchSettings(buckets=8, parts=("psi",))) == "the psi"
+    with pytest.raises(NoValue, match="layer 'x' was fed no rows"):
+        LayerSketches(["x"], settings).side("x")
+    with pytest.raises(NoValue, match="has no gradient"):
+        Kernels.of((F, 0 * G), (F, G)).alignment("gradients")
