@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
@@ -381,11 +382,10 @@ def bucket_sums(rows: Tensor, buckets: Tensor, signs: Tensor, count: int) -> Ten
         for own, sign in zip(buckets, signs, strict=True):
             made.index_add_(0, own, rows * sign.to(rows.dtype).unsqueeze(-1))
         return made
-    order = buckets.flatten().argsort(stable=True)
-    starts = torch.zeros(count + 1, dtype=torch.int64)
-    starts[1:] = torch.bincount(buckets.flatten(), minlength=count).cumsum(0)
-    values = signs.flatten()[order].to(rows.dtype)
-    return torch.sparse_csr_tensor(starts, order % n, values, (count, n), check_invariants=False) @ rows
+    columns = np.tile(np.arange(n), len(buckets))
+    values = signs.flatten().to(rows.dtype).cpu().numpy()
+    matrix = csr_matrix((values, (buckets.flatten().cpu().numpy(), columns)), shape=(count, n))
+    return torch.from_numpy(matrix @ rows.detach().cpu().numpy()).to(rows.device)
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
