@@ -1,0 +1,1 @@
+"""Transfer: which pretrained model to start from for some data."""

@@ -1,0 +1,275 @@
+"""Transfer scores: how well a pretrained model suits labelled data, from one forward pass and without training it.
+
+Each is a function of what the model gives for the data: the features before its last layer, its probabilities over the
+classes that it was trained on, and the labels of the data. A higher score promises more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from netkin.arrays import as_matrix
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+
+Array = np.ndarray
+NEIGHBOURS = 5
+GBC_WIDTH = 64  # principal directions, as its paper has it
+STEPS = 100  # of LogME's fixed point at most
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a model gives for labelled data: features and probabilities, a row for each example, and the labels."""
+
+    features: Array
+    labels: Array
+    probabilities: Array | None = None
+
+    @classmethod
+    def of(cls, features: Any, labels: Any, probabilities: Any = None) -> Evidence:
+        """Return checked evidence, in float64, with labels counted from 0 without gaps."""
+        rows = as_matrix(features, "features").detach().cpu().double().numpy()
+        given = np.asarray(labels)
+        if given.shape != (len(rows),):
+            raise ShapeError(
+                f"there are {len(rows):,} rows of features and labels of shape {given.shape}; give one each."
+            )
+        if given.dtype.kind not in "iub":
+            raise ValueFault(f"labels of classes are whole numbers; got {given.dtype}.")
+        classes, compact = np.unique(given, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueFault(
+                f"all {len(rows):,} examples have the label {classes[0]}; a score needs two classes or more."
+            )
+        return cls(rows, compact, None if probabilities is None else _probabilities(probabilities, len(rows)))
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def one_hot(self) -> Array:
+        return np.eye(self.classes)[self.labels]
+
+    @property
+    def source(self) -> Array:
+        """The probabilities of the classes that the model knows."""
+        if self.probabilities is None:
+            raise NoValue("this score reads the model's probabilities, and the model has no classes of its own.")
+        return self.probabilities
+
+    def by_class(self) -> Iterator[Array]:
+        """Yield the features of each class."""
+        for one in range(self.classes):
+            yield self.features[self.labels == one]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A transfer score by its name."""
+
+    function: Callable[[Evidence], float]
+    reference: str
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+SCORES: dict[str, Score] = {}
+
+
+def score(reference: str) -> Callable[[Callable[[Evidence], float]], Callable[[Evidence], float]]:
+    """Register a transfer score."""
+
+    def register(function: Callable[[Evidence], float]) -> Callable[[Evidence], float]:
+        SCORES[function.__name__] = Score(function, reference)
+        return function
+
+    return register
+
+
+def find_score(name: str) -> Score:
+    """Return the score of that name."""
+    if name not in SCORES:
+        raise UnknownName(
+            f"no transfer score named {name!r}{did_you_mean(name, SCORES) or ';'} there are {', '.join(SCORES)}."
+        )
+    return SCORES[name]
+
+
+@score("Nguyen et al. (2020), arXiv:2002.12462")
+def leep(evidence: Evidence) -> float:
+    """Return the mean log-likelihood of the labels, predicted from the model's own classes.
+
+    With P(y, z) the mean of the probability of the class z over the examples of the label y, an example's label has
+    the likelihood ``Σ_z P(y | z) p(z | x)``.
+    """
+    joint = evidence.one_hot.T @ evidence.source / len(evidence.labels)
+    given = joint / np.maximum(joint.sum(0), np.finfo(float).tiny)
+    likelihood = (evidence.source * given[evidence.labels]).sum(1)
+    return float(np.log(likelihood).mean())
+
+
+@score("Tran et al. (2019), arXiv:1908.08142")
+def nce(evidence: Evidence) -> float:
+    """Return minus the entropy of the labels, given the class that the model names: ``-H(Y | Z)`` in nats."""
+    named = np.eye(evidence.source.shape[1])[evidence.source.argmax(1)]
+    joint = evidence.one_hot.T @ named / len(named)
+    given = joint / np.maximum(joint.sum(0), np.finfo(float).tiny)
+    return float((joint * np.log(np.where(given > 0, given, 1))).sum())
+
+
+@score("Bao et al. (2019), arXiv:2212.10082")
+def h_score(evidence: Evidence) -> float:
+    """Return ``tr(cov(f)⁺ cov(E[f | y]))``, the share of the features' whitened variance that the labels explain."""
+    centred, means = _about_mean(evidence)
+    covariance = centred.T @ centred / len(centred)
+    return float(np.trace(np.linalg.pinv(covariance, hermitian=True) @ (means.T @ means) / len(means)))
+
+
+@score("Ibrahim et al. (2021), arXiv:2110.06893")
+def h_score_regularised(evidence: Evidence) -> float:
+    """Return the H-score with covariances shrunk by the rule of Ledoit and Wolf, for few examples or many features."""
+    centred, means = _about_mean(evidence)
+    n, d = centred.shape
+    covariance = centred.T @ centred / n
+    mean = np.trace(covariance) / d
+    spread = ((covariance - mean * np.eye(d)) ** 2).sum()
+    noise = ((centred**2).sum(1) ** 2).mean() - (covariance**2).sum()
+    share = 0.0 if spread == 0 else min(max(noise / n, 0.0), spread) / spread
+    shrunk = (1 - share) * covariance + share * mean * np.eye(d)
+    return float(np.trace(np.linalg.pinv(shrunk, hermitian=True) @ ((1 - share) * means.T @ means / n)))
+
+
+@score("You et al. (2021), arXiv:2102.11005")
+def logme(evidence: Evidence) -> float:
+    """Return the logarithm of the evidence of a Bayesian linear model of each label, the mean over labels and examples.
+
+    Precisions α of the weights and β of the noise are those of the greatest evidence, found by MacKay's fixed point.
+    """
+    U, S, _ = np.linalg.svd(evidence.features, full_matrices=False)
+    return float(
+        np.mean([_log_evidence(U.T @ y, float(y @ y), S, evidence.features.shape) for y in evidence.one_hot.T])
+    )
+
+
+def _log_evidence(turned: Array, size: float, S: Array, shape: tuple[int, ...]) -> float:
+    """Return the greatest log evidence over the number of examples; `turned` is Uᵀy, `size` ‖y‖²."""
+    n, d = shape
+    alpha = beta = 1.0
+    left = max(size - float(turned @ turned), 0.0)  # what no weights explain
+    for _ in range(STEPS):
+        gamma = float((beta * S**2 / (alpha + beta * S**2)).sum())
+        weights = beta * S * turned / (alpha + beta * S**2)
+        length, rest = float(weights @ weights), left + float(((turned - S * weights) ** 2).sum())
+        before = (alpha, beta)
+        alpha, beta = gamma / max(length, 1e-300), (n - gamma) / max(rest, 1e-300)
+        if np.allclose((alpha, beta), before, rtol=1e-6):
+            break
+    weights = beta * S * turned / (alpha + beta * S**2)
+    length, rest = float(weights @ weights), left + float(((turned - S * weights) ** 2).sum())
+    logdet = float(np.log(alpha + beta * S**2).sum()) + (d - len(S)) * np.log(alpha)
+    found = d * np.log(alpha) + n * np.log(beta) - n * np.log(2 * np.pi) - beta * rest - alpha * length - logdet
+    return found / 2 / n
+
+
+@score("Huang et al. (2022), arXiv:2106.09362")
+def transrate(evidence: Evidence) -> float:
+    """Return how many more nats it takes to code all features than those of one class, to a precision of 1e-4."""
+    centred = evidence.features - evidence.features.mean(0)
+    rates = [_coding_rate(centred[evidence.labels == one]) for one in range(evidence.classes)]
+    return _coding_rate(centred) - float(np.mean(rates))
+
+
+def _coding_rate(rows: Array, precision: float = 1e-4) -> float:
+    values = np.linalg.svd(rows, compute_uv=False) ** 2
+    return float(np.log1p(values / (len(rows) * precision)).sum() / 2)
+
+
+@score("Pándy et al. (2022), arXiv:2111.12780")
+def gbc(evidence: Evidence) -> float:
+    """Return minus the overlap of the classes, seen as Gaussians with diagonal covariances in 64 principal directions.
+
+    ``-Σ exp(-D)`` over ordered pairs of classes, D the Bhattacharyya distance.
+    """
+    centred = evidence.features - evidence.features.mean(0)
+    _, _, V = np.linalg.svd(centred, full_matrices=False)
+    rows = centred @ V[:GBC_WIDTH].T
+    parts = [rows[evidence.labels == one] for one in range(evidence.classes)]
+    means = np.stack([part.mean(0) for part in parts])
+    floor = 1e-10 * rows.var(0).max()
+    variances = np.stack([part.var(0) for part in parts]) + floor
+    total = 0.0
+    for i in range(len(parts)):
+        between = (variances[i] + variances) / 2
+        distance = ((means[i] - means) ** 2 / between).sum(1) / 8
+        distance += np.log(between / np.sqrt(variances[i] * variances)).sum(1) / 2
+        total += float(np.exp(-np.delete(distance, i)).sum())
+    return -total
+
+
+@score("leave-one-out accuracy of the five nearest neighbours")
+def knn(evidence: Evidence) -> float:
+    """Return how often the five nearest other examples, by the cosine of centred features, vote for the label."""
+    centred = evidence.features - evidence.features.mean(0)
+    unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), np.finfo(float).tiny)
+    count, right = min(NEIGHBOURS, len(unit) - 1), 0
+    for start in range(0, len(unit), 1024):
+        likeness = unit[start : start + 1024] @ unit.T
+        likeness[np.arange(len(likeness)), start + np.arange(len(likeness))] = -np.inf
+        nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
+        weights = np.take_along_axis(likeness, nearest, 1) + 1  # breaks ties by likeness
+        votes = np.zeros((len(likeness), evidence.classes))
+        np.add.at(votes, (np.arange(len(likeness))[:, None], evidence.labels[nearest]), 1 + 1e-6 * weights)
+        right += int((votes.argmax(1) == evidence.labels[start : start + 1024]).sum())
+    return right / len(unit)
+
+
+@score("accuracy of a ridge classifier, five folds")
+def linear_probe(evidence: Evidence) -> float:
+    """Return the cross-validated accuracy of ridge regression onto the labels, at the best of its ridges."""
+    folds = np.random.default_rng(0).permutation(len(evidence.labels)) % 5
+    right = np.zeros(len(RIDGES))
+    for fold in range(5):
+        inside = folds != fold
+        right += _ridge_right(evidence, inside)
+    return float(right.max() / len(folds))
+
+
+RIDGES = 10.0 ** np.arange(-6, 3)
+
+
+def _ridge_right(evidence: Evidence, inside: Array) -> Array:
+    """Return for each ridge how many of the examples outside the fit are classified right."""
+    rows, wanted = evidence.features[inside], evidence.one_hot[inside]
+    mean, level = rows.mean(0), wanted.mean(0)
+    U, S, V = np.linalg.svd(rows - mean, full_matrices=False)
+    turned, seen = U.T @ (wanted - level), (evidence.features[~inside] - mean) @ V.T
+    scale = float((S**2).max())
+    found = []
+    for ridge in RIDGES:
+        guess = seen @ ((S / (S**2 + ridge * scale))[:, None] * turned) + level
+        found.append((guess.argmax(1) == evidence.labels[~inside]).sum())
+    return np.array(found)
+
+
+def _about_mean(evidence: Evidence) -> tuple[Array, Array]:
+    """Return the centred features and for each example the mean of its class."""
+    centred = evidence.features - evidence.features.mean(0)
+    means = np.stack([part.mean(0) for part in evidence.by_class()]) - evidence.features.mean(0)
+    return centred, means[evidence.labels]
+
+
+def _probabilities(given: Any, count: int) -> Array:
+    found = as_matrix(given, "probabilities").detach().cpu().double().numpy()
+    if len(found) != count or (found < 0).any() or not np.allclose(found.sum(1), 1, atol=1e-3):
+        raise ShapeError(
+            f"`probabilities` must hold for each of {count:,} examples numbers of 0 or more that sum to 1; got shape "
+            f"{found.shape}."
+        )
+    return found / found.sum(1, keepdims=True)

@@ -1,0 +1,142 @@
+"""Transfer scores against other roads to the same numbers."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
+from sklearn.covariance import LedoitWolf
+from sklearn.metrics import mutual_info_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from netkin.applications.transfer import scores
+from netkin.applications.transfer.scores import SCORES, Evidence, find_score
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+
+
+@pytest.fixture
+def evidence():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 3, 90)
+    centres = draw.normal(size=(3, 6))
+    features = centres[labels] + draw.normal(size=(90, 6)) * np.linspace(2, 0.5, 6)
+    logits = draw.normal(size=(90, 4)) + np.eye(4)[labels]
+    return Evidence.of(features, labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True))
+
+
+def test_leep_is_the_likelihood_written_out(evidence):
+    P, y, n = evidence.probabilities, evidence.labels, len(evidence.labels)
+    total = 0.0
+    for i in range(n):
+        inner = 0.0
+        for z in range(4):
+            joint = sum(P[k, z] for k in range(n) if y[k] == y[i]) / n
+            inner += joint / (sum(P[k, z] for k in range(n)) / n) * P[i, z]
+        total += np.log(inner)
+    assert scores.leep(evidence) == pytest.approx(total / n, abs=1e-12)
+
+
+def test_nce_is_mutual_information_less_the_entropy_of_labels(evidence):
+    y, z = evidence.labels, evidence.probabilities.argmax(1)
+    shares = np.bincount(y) / len(y)
+    wanted = mutual_info_score(y, z) + (shares * np.log(shares)).sum()
+    assert scores.nce(evidence) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_h_score_is_the_sum_of_squared_correlations_with_the_labels(evidence):
+    F, Y = (one - one.mean(0) for one in (evidence.features, evidence.one_hot))
+    Q, U = np.linalg.qr(F)[0], np.linalg.svd(Y, full_matrices=False)[0][:, :2]
+    assert scores.h_score(evidence) == pytest.approx(((Q.T @ U) ** 2).sum(), abs=1e-10)
+
+
+def test_the_regularised_h_score_shrinks_by_ledoit_and_wolf(evidence):
+    few = Evidence.of(evidence.features[:12], evidence.labels[:12])
+    fit = LedoitWolf().fit(few.features)
+    means = np.stack([few.features[few.labels == one].mean(0) for one in range(3)]) - few.features.mean(0)
+    G = means[few.labels]
+    wanted = np.trace(np.linalg.inv(fit.covariance_) @ ((1 - fit.shrinkage_) * G.T @ G / 12))
+    assert 0.05 < fit.shrinkage_ < 0.95
+    assert scores.h_score_regularised(few) == pytest.approx(wanted, abs=1e-10)
+
+
+def test_logme_is_the_greatest_evidence_of_a_gaussian_process(evidence):
+    F, n = evidence.features, len(evidence.features)
+
+    def negative(logs, y):
+        alpha, beta = np.exp(logs)
+        return -multivariate_normal(np.zeros(n), np.eye(n) / beta + F @ F.T / alpha).logpdf(y) / n
+
+    best = np.mean([-minimize(negative, np.zeros(2), args=(y,), method="Nelder-Mead").fun for y in evidence.one_hot.T])
+    assert scores.logme(evidence) == pytest.approx(best, abs=1e-5)
+
+
+def test_transrate_is_a_difference_of_determinants(evidence):
+    def rate(Z):
+        return np.linalg.slogdet(np.eye(6) + Z.T @ Z / (len(Z) * 1e-4))[1] / 2
+
+    Z = evidence.features - evidence.features.mean(0)
+    wanted = rate(Z) - np.mean([rate(Z[evidence.labels == one]) for one in range(3)])
+    assert scores.transrate(evidence) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_gbc_is_minus_the_integral_of_the_root_of_two_densities():
+    draw = np.random.default_rng(1)
+    labels = np.repeat([0, 1], 500)
+    features = draw.normal(size=(1000, 1)) * np.where(labels, 2.0, 1.0)[:, None] + labels[:, None]
+    rows = features - features.mean()
+    a, b = rows[labels == 0, 0], rows[labels == 1, 0]
+    x = np.linspace(-15, 15, 100_001)
+    densities = [np.exp(-((x - one.mean()) ** 2) / 2 / one.var()) / np.sqrt(2 * np.pi * one.var()) for one in (a, b)]
+    overlap = np.trapezoid(np.sqrt(densities[0] * densities[1]), x)
+    assert scores.gbc(Evidence.of(features, labels)) == pytest.approx(-2 * overlap, abs=1e-6)
+
+
+def test_knn_votes_as_another_library_does(evidence):
+    two = Evidence.of(evidence.features, (evidence.labels > 0).astype(int))
+    unit = two.features - two.features.mean(0)
+    right = 0
+    for i in range(len(unit)):
+        others = np.arange(len(unit)) != i
+        vote = KNeighborsClassifier(5, metric="cosine").fit(unit[others], two.labels[others]).predict(unit[i : i + 1])
+        right += vote[0] == two.labels[i]
+    assert scores.knn(two) == pytest.approx(right / len(unit))
+
+
+def test_a_probe_separates_what_a_line_separates_and_no_more():
+    draw = np.random.default_rng(2)
+    features = draw.normal(size=(300, 8))
+    assert scores.linear_probe(Evidence.of(features, (features[:, 0] > 0).astype(int))) > 0.9
+    assert scores.linear_probe(Evidence.of(features, draw.integers(0, 2, 300))) < 0.62
+
+
+@pytest.mark.parametrize("name", list(SCORES))
+def test_every_score_prefers_features_that_know_the_labels(name):
+    """And falls when the labels are shuffled, which no feature can know."""
+    draw = np.random.default_rng(3)
+    labels = draw.integers(0, 4, 400)
+    logits = 2 * np.eye(5)[labels] + draw.normal(size=(400, 5))
+    P = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    good = Evidence.of(draw.normal(size=(4, 10))[labels] + draw.normal(size=(400, 10)), labels, P)
+    shuffled = Evidence.of(good.features, draw.permutation(labels), P)
+    assert SCORES[name].function(good) > SCORES[name].function(shuffled)
+
+
+def test_labels_of_any_numbers_count_as_classes(evidence):
+    other = Evidence.of(evidence.features, np.array([7, 100, -3])[evidence.labels], evidence.probabilities)
+    assert other.classes == 3
+    assert scores.h_score(other) == pytest.approx(scores.h_score(evidence))
+
+
+def test_what_can_not_be_scored_is_refused(evidence):
+    F = evidence.features
+    with pytest.raises(ShapeError, match=r"90 rows of features and labels of shape \(89,\)"):
+        Evidence.of(F, np.zeros(89, dtype=int))
+    with pytest.raises(ValueFault, match="all 90 examples have the label 4; a score needs two classes"):
+        Evidence.of(F, np.full(90, 4))
+    with pytest.raises(ValueFault, match="whole numbers; got float64"):
+        Evidence.of(F, np.linspace(0, 1, 90))
+    with pytest.raises(ShapeError, match="numbers of 0 or more that sum to 1"):
+        Evidence.of(F, evidence.labels, F)
+    with pytest.raises(NoValue, match="reads the model's probabilities"):
+        scores.leep(Evidence.of(F, evidence.labels))
+    with pytest.raises(UnknownName, match="no transfer score named 'logm'; did you mean 'logme'"):
+        find_score("logm")
