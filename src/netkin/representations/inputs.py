@@ -40,13 +40,13 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     `forward` does with the model counts as one forward.
     """
     model = unwrapped(model)
-    with one_forward(model):
-        if forward is not None:
+    if forward is not None:
+        with one_forward(model):
             return forward(model, batch)
-        inputs = inputs_of(batch)
-        if isinstance(inputs, Mapping):
-            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-        return model(inputs)
+    inputs = inputs_of(batch)
+    if isinstance(inputs, Mapping):
+        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+    return model(inputs)
 
 
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
@@ -70,6 +70,8 @@ def transformed(batch: Any, transform: Transform | None) -> Any:
 def moved(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
     """Return copies of a batch's tensors and arrays, on the model's device and in its precision; `home` if known."""
     device, dtype = home or (device_of(model), dtype_of(model))
+    if isinstance(batch, Tensor):
+        return _moved(batch, device, dtype)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 
