@@ -87,6 +87,7 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         )
     for kind in found:
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
             raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")

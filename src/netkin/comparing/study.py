@@ -13,12 +13,11 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan
+from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.measures.registry import measures as all_measures
 from netkin.progress import ProgressOption, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now
@@ -238,9 +237,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name in PLAIN:
         setattr(statistics, name, header[name])
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
-    known = {kind.kind: kind for kinds in every for kind in kinds}
     for i, held in enumerate(header["collectors"]):
+        known = {kind.kind: kind for kind in needs[i].candidates}
         statistics.collectors[i] = [
             known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
         ]
@@ -249,7 +247,7 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = measure.facts.reads.collectors
+    candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
 
