@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
+from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.representations.hooks import one_forward
 from netkin.representations.layers import unwrapped
@@ -159,6 +160,12 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
     return min(known, examples) if known is not None and examples else known or examples
 
 
+def shuffles_anew(data: Any) -> bool:
+    """Return whether a loader shuffles by no generator of its own, so that no other loader has the same order."""
+    sampler = getattr(data, "sampler", None)
+    return isinstance(sampler, RandomSampler) and sampler.generator is None
+
+
 def part_of(data: Any, start: int, stop: int) -> Any:
     """Return the examples `start` to `stop` of data that give them in the same order each time.
 
@@ -271,6 +278,8 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if isinstance(leaf, np.ma.MaskedArray):
+        refuse_masked(leaf, "data")
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
         shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
         leaf = torch.as_tensor(leaf if shared else leaf.copy())
