@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.errors import FileFault, NetkinError, ShapeError, ValueFault
 from netkin.measures import measures
+from netkin.sources.batches import Borrowed
 from netkin.statistics import rows as rows_module
 from worlds import Worlds
 
@@ -256,6 +257,10 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge(["part.netkin"])
 
 
+def shuffled(images):
+    return DataLoader(TensorDataset(images), batch_size=8, shuffle=True)
+
+
 class Unknown:
     """Data that do not tell how many they are."""
 
@@ -269,15 +274,32 @@ class Unknown:
 @pytest.mark.parametrize(
     "data, words",
     [
-        (lambda images: DataLoader(TensorDataset(images), batch_size=8, shuffle=True), "a loader that shuffles"),
+        (shuffled, "a loader that shuffles"),
+        (lambda images: Borrowed("mine", shuffled(images)), "a loader that shuffles"),
         (lambda images: iter(images.split(8)), "do not tell how many they are can't be split into parts"),
         (Unknown, "do not tell how many they are can't be split into parts; give each part `start`"),
     ],
-    ids=["shuffled", "stream", "unknown length"],
+    ids=["shuffled", "shuffled under a name", "stream", "unknown length"],
 )
 def test_data_that_have_no_parts_are_refused(doubles, inputs, data, words):
     with pytest.raises(ValueFault, match=words):
         nk.collect(*doubles, data(inputs), "cka", part="1/2")
+
+
+def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
+    class Counted(TensorDataset):
+        def __getitem__(self, place):
+            seen.append(place)
+            return super().__getitem__(place)
+
+    seen = []
+    data = Borrowed("mine", DataLoader(Counted(inputs), batch_size=8))
+    part = nk.collect(*doubles, data, "cka", part="2/2")
+    assert set(seen) == set(range(len(inputs) // 2, len(inputs)))
+    assert part.data == "mine"
+    whole = nk.merge([part, nk.collect(*doubles, data, "cka", part="1/2")])
+    ours = nk.compare(*doubles, inputs)
+    assert whole.compare().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)
 
 
 @pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", (1,), 5, "1/51"])

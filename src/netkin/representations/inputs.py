@@ -162,7 +162,7 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
 
 def shuffles_anew(data: Any) -> bool:
     """Return whether a loader shuffles by no generator of its own, so that no other loader has the same order."""
-    sampler = getattr(data, "sampler", None)
+    sampler = getattr(_loader_of(data), "sampler", None)
     return isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
@@ -176,8 +176,8 @@ def part_of(data: Any, start: int, stop: int) -> Any:
         return _slice(data, batch_length(data), slice(start, stop))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Subset(data, range(start, stop))
-    if isinstance(data, DataLoader):
-        return _loader_part(data, start, stop)
+    if isinstance(_loader_of(data), DataLoader):
+        return _loader_part(_loader_of(data), start, stop)
     if isinstance(data, Iterator):
         raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
     return (
@@ -185,6 +185,11 @@ def part_of(data: Any, start: int, stop: int) -> Any:
         if isinstance(data, (list, tuple))
         else _Range(data, start, stop)
     )
+
+
+def _loader_of(data: Any) -> Any:
+    """Return the loader inside data that have a name, as `nk.load_data` gives them; others as they are."""
+    return getattr(data, "batches", data)
 
 
 class _Range:
