@@ -202,6 +202,20 @@ def test_separate_loaders_say_where_they_start(doubles, inputs, layers):
     assert nk.merge(parts[:2]).ranges == [(20, 50)]
 
 
+def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
+    parts = {
+        start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
+        for start in (0, 20, 30)
+    }
+    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
+    some = nk.merge([parts[30], parts[0], parts[20]])
+    assert (some.expected, some.gaps) == (40, [(10, 20)])
+    assert some.compare().warnings[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
+    third = nk.collect(*doubles, inputs, "cka", layers="fc", part="3/4")
+    assert (third.expected, third.gaps) == (len(inputs), [(0, len(inputs) // 2), (3 * len(inputs) // 4, len(inputs))])
+
+
 def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
     parts = [nk.collect(*doubles, inputs, "cka", examples=31, part=(part, 3), layers=layers) for part in (1, 2, 3)]
     assert [part.ranges for part in parts] == [[(0, 10)], [(10, 20)], [(20, 31)]]
