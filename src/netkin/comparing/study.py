@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan
+from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
@@ -82,10 +83,21 @@ class Statistics:
     @property
     def missing(self) -> str:
         """A sentence if parts of the data have not been merged in, else empty."""
-        expected = self.study.examples
-        if not self.part or expected is None or self.examples >= expected or self.ended:
+        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.ended:
             return ""
-        return f"these numbers rest on {self.examples:,} of {expected:,} examples: not all parts have been merged."
+        return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def expected(self) -> int:
+        """How many examples all parts hold together, as far as the parts here tell."""
+        return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that are expected and not here, as ranges (first, one behind the last)."""
+        ends = [(0, 0), *self.ranges, (self.expected, self.expected)]
+        return [(stop, start) for (_, stop), (start, _) in pairwise(ends) if stop < start]
 
     @property
     def products(self) -> str:
@@ -240,7 +252,7 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = measure.facts.reads.collectors
+    candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
 

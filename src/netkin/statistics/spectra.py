@@ -168,6 +168,18 @@ class LayerSpectra(Collector):
         made.resolutions = study.resolutions
         return made
 
+    @classmethod
+    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:
+        """Return the spectra of all pairs of some layers' maps, differentiably."""
+        collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
+        given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
+        _refuse_unpaired(given)
+        for key, array in given.items():
+            refuse_non_finite(array, label(key))
+        collector._counts += len(next(iter(given.values())))
+        collector._fold(given, np.arange(collector.n))
+        return collector
+
     def serves(self, settings: LinearSettings) -> str:
         self._refuse_unfit(settings)
         return settings.lacking(self.precision, debiased=False)
