@@ -45,7 +45,7 @@ def bytes_in(*things):
 def held(monkeypatch):
     """Return a function that gives the plan of a comparison, and what its statistics held at most."""
     peaks = []
-    for kind, name in ((LayerMoments, "_fold_waiting"), (LayerMoments, "release"), (LinearRows, "release")):
+    for kind, name in ((LayerMoments, "settle"), (LayerMoments, "release"), (LinearRows, "release")):
         before = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda self, old=before: (peaks.append(bytes_in(self)), old(self))[1])
 

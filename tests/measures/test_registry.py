@@ -295,6 +295,18 @@ def test_one_broken_package_does_not_keep_another_from_being_loaded(monkeypatch,
         assert find("theirs_works").name == "theirs_works"
 
 
+def test_two_broken_modules_of_one_package_are_both_named(monkeypatch, own_registry):
+    def fail():
+        raise RuntimeError("gone")
+
+    package = SimpleNamespace(name="broken")
+    entries = [SimpleNamespace(load=fail, name=name, value=f"broken.{name}", dist=package) for name in ("one", "two")]
+    offer(monkeypatch, fail)
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    assert list(broken_packages()) == ["broken"]
+    assert all(f"in 'broken.{name}' could not be loaded" in broken_packages()["broken"] for name in ("one", "two"))
+
+
 def test_the_same_function_defined_again_takes_the_place_of_the_first(own_registry, worlds):
     def cell(number):
         @measure(**PLAIN)

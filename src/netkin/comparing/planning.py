@@ -87,6 +87,8 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         )
     for kind in found:
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
+        lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
             raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
@@ -205,6 +207,7 @@ class _Findings:
         self.holes: list[str] = []
         self.alignment = Alignment([], [])
         self.chosen = Plan(0, 0, ())
+        self.unchunked = 0  # bytes without error bars
 
     def look(self, batches: Iterable[Mapping[Runner, Any]]) -> None:
         """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
@@ -243,6 +246,7 @@ class _Findings:
         self.study = replace(self.study, layers=self.alignment.layers, rectangles=self.alignment.rectangles)
         if self.alignment.layers:
             self.chosen = make_plan(needs_of(self.measures), self.study)
+            self.unchunked = make_plan(needs_of(self.measures), replace(self.study, chunks=0)).bytes
 
     def plan(self, refused: str = "") -> Plan:
         """Return all that is known, in figures and in words."""
@@ -293,10 +297,12 @@ class _Findings:
         yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
         if plan.limit:
             yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
+            yield from (f"  {line}" for line in self.chosen.lines if len(self.chosen.lines) > 1)
         if self.study.chunks:
+            without = f", {size_in_words(self.unchunked)} without them" if self.unchunked else ""
             yield (
-                f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory; every value "
-                f"is read {self.study.chunks + 1} times"
+                f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory{without}; "
+                f"every value is read {self.study.chunks + 1} times"
             )
         if plan.operations is not None:
             yield f"work: {_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,16 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan
+from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.measures.registry import measures as all_measures
 from netkin.progress import ProgressOption, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
+from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
 PLAIN = (
@@ -82,10 +83,21 @@ class Statistics:
     @property
     def missing(self) -> str:
         """A sentence if parts of the data have not been merged in, else empty."""
-        expected = self.study.examples
-        if not self.part or expected is None or self.examples >= expected or self.ended:
+        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.ended:
             return ""
-        return f"these numbers rest on {self.examples:,} of {expected:,} examples: not all parts have been merged."
+        return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def expected(self) -> int:
+        """How many examples all parts hold together, as far as the parts here tell."""
+        return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that are expected and not here, as ranges (first, one behind the last)."""
+        ends = [(0, 0), *self.ranges, (self.expected, self.expected)]
+        return [(stop, start) for (_, stop), (start, _) in pairwise(ends) if stop < start]
 
     @property
     def products(self) -> str:
@@ -185,14 +197,9 @@ class Statistics:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all to one file; the file appears whole or not at all."""
-        arrays: dict[str, np.ndarray] = {}
-        held: list[list[dict[str, Any]]] = []
-        for i, collectors in enumerate(self.collectors):
-            held.append([])
-            for j, collector in enumerate(collectors):
-                tensors, header = collector._state()
-                arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
-                held[-1].append({"kind": collector.kind, "state": header})
+        tensors: dict[str, torch.Tensor] = {}
+        held = packed(self.collectors, tensors, "collectors")
+        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
         files.write(path, KIND, self._header() | {"collectors": held}, arrays)
 
     def _header(self) -> dict[str, Any]:
@@ -238,25 +245,16 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name in PLAIN:
         setattr(statistics, name, header[name])
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
-    known = {kind.kind: kind for kinds in every for kind in kinds}
-    for i, held in enumerate(header["collectors"]):
-        statistics.collectors[i] = [
-            known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
-        ]
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    statistics.collectors = unpacked(header["collectors"], tensors)
     return statistics
 
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = measure.facts.reads.collectors
+    candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
-
-
-def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    return {name: torch.from_numpy(array.copy()) for name, array in mine.items()}
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:

@@ -346,7 +346,11 @@ def broken_packages() -> dict[str, str]:
 
 @functools.cache
 def _load_entry_points() -> dict[str, str]:
-    return {package: why for entry in entry_points(group="netkin.measures") for package, why in _load(entry).items()}
+    found: dict[str, str] = {}
+    for entry in entry_points(group="netkin.measures"):
+        for package, why in _load(entry).items():
+            found[package] = f"{found[package]} And {why}" if package in found else why
+    return found
 
 
 def _load(entry: EntryPoint) -> dict[str, str]:

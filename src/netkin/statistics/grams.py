@@ -21,13 +21,11 @@ from netkin.statistics.collector import (
     Settings,
     Study,
     chunk_of,
-    key_from,
     keys_of,
     label,
     name_of,
     one_feed,
     place_of,
-    rectangles_from,
     refuse_missing,
     refuse_other_width,
     row_numbers,
@@ -35,6 +33,7 @@ from netkin.statistics.collector import (
 )
 from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
 from netkin.statistics.products import gram_product
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -96,6 +95,10 @@ class LayerGrams(Collector):
     kind = "LayerGrams"
     holds = "Grams"
     reduces = True
+    stored = (
+        "rectangles", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
+        "_waiting", "_numbers", "_each", "_scales", "_centres",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -120,14 +123,16 @@ class LayerGrams(Collector):
         self.widths: dict[Key, int] = {}
         self._scales: dict[Key, float] = {}
         self._centres: dict[Key, bool] = {}
-        self._finished: tuple[list[Tensor], Tensor, np.ndarray, np.ndarray] | None = None
+        self.release()
 
     def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
         """Say which pairs are wanted, where the layers' names are learnt from the first batch."""
         self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names, groups = keys_of(self.rectangles), max(self.chunks, 1)
-        self._cross = [torch.zeros(groups, len(x), len(y), dtype=torch.float64) for x, y in self.rectangles]
-        self._own = torch.zeros(groups, len(self.names), dtype=torch.float64)
+        self.names = keys_of(self.rectangles)
+        self._sums = torch.zeros(max(self.chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
+
+    def release(self) -> None:
+        self._finished: tuple[Tensor, np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def settings_for(cls, measure: Any) -> GramSettings:
@@ -242,28 +247,24 @@ class LayerGrams(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
-        place, turned = place_of(self.rectangles, a, b, self.names, "Gram matrices")
-        cross, own, counts, weights = self._with_remainder()
+        place_of(self.rectangles, a, b, self.names, "Gram matrices")
+        sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
         if batches == 0 or self.batch is None:
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
-        left, right = self.rectangles[place]
-        x, y = (b, a) if turned else (a, b)
-        value = summed(cross[place], without)[left.index(x), right.index(y)]
-        sizes = summed(own, without)
-        first, second = (sizes[self.names.index(name)] / weight for name in (a, b))
-        return Grams(value / weight, first, second, self.batch, batches, self._left_out)
+        x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
+        return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
     def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        counts = self._with_remainder()[2]
+        counts = self._with_remainder()[1]
         left_out = f"; {self._left_out} examples left out" if self._left_out else ""
         batches = "1 batch" if counts.sum() == 1 else f"{counts.sum():,} batches"
         return f"mini-batch estimate ({batches} of up to {self.batch}{left_out})"
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        return tuple(self._with_remainder()[2].tolist()) if self.chunks else ()
+        return tuple(self._with_remainder()[1].tolist()) if self.chunks else ()
 
     @property
     def _left(self) -> int:
@@ -275,18 +276,17 @@ class LayerGrams(Collector):
         """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
         return sum(len(part.numbers) for part in self._waiting.values() if len(part.numbers) < 4)
 
-    def _with_remainder(self) -> tuple[list[Tensor], Tensor, np.ndarray, np.ndarray]:
+    def _with_remainder(self) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """Return the sums and counts with those incomplete mini-batches that are large enough."""
         if self._finished is None:
-            before = self._cross, self._own, self._counts, self._weights
-            self._cross = [values.clone() for values in self._cross]
-            self._own, self._counts, self._weights = self._own.clone(), self._counts.copy(), self._weights.copy()
+            before = self._sums, self._counts, self._weights
+            self._sums, self._counts, self._weights = self._sums.clone(), self._counts.copy(), self._weights.copy()
             for place, part in sorted(self._waiting.items()):
                 if len(part.numbers) >= 4:
                     self._add(place, self._kernels(part))
             # read number by number, so on the CPU
-            self._finished = ([one.cpu() for one in self._cross], self._own.cpu(), self._counts, self._weights)
-            self._cross, self._own, self._counts, self._weights = before
+            self._finished = (self._sums.cpu(), self._counts, self._weights)
+            self._sums, self._counts, self._weights = before
         return self._finished
 
     # --- merging ------------------------------------------------------------------------------------------------------
@@ -308,8 +308,7 @@ class LayerGrams(Collector):
             scales = [side._scales[name] for side in (merged, theirs) if name in side._scales]
             for side in (merged, theirs) if scales else ():
                 side._rescale(name, min(scales))
-        merged._cross = [mine + more.to(mine.device) for mine, more in zip(merged._cross, theirs._cross, strict=True)]
-        merged._own = merged._own + theirs._own.to(merged._own.device)
+        merged._sums = merged._sums + theirs._sums.to(merged._sums.device)
         merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
         numbered = self._numbers.given and other._numbers.given
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
@@ -335,12 +334,8 @@ class LayerGrams(Collector):
         ]
         part = self._copy()
         part.open_pairs([(left, right) for left, right in rectangles if left and right])
-        for values, (left, right) in zip(part._cross, part.rectangles, strict=True):
-            for x, y in ((x, y) for x in left for y in right):
-                place, _ = place_of(self.rectangles, x, y, self.names, "Gram matrices")
-                rows, columns = self.rectangles[place]
-                values[:, left.index(x), right.index(y)] = self._cross[place][:, rows.index(x), columns.index(y)].cpu()
-        part._own = self._own[:, [self.names.index(key) for key in part.names]]
+        places = [self.names.index(key) for key in part.names]
+        part._sums = self._sums[:, places][:, :, places]
         part._waiting = {place: one.restricted(part.names) for place, one in self._waiting.items()}
         return part
 
@@ -391,74 +386,20 @@ class LayerGrams(Collector):
         first = kernels[self.names[0]]
         flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
         chunk = int(chunk_of(np.array([place]), self.chunks)[0])
-        every = flat @ flat.T if len(self.rectangles) > 1 else None
-        self._cross = [values.to(flat.device) for values in self._cross]
-        for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
-            rows, columns = self._places(left), self._places(right)
-            values[chunk] += flat[rows] @ flat[columns].T if every is None else every[rows][:, columns]
-        self._own = self._own.to(flat.device)
-        self._own[chunk] += flat.square().sum(1)
+        self._sums = self._sums.to(flat.device)
+        self._sums[chunk] += flat @ flat.T
         self._counts[chunk] += 1
         self._weights[chunk] += len(first) * (len(first) - 3)
-
-    def _places(self, names: Sequence[Key]) -> Any:
-        """Return where layers stand among all: a slice if they are neighbours, which costs a GPU no copy."""
-        places = [self.names.index(name) for name in names]
-        start, stop = places[0], places[0] + len(places)
-        return slice(start, stop) if places == list(range(start, stop)) else places
 
     def _rescale(self, name: Key, scale: float) -> None:
         """Count layer `name` in another unit from now on; HSIC is quadratic in the features of either side."""
         ratio = scale / self._scales.get(name, scale)  # until a unit is chosen the sums are zero
         self._scales[name] = scale
         factor = ratio**2 if self.kernel == "linear" else 1.0
-        for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
-            if name in left:
-                values[:, left.index(name)] *= factor
-            if name in right:
-                values[:, :, right.index(name)] *= factor
         if name in self.names:
-            self._own[:, self.names.index(name)] *= factor**2
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"cross.{i}": values for i, values in enumerate(self._cross)} | {"own": self._own}
-        for place, part in self._waiting.items():
-            tensors[f"waiting.{place}"] = torch.from_numpy(np.sort(part.numbers))
-            tensors |= {f"waiting.{place}.{i}": rows for i, rows in enumerate(part.in_order().values())}
-        header = {
-            "rectangles": self.rectangles,
-            "batch": self.batch,
-            "kernel": self.kernel,
-            "fraction": self.fraction,
-            "chunks": self.chunks,
-            "counts": self._counts.tolist(),
-            "weights": self._weights.tolist(),
-            "numbers": [self._numbers.next, self._numbers.given],
-            "each": self._each,
-            "waiting": list(self._waiting),
-            "widths": list(self.widths.items()),
-            "scales": list(self._scales.items()),
-            "centres": list(self._centres.items()),
-        }
-        return tensors, header
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        options = {name: header[name] for name in ("batch", "kernel", "fraction", "chunks")}
-        statistic = cls(rectangles_from(header["rectangles"]), **options)
-        statistic._cross = [tensors[f"cross.{i}"] for i in range(len(statistic.rectangles))]
-        statistic._own, statistic._counts = tensors["own"], np.array(header["counts"], dtype=np.int64)
-        statistic._weights = np.array(header["weights"], dtype=np.float64)
-        statistic._numbers, statistic._each = Numbers(*header["numbers"]), header["each"]
-        statistic.widths, statistic._scales, statistic._centres = (
-            {key_from(key): value for key, value in header[name]} for name in ("widths", "scales", "centres")
-        )
-        for place in header["waiting"]:
-            rows = {name: [tensors[f"waiting.{place}.{i}"]] for i, name in enumerate(statistic.names)}
-            statistic._waiting[place] = _Incomplete(tensors[f"waiting.{place}"].numpy(), rows)
-        return statistic
+            place = self.names.index(name)
+            self._sums[:, place] *= factor
+            self._sums[:, :, place] *= factor
 
 
 class Kernel(NamedTuple):
@@ -468,11 +409,12 @@ class Kernel(NamedTuple):
 
 
 @dataclass
-class _Incomplete:
+class _Incomplete(Stored):
     """The rows of a mini-batch that lacks some: their numbers, and those of every layer in the same order."""
 
     numbers: np.ndarray
     rows: dict[Key, list[Tensor]]
+    stored: ClassVar[tuple[str, ...]] = ("numbers", "rows")
 
     def joined(self, other: _Incomplete) -> _Incomplete:
         """Return the rows of both, none of which may be the same."""

@@ -30,8 +30,6 @@ from netkin.statistics.block_sums import (
     add_product,
     by_chunk,
     common_blocks,
-    from_real_parts,
-    real_parts,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -44,13 +42,11 @@ from netkin.statistics.collector import (
     Settings,
     Study,
     chunk_of,
-    key_from,
     keys_of,
     label,
     name_of,
     one_feed,
     place_of,
-    rectangles_from,
     refuse_missing,
     refuse_other_width,
     row_examples,
@@ -120,6 +116,10 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
+    stored = (
+        "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
+        "_batches", "_numbers", "_counts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -134,12 +134,11 @@ class LayerMoments(Collector):
         self.precision, self.debiased, self.chunks = precision, debiased, chunks
         self._layers: dict[Key, LayerSums] = {}
         self._blocks: list[CrossSums] = []
-        self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
-        self._waiting_chunks: dict[Key, list[np.ndarray]] = {name: [] for name in self.names}
+        self._waiting: list[tuple[dict[Key, Tensor], dict[Key, np.ndarray]]] = []  # rows, and the chunk of each
         self._batches, self._numbers = 0, Numbers()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._sides: dict[tuple[Key, int | None], Side] = {}
+        self.release()
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
@@ -194,56 +193,55 @@ class LayerMoments(Collector):
         have different numbers of rows the place of each row's example in the batch.
         """
         rows = one_feed(self, rows)
-        refuse_missing(self.names, rows)
-        looked_at = isinstance(rows, Owned)  # by the pass
-        matrices = {name: self._matrix(name, rows[name], looked_at) for name in self.names}
-        self._number(matrices, numbers, owners or {})
-        self._batches += 1
-        first = next(iter(matrices.values()))
-        waiting = max(sum(part.shape[0] for part in (*self._waiting[name], new)) for name, new in matrices.items())
-        fold = waiting >= self._enough(first.device)
-        for name, matrix in matrices.items():
-            # what waits must not change when the caller's array does
-            self._waiting[name].append(matrix if fold or looked_at else matrix.clone())
-        if fold:
-            self._fold_waiting()
-
-    def _enough(self, device: torch.device) -> int:
-        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
-        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if device.type == "cuda" else 1)
-
-    def _number(self, matrices: Mapping[Key, Tensor], numbers: Any, owners: Mapping[Key, Any]) -> None:
-        places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        if not self.chunks:
-            self._counts += len(places)
-            return
+        owned = isinstance(rows, Owned)  # matrices that the pass has looked at
+        as_before = owned and {name: one.shape[1] for name, one in rows.items()} == self.widths
+        matrices = dict(rows) if as_before else self._matrices(rows, owned)
+        count = min(map(len, matrices.values()))
+        places = self._numbers.take(numbers, count)
         self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        chunks = self._chunks_of(matrices, places, owners or {}) if self.chunks else {}
+        self._batches += 1
+        enough = (CHUNKED_FOLD if self.chunks else FOLD) * (8 if matrices[self.names[0]].is_cuda else 1)
+        waiting = [*(parts for parts, _ in self._waiting), matrices]
+        fold = any(sum(len(parts[name]) for parts in waiting) >= enough for name in self.names)
+        if not (fold or owned):  # what waits must not change when the caller's array does
+            matrices = {name: matrix.clone() for name, matrix in matrices.items()}
+        self._waiting.append((matrices, chunks))
+        if fold:
+            self.settle()
+
+    def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
+        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
+        refuse_missing(self.names, rows)
+        widths, matrices = self.widths, {}
         for name in self.names:
-            of_rows = row_examples(places, len(matrices[name]), owners.get(name))
-            self._waiting_chunks[name].append(chunk_of(of_rows, self.chunks))
+            matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
+            refuse_other_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
+            if matrix.device.type == "cpu" and not owned:
+                refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
+        return matrices
 
-    def take_rows(
-        self, rows: Mapping[Key, Tensor], examples: Mapping[Key, list[np.ndarray]], counts: np.ndarray
-    ) -> None:
-        """Fold in rows that were kept till now, with the numbers of their examples where chunks are kept."""
-        chunks = {key: [chunk_of(part, self.chunks) for part in parts] for key, parts in examples.items()}
-        self._counts = self._counts + counts
-        self._fold({key: [matrix] for key, matrix in rows.items()}, chunks)
+    def _chunks_of(
+        self, matrices: Mapping[Key, Tensor], places: np.ndarray, owners: Mapping[Key, Any]
+    ) -> dict[Key, np.ndarray]:
+        """Return the chunk of every row of every layer."""
+        found = {name: row_examples(places, len(matrices[name]), owners.get(name)) for name in self.names}
+        return {name: chunk_of(examples, self.chunks) for name, examples in found.items()}
 
-    def _matrix(self, name: Key, rows: Any, looked_at: bool) -> Tensor:
-        matrix = as_matrix(rows, name_of(name), check=False).detach()
-        waiting = [part.shape[1] for part in self._waiting[name]]
-        before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
-        refuse_other_width(name, matrix.shape[1], before, f" in batch {self._batches}")
-        if matrix.device.type == "cpu" and not looked_at:
-            refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
-        return matrix
+    def settle(self) -> None:
+        """Take the products of the rows that wait."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._fold(
+                {name: [parts[name] for parts, _ in waiting] for name in self.names},
+                {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks},
+            )
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
-        self._fold_waiting()
+        self.settle()
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -263,7 +261,7 @@ class LayerMoments(Collector):
         return self._sides[key, without]
 
     def release(self) -> None:
-        self._sides = {}
+        self._sides: dict[tuple[Key, int | None], Side] = {}
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         place_of(self.rectangles, a, b, self.names, "moments")
@@ -289,7 +287,9 @@ class LayerMoments(Collector):
     @property
     def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
-        return {name: layer.width for name, layer in self._layers.items()}
+        waiting = self._waiting[0][0] if self._waiting else {}
+        known = {name: layer.width for name, layer in self._layers.items()}
+        return known or {name: rows.shape[1] for name, rows in waiting.items()}
 
     @property
     def n(self) -> int:
@@ -298,7 +298,7 @@ class LayerMoments(Collector):
 
     def rows_of(self, name: Key) -> int:
         """Return how many rows layer `name` has given so far."""
-        self._fold_waiting()
+        self.settle()
         return self._layers[name].n if name in self._layers else 0
 
     @property
@@ -310,8 +310,8 @@ class LayerMoments(Collector):
     def merge(self, other: Self) -> Self:
         """Return the moments of the data of both."""
         self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased", chunks="chunks")
-        self._fold_waiting()
-        other._fold_waiting()
+        self.settle()
+        other.settle()
         first, second = (self, other) if self._layers else (other, self)
         merged = first._copy()
         if first._layers and second._layers:
@@ -341,14 +341,6 @@ class LayerMoments(Collector):
         self._numbers.next = max(self._numbers.next, other._numbers.next)
 
     # --- folding ------------------------------------------------------------------------------------------------------
-
-    def _fold_waiting(self) -> None:
-        """Take the products of the rows that wait."""
-        if any(self._waiting.values()):
-            waiting, chunks = self._waiting, self._waiting_chunks
-            self._waiting = {name: [] for name in self.names}
-            self._waiting_chunks = {name: [] for name in self.names}
-            self._fold(waiting, chunks)
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
@@ -450,43 +442,6 @@ class LayerMoments(Collector):
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:
                 block.sums[..., block.columns[key]] *= weights
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self._fold_waiting()
-        tensors = {f"block.{i}": real_parts(block.sums) for i, block in enumerate(self._blocks)}
-        for i, layer in enumerate(self._layers.values()):
-            tensors |= {f"own.{i}": real_parts(layer.own), f"shift.{i}": real_parts(layer.shift)}
-        header = {
-            "rectangles": self.rectangles,
-            "precision": "float32" if self.precision == torch.float32 else "float64",
-            "debiased": self.debiased,
-            "chunks": self.chunks,
-            "batches": self._batches,
-            "counts": self._counts.tolist(),
-            "next": self._numbers.next,
-            "layers": [[layer.key, layer.scale, layer.resolution] for layer in self._layers.values()],
-            "blocks": [[list(block.rows), list(block.columns)] for block in self._blocks],
-        }
-        return tensors, header
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(
-            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
-            debiased=header["debiased"], chunks=header["chunks"],
-        )  # fmt: skip
-        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
-        statistic._numbers = Numbers(header["next"])
-        for i, (key, scale, resolution) in enumerate(header["layers"]):
-            own, shift = from_real_parts(tensors[f"own.{i}"], 4), from_real_parts(tensors[f"shift.{i}"], 2)
-            key = key_from(key)
-            statistic._layers[key] = LayerSums(key, shift, scale, resolution, own, header["debiased"])
-        for i, (left, right) in enumerate(rectangles_from(header["blocks"])):
-            sums = from_real_parts(tensors[f"block.{i}"], 4)
-            statistic._blocks.append(CrossSums(left, right, statistic._layers, sums))
-        return statistic
 
 
 def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:

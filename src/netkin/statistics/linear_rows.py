@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from netkin.memory import size_in_words
 from netkin.statistics.collector import (
@@ -16,9 +15,9 @@ from netkin.statistics.collector import (
     Price,
     Rectangle,
     Study,
+    chunk_of,
     keys_of,
     place_of,
-    rectangles_from,
 )
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.moments import Moments
@@ -28,17 +27,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class LinearRows(Collector):
+class LinearRows(LayerRows):
     """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
 
     kind = "LinearRows"
-    holds = "Rows"
     settings_for = LinearSettings.of
+    stored = ("rectangles", "precision", *LayerRows.stored)
 
     def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
-        self.chunks = chunks
-        self.rows = LayerRows(keys_of(self.rectangles), chunks=chunks)
+        super().__init__(keys_of(self.rectangles), chunks=chunks)
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
@@ -73,58 +71,34 @@ class LinearRows(Collector):
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
         made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
-        made.rows.resolutions = study.resolutions
+        made.resolutions = study.resolutions
         return made
 
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)
 
-    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
-        self.rows.update(rows, numbers, owners=owners)
-
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.rows.names, "rows")
-        return self.rows.pair(a, b, without).moments(self.precision)
-
-    def release(self) -> None:
-        self.rows.release()
-
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        return self.rows.chunk_sizes
+        place_of(self.rectangles, a, b, self.names, "rows")
+        return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
         """Return the moments of these rows, where `other` holds moments."""
         if not isinstance(other, LayerMoments):
             return self
         moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
-        layers = self.rows._layers
+        moments.resolutions, layers = self.resolutions, self._layers
         if all(layer.parts for layer in layers.values()):
-            kept = {name: layer.in_order(None, 0) for name, layer in layers.items()}
-            moments.take_rows(kept, {name: layer.examples for name, layer in layers.items()}, self.rows._counts)
+            self.settle()
+            chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
+            moments._counts += self._counts
+            moments._fold({name: layer.parts for name, layer in layers.items()}, chunks)
         return moments
 
     def merge(self, other: Self) -> Self:
         """Return the rows of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision", chunks="chunks")
-        merged = type(self)(self.rectangles, precision=self.precision, chunks=self.chunks)
-        merged.rows = self.rows.merge(other.rows)
-        return merged
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, header = self.rows._state()
-        precision = "float32" if self.precision == torch.float32 else "float64"
-        return tensors, {"rectangles": self.rectangles, "precision": precision, "rows": header}
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(
-            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
-            chunks=header["rows"]["chunks"],
-        )  # fmt: skip
-        statistic.rows = LayerRows._restored(tensors, header["rows"])
-        return statistic
+        self._refuse_unlike(other, layers="rectangles", precision="precision")
+        return super().merge(other)
 
 
 def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:

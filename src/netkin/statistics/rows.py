@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,6 @@ from netkin.statistics.collector import (
     Study,
     chunk_of,
     hashes,
-    key_from,
     keys_of,
     label,
     name_of,
@@ -34,6 +34,7 @@ from netkin.statistics.collector import (
 from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.moments import Moments
 from netkin.statistics.sides import RowsSide
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -122,16 +123,17 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
+    stored = ("names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts")
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
             raise ValueFault(f"`cap` must be at least 1; got {cap}.")
         self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
         self._numbers = Numbers()
-        self._layers = {name: _LayerRows() for name in self.names}
+        self._layers = {name: KeptRows() for name in self.names}
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._samples: dict[tuple[Key, int | None], Sample] = {}
+        self.release()
 
     @classmethod
     def settings_for(cls, measure: Any) -> SampleSettings:
@@ -270,8 +272,14 @@ class LayerRows(Collector):
             self._samples[name, without] = Sample(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
+    def settle(self) -> None:
+        """Put the rows of each layer in order, at most as many as are to be kept."""
+        for layer in self._layers.values():
+            if layer.parts:
+                layer.in_order(self.cap, self.seed)
+
     def release(self) -> None:
-        self._samples = {}
+        self._samples: dict[tuple[Key, int | None], Sample] = {}
 
     def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
@@ -283,9 +291,8 @@ class LayerRows(Collector):
     def chunk_sizes(self) -> tuple[int, ...]:
         if not self.chunks:
             return ()
-        layer = self._layers[self.names[0]]
-        layer.in_order(self.cap, self.seed)
-        kept = np.unique(np.concatenate(layer.examples))
+        self.settle()
+        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
         return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
 
     # --- merging and files --------------------------------------------------------------------------------------------
@@ -294,8 +301,9 @@ class LayerRows(Collector):
         """Return the rows of both, up to the cap."""
         self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
         self._refuse_other_widths(other.widths)
-        merged = type(self)(self.names, cap=self.cap, seed=self.seed, chunks=self.chunks)
-        merged._counts, merged.resolutions = self._counts + other._counts, self.resolutions
+        merged = copy(self)
+        merged.release()
+        merged._counts, merged._layers = self._counts + other._counts, {}
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
         for name in self.names:
             merged._layers[name] = self._layers[name].joined(other._layers[name])
@@ -311,49 +319,18 @@ class LayerRows(Collector):
             layer.numbers = [part + start for part in layer.numbers]
         return moved
 
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors: dict[str, Tensor] = {}
-        for i, layer in enumerate(self._layers.values()):
-            if layer.parts:
-                tensors[f"rows.{i}"] = layer.in_order(self.cap, self.seed)
-                tensors[f"numbers.{i}"] = torch.from_numpy(layer.numbers[0])
-                tensors |= {f"examples.{i}": torch.from_numpy(part) for part in layer.examples}
-        header = {
-            "names": self.names,
-            "cap": self.cap,
-            "seed": self.seed,
-            "chunks": self.chunks,
-            "counts": self._counts.tolist(),
-            "seen": [layer.seen for layer in self._layers.values()],
-            "next": self._numbers.next,
-            "resolutions": [[key, value] for key, value in self.resolutions.items()],
-        }
-        return tensors, header
 
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        names = [key_from(name) for name in header["names"]]
-        statistic = cls(names, cap=header["cap"], seed=header["seed"], chunks=header["chunks"])
-        statistic._counts, statistic._numbers = np.array(header["counts"], dtype=np.int64), Numbers(header["next"])
-        statistic.resolutions = {key_from(key): value for key, value in header["resolutions"]}
-        for i, (layer, seen) in enumerate(zip(statistic._layers.values(), header["seen"], strict=True)):
-            if f"rows.{i}" in tensors:
-                examples = tensors.get(f"examples.{i}")
-                own = None if examples is None else examples.numpy()
-                layer.add(tensors[f"rows.{i}"], tensors[f"numbers.{i}"].numpy(), own)
-            layer.seen = seen
-        return statistic
-
-
-class _LayerRows:
+class KeptRows(Stored):
     """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
         self.numbers: list[np.ndarray] = []
         self.examples: list[np.ndarray] = []
         self.seen, self.held = 0, 0
-        self.bar: np.uint64 | None = None  # rows whose hash is larger are not among those kept
+        self.bar: int | None = None  # rows whose hash is larger are not among those kept
 
     def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
         """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
@@ -371,9 +348,9 @@ class _LayerRows:
         self.examples += [] if examples is None else [examples]
         self.seen, self.held = self.seen + len(rows), self.held + len(rows)
 
-    def joined(self, other: _LayerRows) -> _LayerRows:
+    def joined(self, other: KeptRows) -> KeptRows:
         """Return the rows of both, none of which may be the same."""
-        both = _LayerRows()
+        both = KeptRows()
         both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
         both.examples = [*self.examples, *other.examples]
         both.seen, both.held = self.seen + other.seen, self.held + other.held
@@ -388,7 +365,7 @@ class _LayerRows:
             every = np.concatenate(self.numbers)
             mixed = hashes(seed, every)
             chosen = np.argsort(mixed, kind="stable")[:cap]
-            self.bar = mixed[chosen[-1]] if len(chosen) == cap else None
+            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
             self._keep(chosen[np.argsort(every[chosen], kind="stable")])
 
     def in_order(self, cap: int | None, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
+from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,10 +20,13 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue
+from netkin.statistics.frequencies import Frequencies
 from netkin.statistics.kernels import power_of_two
 from netkin.statistics.products import self_product, squared_norm
 
 Made = TypeVar("Made")
+
+WITHOUT_ROWS = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
 
 AT_ONCE = 32  # layers whose second moments are decomposed in one call
 
@@ -35,16 +39,12 @@ class Side(ABC):
     name: str
     n: int
     width: int
+    block_width: int  # the number of features in each block
     scale: float
     mean: Tensor
     resolution: float  # the rounding unit of the data as they came, before halves were raised to float32
     rounding: float  # the rounding unit of the products
     lacks = "was streamed without the debiasing sums; collect with `debiased=True`."
-
-    @property
-    def block_width(self) -> int:
-        """The number of features in each block."""
-        return self.width
 
     @property
     @abstractmethod
@@ -83,17 +83,12 @@ class Side(ABC):
 
     @cached_property
     def varies(self) -> bool:
-        """Whether the layer is more than a constant; what every measure but those of means needs."""
-        return self._varies()
-
-    def _varies(self) -> bool:
-        """Tell whether any unit moves by more than the rounding of its mean."""
-        noise = self.n * (2 * self.step * self.scale * self.mean.detach().abs().to(self.total)).square()
-        if float(self.total.detach()) > float(noise.sum()):
+        """Whether any unit moves by more than the rounding of its mean; what every measure but those of means needs."""
+        spread = 2 * self.step * self.scale * self.mean.detach().abs().to(self.total)
+        noise = self.n * spread.square().mean(0)  # a transform spreads rounding over its frequencies evenly
+        if float(self.total.detach()) > len(self.mean) * float(noise.sum()):
             return True
-        return bool(
-            (self.variances.detach().to(noise) > noise).any()
-        )  # one unit stuck far off must not hide the others
+        return bool((self.variances.detach().to(noise) > noise).any())  # one stuck far off must not hide the others
 
     @property
     def step(self) -> float:
@@ -266,7 +261,8 @@ class RowsSide(Side):
         width: int | None = None,
         resolution: float | None = None,
     ):
-        self.name, self.n, self.width = name, len(X), width or X.shape[1]
+        self.name, self.n = name, len(X)
+        self.width = self.block_width = width or X.shape[1]
         self.resolution = resolution or torch.finfo(X.dtype).eps
         self._X, self._precision = X, precision or X.dtype
         self.rounding = torch.finfo(self._precision).eps
@@ -417,7 +413,11 @@ class RowsSide(Side):
 
 
 class CovarianceSide(Side):
-    """A side of streamed moments."""
+    """A side of streamed moments: `second` (blocks, c, c).
+
+    With `frequencies` its blocks are the chosen ones of a grid. Measures see a block for each frequency: the chosen
+    ones first, then their conjugates. Decompositions are taken of the chosen ones alone.
+    """
 
     def __init__(
         self,
@@ -430,10 +430,27 @@ class CovarianceSide(Side):
         resolution: float,
         rounding: float,
         norm_squares: Tensor | None = None,
+        frequencies: Frequencies | None = None,
     ):
         self.name, self.n, self.mean, self.scale = name, n, mean, scale
-        self.width, self.resolution, self.rounding = second.shape[-1], resolution, rounding
-        self._second, self._norm_squares = second, norm_squares
+        self.resolution, self.rounding, self._norm_squares = resolution, rounding, norm_squares
+        self.chosen, self.frequencies, self.block_width = second, frequencies, second.shape[-1]
+        self.width = self.block_width * (math.prod(frequencies.grid) if frequencies else 1)
+        self.lacks = Side.lacks if frequencies is None else WITHOUT_ROWS
+
+    def whole(self, blocks: Tensor) -> Tensor:
+        """Return blocks of the chosen frequencies with those of their conjugates."""
+        return self.frequencies.whole(blocks) if self.frequencies else blocks
+
+    @property
+    def in_complex(self) -> CovarianceSide:
+        """The same side in complex numbers, to meet one that has several frequencies."""
+        made = copy(self)
+        made.mean, made.chosen = (
+            self.mean.to(self.mean.dtype.to_complex()),
+            self.chosen.to(self.chosen.dtype.to_complex()),
+        )
+        return made
 
     @property
     def norm_squares(self) -> Tensor:
@@ -441,13 +458,17 @@ class CovarianceSide(Side):
             raise NoValue(f"{self.name} {self.lacks}")
         return self._norm_squares
 
-    @property
+    @cached_property
     def second(self) -> Tensor:
-        return self._second
+        return self.whole(self.chosen)
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.chosen.requires_grad
 
     @property
     def variances(self) -> Tensor:
-        return torch.diagonal(self._second, dim1=-2, dim2=-1).real
+        return self.whole(torch.diagonal(self.chosen, dim1=-2, dim2=-1)).real
 
     @cached_property
     def total(self) -> Tensor:
@@ -455,13 +476,20 @@ class CovarianceSide(Side):
 
     @cached_property
     def squared(self) -> Tensor:
-        return squared_norm(self._second)
+        twice = squared_norm(self.chosen[self.frequencies.twice]) if self.frequencies else 0
+        return squared_norm(self.chosen) + twice
 
     @cached_property
     def units(self) -> Tensor:
-        return torch.eye(self.width, dtype=self._second.dtype, device=self._second.device).expand(
-            len(self._second), -1, -1
-        )
+        if self.frequencies:
+            raise NoValue(f"{self.name} is held as spectra: a frequency has part in all places, so there are no units.")
+        return torch.eye(self.width, dtype=self.chosen.dtype, device=self.chosen.device).expand_as(self.chosen)
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        self.trace  # noqa: B018  refuses a constant layer
+        values, vectors = principal_directions(self.chosen.detach())
+        return self.whole(values), self.whole(vectors)
 
 
 def principal_directions(second: Tensor) -> tuple[Tensor, Tensor]:
@@ -475,13 +503,13 @@ def decompose(sides: Iterable[Side]) -> None:
     alike: dict[Any, list[CovarianceSide]] = {}
     for side in dict.fromkeys(sides):
         if isinstance(side, CovarianceSide) and not side.needs_gradient and not side.decomposed and side.varies:
-            alike.setdefault((side.second.shape, side.second.dtype, side.second.device), []).append(side)
+            alike.setdefault((side.chosen.shape, side.chosen.dtype, side.chosen.device), []).append(side)
     for group in alike.values():
         for at in range(0, len(group), AT_ONCE):
             some = group[at : at + AT_ONCE]
-            values, vectors = principal_directions(torch.stack([side.second for side in some]))
+            values, vectors = principal_directions(torch.stack([side.chosen for side in some]))
             for side, *found in zip(some, values, vectors, strict=True):
-                side.__dict__["eigen"] = tuple(found)
+                side.__dict__["eigen"] = tuple(map(side.whole, found))
 
 
 def triangular(rows: Tensor) -> Tensor:

@@ -28,13 +28,11 @@ from netkin.statistics.collector import (
     Rectangle,
     Study,
     chunk_of,
-    key_from,
     keys_of,
     label,
     name_of,
     one_feed,
     place_of,
-    rectangles_from,
     refuse_missing,
 )
 from netkin.statistics.frequencies import (
@@ -51,8 +49,8 @@ from netkin.statistics.kernels import power_of_two
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import LayerRows
+from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.spectral_costs import CHUNK, crosses, examples_at_once, half, operations, transform_bytes, views
-from netkin.statistics.spectral_sides import SpectralSide
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,6 +109,10 @@ class LayerSpectra(Collector):
     holds = "Spectra"
     numbers_rows = False
     settings_for = LinearSettings.of
+    stored = (
+        "rectangles", "names", "precision", "sample", "seed", "chunks", "called", "resolutions", "_shifts", "_moments",
+        "_waiting", "_waiting_numbers", "_kept", "_batches", "_numbers", "_counts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -130,11 +132,10 @@ class LayerSpectra(Collector):
         self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
         self._waiting_numbers: list[np.ndarray] = []
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
-        self._batches, self._numbers, self._space = 0, Numbers(), _Workspace()
+        self._batches, self._numbers = 0, Numbers()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._sides: dict[tuple[View, bool, int | None], SpectralSide] = {}
-        self._shares: dict[View, float] = {}
+        self.release()
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
@@ -167,6 +168,18 @@ class LayerSpectra(Collector):
         made.resolutions = study.resolutions
         return made
 
+    @classmethod
+    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:
+        """Return the spectra of all pairs of some layers' maps, differentiably."""
+        collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
+        given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
+        _refuse_unpaired(given)
+        for key, array in given.items():
+            refuse_non_finite(array, label(key))
+        collector._counts += len(next(iter(given.values())))
+        collector._fold(given, np.arange(collector.n))
+        return collector
+
     def serves(self, settings: LinearSettings) -> str:
         self._refuse_unfit(settings)
         return settings.lacking(self.precision, debiased=False)
@@ -175,7 +188,7 @@ class LayerSpectra(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
-        self._fold_waiting()
+        self.settle()
         place_of(self.rectangles, a, b, self.names, "spectra")
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
@@ -195,13 +208,13 @@ class LayerSpectra(Collector):
     def _grid(self, key: Key) -> Grid:
         return tuple(self._shifts[key].shape[1:])
 
-    def _side(self, view: View, in_complex: bool, without: int | None) -> SpectralSide:
+    def _side(self, view: View, in_complex: bool, without: int | None) -> CovarianceSide:
         if (view, in_complex, without) not in self._sides:
             layer, here = self._moments._layers[view], frequencies(view[1], self._shifts[view[0]].device)
             n, mean, half = layer.centred(without)
-            side = SpectralSide(
-                self._label(view[0]), n, here.whole(mean), half, here, scale=layer.scale,
-                resolution=layer.resolution, rounding=torch.finfo(self.precision).eps,
+            side = CovarianceSide(
+                self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+                rounding=torch.finfo(self.precision).eps, frequencies=here,
             )  # fmt: skip
             if not bool(torch.isfinite(side.total)):
                 raise ValueFault(
@@ -212,7 +225,9 @@ class LayerSpectra(Collector):
         return self._sides[view, in_complex, without]
 
     def release(self) -> None:
-        self._sides = {}
+        self._sides: dict[tuple[View, bool, int | None], CovarianceSide] = {}
+        self._shares: dict[View, float] = {}
+        self._workspace = torch.empty(0)
 
     @property
     def n(self) -> int:
@@ -238,7 +253,7 @@ class LayerSpectra(Collector):
 
         The blocks are those of the grid on which it meets the layer `other`; by default those of its own grid.
         """
-        self._fold_waiting()
+        self.settle()
         if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         own = self._grid(name)
@@ -250,7 +265,7 @@ class LayerSpectra(Collector):
 
     def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact blocks for each frequency are for the layers of these pairs."""
-        self._fold_waiting()
+        self.settle()
         exact = "exact for data closed under translation"
         mapped = [(x, y) for pair in pairs for x, y in (pair, pair[::-1]) if self._grid(x)]
         if self.sampled < 4 or not mapped:
@@ -279,7 +294,7 @@ class LayerSpectra(Collector):
             # what waits must not change when the caller's array does
             self._waiting[name].append(array if fold else array.clone())
         if fold:
-            self._fold_waiting()
+            self.settle()
 
     def _checked(self, name: Key, maps: Any) -> Tensor:
         array, waiting = placed(as_maps(maps, name_of(name)).detach()), self._waiting[name]
@@ -296,7 +311,7 @@ class LayerSpectra(Collector):
     def _label(self, name: Key) -> str:
         return self.called.get(name, label(name))
 
-    def _fold_waiting(self) -> None:
+    def settle(self) -> None:
         """Transform what waits."""
         if self._waiting_numbers:
             maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items()}
@@ -334,12 +349,21 @@ class LayerSpectra(Collector):
         """Return maps about the shift, in the layer's scale: before the transform, which would spread their offset."""
         layer = self._moments._layers[view]
         layer.resolution = max(layer.resolution, torch.finfo(maps.dtype).eps)
-        centred = self._space.difference(maps, self._shifts[name].to(_working(maps, self.precision)))
+        centred = self._difference(maps, self._shifts[name].to(_working(maps, self.precision)))
         if not layer.varies:
             scale = power_of_two(centred)
             usual = 2.0**-20 < scale < 2.0**20  # ordinary numbers are left as they are
             self._moments.rescale(view, 1.0 if usual else scale)
         return centred if layer.scale == 1 else centred * layer.scale
+
+    def _difference(self, maps: Tensor, shift: Tensor) -> Tensor:
+        """Return ``maps - shift`` in memory that is used again: asking for it anew would cost more than the sums."""
+        if maps.requires_grad:
+            return maps - shift
+        memory = self._workspace
+        if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
+            memory = self._workspace = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
+        return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
 
     def _step(self, device: torch.device) -> int:
         """Return how many examples to take at a time."""
@@ -388,8 +412,8 @@ class LayerSpectra(Collector):
         """Return the spectra of the data of both."""
         facts = {"layers": "rectangles", "precision": "precision", "sample": "sample", "seed": "seed"}
         self._refuse_unlike(other, **facts, chunks="chunks")
-        self._fold_waiting()
-        other._fold_waiting()
+        self.settle()
+        other.settle()
         first, second = (self, other) if self._shifts else (other, self)
         merged = first._copy()
         if first._shifts and second._shifts:
@@ -401,58 +425,6 @@ class LayerSpectra(Collector):
             merged._batches, merged._counts = first._batches + second._batches, first._counts + second._counts
             merged._numbers.next = max(first._numbers.next, second._numbers.next)
         return merged
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self._fold_waiting()
-        moments, header = self._moments._state()
-        tensors = {f"moments/{name}": tensor for name, tensor in moments.items()}
-        tensors |= {f"shift.{i}": shift for i, shift in enumerate(self._shifts.values())}
-        whole: dict[str, Any] = {
-            "rectangles": self.rectangles,
-            "precision": "float32" if self.precision == torch.float32 else "float64",
-            "sample": self.sample,
-            "seed": self.seed,
-            "chunks": self.chunks,
-            "batches": self._batches,
-            "counts": self._counts.tolist(),
-            "numbers": [self._numbers.next, self._numbers.given],
-            "begun": bool(self._shifts),
-            "moments": header,
-        }
-        if self._kept is not None:
-            rows, whole["kept"] = self._kept._state()
-            tensors |= {f"kept/{name}": tensor for name, tensor in rows.items()}
-        return tensors, whole
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        options = {name: header[name] for name in ("sample", "seed", "chunks")}
-        precision = getattr(torch, header["precision"])
-        statistic = cls(rectangles_from(header["rectangles"]), precision=precision, **options)
-        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
-        statistic._numbers = Numbers(*header["numbers"])
-        if header["begun"]:
-            statistic._shifts = {name: tensors[f"shift.{i}"] for i, name in enumerate(statistic.names)}
-            statistic._moments = LayerMoments._restored(_inside(tensors, "moments/"), _withviews(header["moments"]))
-        if "kept" in header:
-            statistic._kept = LayerRows._restored(_inside(tensors, "kept/"), header["kept"])
-        return statistic
-
-
-class _Workspace:
-    """Memory for shifted maps, used again for each layer: asking for it anew would cost more than the sums."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def difference(self, maps: Tensor, shift: Tensor) -> Tensor:
-        """Return ``maps - shift`` until the next one is asked for; a fresh tensor where gradients are wanted."""
-        if maps.requires_grad:
-            return maps - shift
-        memory = self._memory
-        if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
-            memory = self._memory = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
-        return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
 
 
 def _first_shift(maps: Tensor, precision: torch.dtype) -> Tensor:
@@ -481,24 +453,3 @@ def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
 def _sized(size: Sequence[int]) -> str:
     channels, *space = size
     return f"{channels} channels of {in_words(space)}" if space else f"{channels} features"
-
-
-def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _withviews(header: dict[str, Any]) -> dict[str, Any]:
-    """Return a header of moments whose keys are views, (layer, grid), as they were before a file held them."""
-
-    def view(written: Any) -> View:
-        return key_from(written[0]), tuple(written[1])
-
-    def rectangles(written: Any) -> list[Rectangle]:
-        return [([view(key) for key in left], [view(key) for key in right]) for left, right in written]
-
-    layers = [[view(key), *facts] for key, *facts in header["layers"]]
-    return header | {
-        "rectangles": rectangles(header["rectangles"]),
-        "blocks": rectangles(header["blocks"]),
-        "layers": layers,
-    }
