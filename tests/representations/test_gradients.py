@@ -216,13 +216,7 @@ def test_activations_of_the_same_pass_are_those_of_a_pass_without_gradients(conv
 @pytest.mark.parametrize("shape", ["mean", "tokens", "cls", "last"])
 def test_a_hugging_face_classifier_gives_gradients_by_tokens(shape):
     transformers = pytest.importorskip("transformers")
-    sizes = {
-        "vocab_size": 20,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    }
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = transformers.BertForSequenceClassification(
         transformers.BertConfig(num_labels=3, intermediate_size=16, **sizes)

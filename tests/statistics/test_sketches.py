@@ -6,8 +6,8 @@ import torch
 from scipy.linalg import sqrtm
 
 from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics.kernel_pairs import Kernels
 from netkin.statistics.sketches import (
-    Kernels,
     LayerSketches,
     Sketch,
     SketchSettings,

@@ -20,8 +20,10 @@ from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Runner
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
+from netkin.identity.data import contents
 from netkin.measures.registry import Measure
 from netkin.progress import reporting
+from netkin.representations.gradients import Target
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, keys_of, name_of
 
@@ -64,6 +66,9 @@ class Pass:
         self._resizes = any(runner.resizes for runner in runners)
         self._regular = True  # until examples have different numbers of rows
         self._owns = all(runner.hands_over for runner in runners)
+        self._targets = list(dict.fromkeys(need.target for need in self.needs if need.target is not None))
+        self._gradients: dict[Target, dict[Key, Tensor]] = {}
+        self._contents: dict[str, np.ndarray] = {}  # hashes of what the examples of a batch are, for each model
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
@@ -72,6 +77,7 @@ class Pass:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
             for runner in self.runners:
+                runner.targets = self._targets
                 stack.enter_context(runner.ready(self._keeper(runner)))
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
@@ -104,6 +110,7 @@ class Pass:
                 kept[runner.name, layer] = (
                     value if isinstance(value, KeptLayer) else self._plainly(runner, layer, value)
                 )
+            self._keep_gradients(runner, own)
         self._look(kept, batches)
         count = self._examples_in(kept, known) if self._paired else known or 0
         if known is not None and self._paired:
@@ -118,6 +125,16 @@ class Pass:
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
         return count
+
+    def _keep_gradients(self, runner: Runner, batch: Any) -> None:
+        """Keep the gradients of a model's latest rows, and what its examples are, where collectors ask for them."""
+        for target in self._targets:
+            found = self._gradients.setdefault(target, {})
+            found |= {(runner.name, layer): rows for layer, rows in runner.gradients(target).items()}
+        if any(kind.by_content for need in self.needs for kind in need.candidates):
+            length = runner.length(batch)
+            if runner.has_content and length is not None:
+                self._contents[runner.name] = contents(runner.content(batch), length).cpu().numpy()
 
     def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
         """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
@@ -172,7 +189,8 @@ class Pass:
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
-        fine = torch.isfinite(_witnesses(list(kept.values())))
+        pulled = [KeptLayer(rows, (), None, len(rows)) for own in self._gradients.values() for rows in own.values()]
+        fine = torch.isfinite(_witnesses([*kept.values(), *pulled]))
         if fine.is_cuda:
             self._settle()
         self._doubt = (fine, batches, self.batches)
@@ -191,6 +209,9 @@ class Pass:
             for layer, value in runner.rows(batch).items():
                 if not isinstance(value, KeptLayer):
                     self._plainly(runner, layer, value)
+            for target in self._targets:
+                for layer, rows in runner.gradients(target).items():
+                    refuse_non_finite(rows, f"the gradient at {self._where(runner, layer)}")
         self._searching = None
 
     def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
@@ -225,8 +246,21 @@ class Pass:
                 here = [key for key in names if key in (kept if reduced else rows)]
                 given = {key: kept[key].reduced[place] if reduced else rows[key] for key in here}
                 owners = self._owners(collector, given)
-                fed = {"activations": Owned(given) if self._owns else given}
-                collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
+                more = {"owners": owners} if owners else {}
+                fed: dict[str, Any] = {"activations": Owned(given) if self._owns else given}
+                if need.target is not None:
+                    fed["gradients"] = {key: one for key, one in self._gradients[need.target].items() if key in given}
+                for part, numbers in self._told_apart(collector, fed):
+                    collector.update(part, numbers, **more)
+
+    def _told_apart(self, collector: Collector, fed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+        """Yield rows with the numbers of their examples; model by model where these are hashes of the contents."""
+        if not collector.by_content:
+            yield fed, self._numbers
+            return
+        for model in dict.fromkeys(key[0] for key in fed["activations"]):
+            own = {feed: {key: one for key, one in rows.items() if key[0] == model} for feed, rows in fed.items()}
+            yield own, self._contents.get(model, self._numbers)
 
     def _own_numbers(self, kept: Mapping[Key, KeptLayer]) -> np.ndarray:
         """Return the numbers of one model's examples in its own data."""

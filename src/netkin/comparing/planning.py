@@ -19,6 +19,7 @@ from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
 from netkin.memory import free_memory, size_in_words, total_memory
+from netkin.representations.gradients import Target
 from netkin.representations.inputs import take
 from netkin.statistics.collector import Collector, LayerSize, Price, Study
 
@@ -37,7 +38,12 @@ class Need:
 
     @property
     def feeds(self) -> frozenset[str]:
-        return self.candidates[0].feeds
+        return self.candidates[0].feeds_for(self.settings)
+
+    @property
+    def target(self) -> Target | None:
+        """The loss whose gradients are wanted, if any are."""
+        return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None
 
     def chosen(self, study: Study) -> tuple[type[Collector], Price]:
         """Return the first candidate that fits the memory, in the order of their ranks, and its price."""
@@ -92,10 +98,10 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
             raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
-        if kind.feeds not in ({"activations"}, {"weights"}):
+        if kind.feeds != {"weights"} and not kind.feeds <= {"activations", "gradients"}:
             raise ValueFault(
                 f"the collector {kind.__name__} of {measure.name!r} wants {' and '.join(sorted(kind.feeds))}; "
-                "a pass feeds activations or weights."
+                "a pass feeds activations and gradients, or weights."
             )
     return found
 
@@ -293,6 +299,10 @@ class _Findings:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"
         yield f"examples: {self._examples_in_words()}"
         yield f"forward passes: {self._passes_in_words(plan.passes)}"
+        targets = list(dict.fromkeys(need.target for need in needs_of(self.measures) if need.target is not None))
+        if targets:
+            losses = ", ".join(target.name for target in targets)
+            yield f"backward passes: {len(targets)} after each of these, of the loss {losses}"
         yield "measures:"
         yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
         if plan.limit:

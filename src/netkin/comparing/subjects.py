@@ -22,6 +22,7 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, dft, guest, model_lock, model_precision, positions, rows_of, shape_for
 from netkin.representations.axes import is_plain
+from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
@@ -69,6 +70,8 @@ class Runner(ABC):
     hands_over = False  # whether its rows are its own, and so need no copy to be kept
     device: Any = None  # where its rows are made, if it is known beforehand
     resizes = False  # whether its feature maps may be averaged down to the size of others
+    targets: Sequence[Target] = ()  # the losses whose gradients are wanted
+    has_content = True  # whether its batches tell what an example is
 
     @property
     @abstractmethod
@@ -86,6 +89,10 @@ class Runner(ABC):
     @abstractmethod
     def rows(self, batch: Any) -> dict[str, Any]:
         """Return what is kept of each layer for one batch."""
+
+    def gradients(self, target: Target) -> dict[str, Tensor]:
+        """Return the gradients of a loss at the layers' outputs, in rows like the latest ones."""
+        raise ValueFault(f"{self.name!r} holds recorded rows, which have no gradients; pass the model.")
 
     def space(self, layer: str) -> tuple[int, ...]:
         """Return the size of the map that a layer's latest rows came from, where they are places of a map."""
@@ -157,9 +164,9 @@ class ModelRunner(Runner):
     def ready(self, keep: Keep) -> Iterator[None]:
         # a guest keeps the random state of the device, too
         with model_lock(), lent(self.model, self._device), guest(self.model, exact=self._exact):
-            self._reader = Reader(
-                self.model, self._layers, shape=self._shape, forward=self._forward, transform=self._transform, keep=keep
-            )
+            taps = Taps(self.model, self.targets) if self.targets else None
+            functions: dict[str, Any] = {"forward": self._forward, "transform": self._transform}
+            self._reader = Reader(self.model, self._layers, shape=self._shape, keep=keep, taps=taps, **functions)
             # beside the pass, as hashing many weights takes as long as running them on many a batch
             with ThreadPoolExecutor(1) as beside:
                 digest = beside.submit(weights_digest, self.model)
@@ -171,6 +178,10 @@ class ModelRunner(Runner):
         assert self._reader is not None
         found = self._reader(batch)
         return {layer: found[layer] for layer in self._reader.ran}  # as they ran, which is the order of a comparison
+
+    def gradients(self, target: Target) -> dict[str, Tensor]:
+        assert self._reader is not None
+        return self._reader.gradients[target]
 
     def space(self, layer: str) -> tuple[int, ...]:
         return self._reader.spaces.get(layer, ()) if self._reader else ()
@@ -203,6 +214,8 @@ class ModelRunner(Runner):
 
 class RecordedRunner(Runner):
     """A mapping of layer names to arrays whose first axis is the examples."""
+
+    has_content = False
 
     def __init__(self, name: str, arrays: Mapping[str, Any], layers: Spec, shape: Shape | Mapping[str, Shape]):
         self.name, self.kind, self.shapes = name, "recorded", {}

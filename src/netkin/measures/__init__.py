@@ -16,6 +16,15 @@ from netkin.measures.canonical import (
     svcca_k,
 )
 from netkin.measures.directions import AlignedSide, Directions, svcca_directions
+from netkin.measures.feature_gradients import (
+    kernel_cka,
+    kernel_cka_uncentered,
+    kernel_nbs,
+    sketched_cka,
+    sketched_cka_by_buckets,
+    sketched_cka_uncentered,
+    sketched_nbs,
+)
 from netkin.measures.kernels import cka_minibatch, cka_rbf, cka_rbf_debiased
 from netkin.measures.linear import (
     angular_cka,
@@ -55,6 +64,9 @@ __all__ = [
     "find",
     "gaussian_mutual_information",
     "gulp",
+    "kernel_cka",
+    "kernel_cka_uncentered",
+    "kernel_nbs",
     "linear_regression_r2",
     "magnitude_difference",
     "measure",
@@ -67,6 +79,10 @@ __all__ = [
     "procrustes_size_and_shape",
     "pwcca",
     "shape_distance",
+    "sketched_cka",
+    "sketched_cka_by_buckets",
+    "sketched_cka_uncentered",
+    "sketched_nbs",
     "svcca",
     "svcca_by_sum",
     "svcca_directions",

@@ -10,7 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from netkin.measures.registry import measure
-from netkin.statistics.sketches import Kernels, Sketch
+from netkin.statistics.kernel_pairs import Kernels
+from netkin.statistics.sketches import Sketch
 
 PAPER = "Tang et al. (2020), arXiv:2003.11498"
 ROTATION = frozenset({"rotation", "scaling"})
@@ -21,7 +22,14 @@ SPREAD = "it is random by its seed: repeat it over seeds"
     higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER,
     convention="kernels centred over examples; gradients of the tempered loss", shows=("kernel",),
 )  # fmt: skip
-def kernel_cka(pair: Kernels, *, kernel: str = "hadamard", target: str = "tempered", beta: float = 0.5) -> Tensor:
+def kernel_cka(
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
     """Return the centred alignment of two layers' kernels of features and gradients, from 0 to 1.
 
     ``⟨HKH, HLH⟩ / (‖HKH‖ ‖HLH‖)``. With kernel="features" it is `cka`. Called with two layers, each is a tuple
@@ -35,7 +43,12 @@ def kernel_cka(pair: Kernels, *, kernel: str = "hadamard", target: str = "temper
     convention="Eq. 10 as printed: not centred", shows=("kernel",),
 )  # fmt: skip
 def kernel_cka_uncentered(
-    pair: Kernels, *, kernel: str = "hadamard", target: str = "tempered", beta: float = 0.5
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
 ) -> Tensor:
     """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1."""
     return pair.alignment(kernel)
@@ -45,7 +58,14 @@ def kernel_cka_uncentered(
     higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER,
     convention="Eq. 11 as printed: not centred", shows=("kernel",),
 )  # fmt: skip
-def kernel_nbs(pair: Kernels, *, kernel: str = "hadamard", target: str = "tempered", beta: float = 0.5) -> Tensor:
+def kernel_nbs(
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
     """Return the normalised Bures similarity of two layers' kernels of features and gradients, from 0 to 1.
 
     ``tr (K^½ L K^½)^½ / √(tr K tr L)``.
@@ -66,6 +86,7 @@ def sketched_cka(
     seed: int = 0,
     target: str = "tempered",
     beta: float = 0.5,
+    outputs: str = "categorical",
 ) -> Tensor:
     """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1."""
     return pair.alignment(kernel, "examples")
@@ -84,6 +105,7 @@ def sketched_cka_by_buckets(
     seed: int = 0,
     target: str = "tempered",
     beta: float = 0.5,
+    outputs: str = "categorical",
 ) -> Tensor:
     """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1."""
     return pair.alignment(kernel, "buckets")
@@ -102,6 +124,7 @@ def sketched_cka_uncentered(
     seed: int = 0,
     target: str = "tempered",
     beta: float = 0.5,
+    outputs: str = "categorical",
 ) -> Tensor:
     """Return the alignment of two layers' sketched kernels without centring, from 0 to 1."""
     return pair.alignment(kernel)
@@ -120,6 +143,7 @@ def sketched_nbs(
     seed: int = 0,
     target: str = "tempered",
     beta: float = 0.5,
+    outputs: str = "categorical",
 ) -> Tensor:
     """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1."""
     return pair.bures(kernel)

@@ -3,11 +3,13 @@
 from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, chunk_of
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
+from netkin.statistics.kernel_pairs import Kernels, LayerKernels
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments
 from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import LayerRows, Rows
+from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
 from netkin.statistics.statistic import Statistic
 
@@ -15,14 +17,19 @@ from netkin.statistics.statistic import Statistic
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
 Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
+Kernels.collectors = (LayerKernels,)
+Sketch.collectors = (LayerSketches,)
 
 __all__ = [
     "Collector",
     "Grams",
+    "Kernels",
     "LayerGrams",
+    "LayerKernels",
     "LayerMoments",
     "LayerRows",
     "LayerSize",
+    "LayerSketches",
     "LayerSpectra",
     "LinearRows",
     "Moments",
@@ -30,6 +37,7 @@ __all__ = [
     "Price",
     "Rows",
     "Settings",
+    "Sketch",
     "Spectra",
     "Statistic",
     "Study",

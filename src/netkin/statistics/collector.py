@@ -144,6 +144,7 @@ class Collector(Statistic):
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from
     feeds: ClassVar[frozenset[str]] = frozenset({"activations"})
+    by_content: ClassVar[bool] = False  # whether examples are told apart by hashes of what they are, not by numbers
     pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
     numbers_rows: ClassVar[bool] = True  # whether rows must be told apart, and not examples alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
@@ -153,6 +154,16 @@ class Collector(Statistic):
     def settings_for(cls, measure: Any) -> Settings:
         """Return what `measure` wants to have collected."""
         return Settings()
+
+    @classmethod
+    def feeds_for(cls, settings: Any) -> frozenset[str]:
+        """Return the feeds that serve these settings."""
+        return cls.feeds
+
+    @classmethod
+    def loss_for(cls, settings: Any) -> dict[str, Any]:
+        """Return of which loss gradients are to be taken: the fields of `representations.gradients.Target`."""
+        return {}
 
     @classmethod
     @abstractmethod

@@ -4,8 +4,6 @@ Every example falls into one of M buckets with a random sign (CountSketch), the 
 The sums of the buckets stand for the examples: inner products of sketches are right on average, with an error that
 falls with √M. Bucket and sign follow from the seed and from what the example is, so that the order of the data, their
 batches and the parts in which they were read do not matter, and examples of two data sets have nothing in common.
-
-`Kernels` is the same without sketching: every example is a bucket of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from netkin.arrays import as_matrix, summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.arrays import summing_dtype
+from netkin.errors import NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -28,137 +26,19 @@ from netkin.statistics.collector import (
     Settings,
     Study,
     hashes,
-    key_from,
     label,
     name_of,
     refuse_other_width,
     row_numbers,
 )
+from netkin.statistics.kernel_pairs import KERNELS, KernelPair, KernelSide, checked_kernel, given_rows
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-KERNELS = {  # of a layer's features and gradients, and what of them must be sketched
-    "features": ("features",),
-    "gradients": ("gradients",),
-    "sum": ("features", "gradients"),
-    "product": ("product",),
-    "hadamard": ("features", "gradients"),
-    "psi": ("psi",),
-    "transport": ("features", "gradients"),
-}
-OF_KERNELS = ("hadamard", "transport")  # made of kernel matrices, which no sums of examples can centre
+SKETCHING = ("buckets", "stacks", "seed", "target", "beta", "outputs")
 PSI_WIDTH = 2048  # numbers that stand for g fᵀ
-
-
-class KernelSide:
-    """One layer: sums over buckets of its features, its gradients and what is made of both, M × width each.
-
-    `totals` are the plain sums over all examples and `signs` the sums of the signs in each bucket: centred about the
-    mean of the examples, a sum of the buckets is ``S X - (S 1) meanᵀ``. `is_exact` where every example is a bucket.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        sums: Mapping[str, Tensor],
-        totals: Mapping[str, Tensor],
-        signs: Tensor,
-        n: int,
-        is_exact: bool = False,
-    ):
-        self.name, self.sums, self.totals, self.signs, self.n, self.is_exact = name, sums, totals, signs, n, is_exact
-        self._kernels: dict[tuple[str, str], Tensor] = {}
-        self._roots: dict[tuple[str, str], Tensor] = {}
-
-    def kernel(self, kind: str, centring: str = "") -> Tensor:
-        """Return the kernel matrix of the buckets; `centring` about the mean of "examples" or of "buckets"."""
-        if (kind, centring) not in self._kernels:
-            plainly = centring == "buckets" or (centring == "examples" and self.is_exact)
-            made = self._made(kind, "" if plainly else centring)
-            self._kernels[kind, centring] = _about_means(made) if plainly else made
-        return self._kernels[kind, centring]
-
-    def root(self, kind: str, centring: str = "") -> Tensor:
-        """Return a matrix R with ``R Rᵀ`` the kernel."""
-        if (kind, centring) not in self._roots:
-            values, vectors = torch.linalg.eigh(self.kernel(kind, centring))
-            self._roots[kind, centring] = vectors * values.clamp(min=0).sqrt()
-        return self._roots[kind, centring]
-
-    def _made(self, kind: str, centring: str) -> Tensor:
-        if kind in OF_KERNELS and centring:
-            raise NoValue(
-                f"kernel={kind!r} is made of sketched kernels, which can't be centred about the mean of the examples; "
-                "take kernel='psi', or the measure that centres about the mean of the buckets."
-            )
-        kernels = [self._linear(part, centring) for part in KERNELS["hadamard" if self._is_psi(kind) else kind]]
-        if kind == "transport":
-            return _transported(*kernels)
-        return kernels[0] * kernels[1] if kind == "hadamard" or self._is_psi(kind) else sum(kernels[1:], kernels[0])
-
-    def _is_psi(self, kind: str) -> bool:
-        """Whether the kernel is that of ``g fᵀ`` itself, which is the product of the kernels where these are exact."""
-        return kind == "psi" and self.is_exact
-
-    def _linear(self, part: str, centring: str) -> Tensor:
-        if part not in self.sums:
-            raise NoValue(f"{self.name} holds no {part}; collect with a measure that reads them.")
-        rows = self.sums[part]
-        if centring:
-            rows = rows - self.signs.unsqueeze(-1) * (self.totals[part] / self.n)
-        return rows @ rows.mT
-
-
-class KernelPair:
-    """Two layers, each with the kernels of its features and gradients."""
-
-    def __init__(self, x: KernelSide, y: KernelSide):
-        if len(x.signs) != len(y.signs):
-            raise NoValue(
-                f"{x.name} has {len(x.signs):,} buckets and {y.name} {len(y.signs):,}; take as many for both."
-            )
-        self.x, self.y = x, y
-
-    @classmethod
-    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the measure asks to be sketched, and how."""
-        return {name: settings[name] for name in ("kernel", "buckets", "stacks", "seed") if name in settings}
-
-    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
-        """Return an empty string: nothing is known that would mislead."""
-        return ""
-
-    def alignment(self, kernel: str, centring: str = "") -> Tensor:
-        """Return the cosine of the two kernel matrices."""
-        K, L = (side.kernel(kernel, centring) for side in (self.x, self.y))
-        return (K * L).sum() / self._size(K, self.x) / self._size(L, self.y)
-
-    def bures(self, kernel: str, centring: str = "") -> Tensor:
-        """Return the normalised Bures similarity of the two kernel matrices."""
-        R, S = (side.root(kernel, centring) for side in (self.x, self.y))
-        return torch.linalg.svdvals(R.mT @ S).sum() / self._size(R, self.x) / self._size(S, self.y)
-
-    @staticmethod
-    def _size(matrix: Tensor, side: KernelSide) -> Tensor:
-        size = matrix.norm()
-        if not bool(size > 0):
-            raise NoValue(f"{side.name} is the same for all examples, or has no gradient.")
-        return size
-
-
-class Kernels(KernelPair):
-    """Two layers with their exact kernels over the same examples."""
-
-    collectors: ClassVar[tuple[type, ...]] = ()
-
-    @classmethod
-    def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:
-        """Return the pair of two layers, each given as (features, gradients), or as features alone."""
-        x, y = (_exact_side(name, *_given(one, name, kernel), kernel) for one, name in ((X, "`X`"), (Y, "`Y`")))
-        if x.n != y.n:
-            raise ShapeError(f"`X` and `Y` must describe the same examples; got {x.n} rows and {y.n} rows.")
-        return cls(x, y)
 
 
 class Sketch(KernelPair):
@@ -174,7 +54,7 @@ class Sketch(KernelPair):
         settings = SketchSettings(buckets, stacks, seed, KERNELS[checked_kernel(kernel)])
         sides = []
         for one, name in ((X, "`X`"), (Y, "`Y`")):
-            features, gradients = _given(one, name, kernel)
+            features, gradients = given_rows(one, name, kernel)
             collector = LayerSketches([name], settings)
             fed = {"activations": {name: features}} | ({} if gradients is None else {"gradients": {name: gradients}})
             collector.update(fed, np.arange(len(features)))
@@ -192,6 +72,7 @@ class SketchSettings(Settings):
     parts: tuple[str, ...] = ("features", "gradients")
     target: str = "tempered"
     beta: float = 0.5
+    outputs: str = "categorical"
 
     def __post_init__(self) -> None:
         if self.buckets < 1 or self.stacks < 1 or self.buckets % self.stacks:
@@ -210,11 +91,13 @@ class SketchSettings(Settings):
         return cls(**{**header, "parts": tuple(header["parts"])})
 
 
-class _Sums:
+class BucketSums(Stored):
     """What is summed of one layer."""
 
-    def __init__(self, settings: SketchSettings):
-        self.settings, self.n, self.width = settings, 0, 0
+    stored = ("buckets", "n", "width", "parts", "totals", "signs")
+
+    def __init__(self, buckets: int):
+        self.buckets, self.n, self.width = buckets, 0, 0
         self.parts: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
         self.signs: Tensor | None = None
@@ -222,7 +105,7 @@ class _Sums:
     def add(self, rows: Mapping[str, Tensor], buckets: Tensor, signs: Tensor) -> None:
         """Add rows of each part to their buckets; `buckets` and `signs` are stacks × rows."""
         first = next(iter(rows.values()))
-        dtype, count = summing_dtype(first.device), self.settings.buckets
+        dtype, count = summing_dtype(first.device), self.buckets
         fresh = torch.bincount(buckets.flatten(), signs.flatten(), minlength=count).to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
@@ -231,8 +114,8 @@ class _Sums:
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
 
-    def merged(self, other: _Sums) -> _Sums:
-        made = _Sums(self.settings)
+    def merged(self, other: BucketSums) -> BucketSums:
+        made = BucketSums(self.buckets)
         if not (self.n and other.n):
             made.__dict__.update((self if self.n else other).__dict__)
             return made
@@ -254,16 +137,29 @@ class LayerSketches(Collector):
     pairs_rows = False
     by_content = True
     exactness = "sketched"
+    stored = ("names", "settled", "_layers")
 
     def __init__(self, names: Sequence[Key], settings: SketchSettings):
-        self.names, self.settings = list(names), settings
-        self._layers = {name: _Sums(settings) for name in self.names}
-        self._sides: dict[Key, KernelSide] = {}
+        self.names, self.settled = list(names), settings.to_json()
+        self._layers = {name: BucketSums(settings.buckets) for name in self.names}
+        self.release()
+
+    @property
+    def settings(self) -> SketchSettings:
+        return SketchSettings.from_json(self.settled)
+
+    @classmethod
+    def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
+        return frozenset({"activations"}) if settings.parts == ("features",) else cls.feeds
+
+    @classmethod
+    def loss_for(cls, settings: SketchSettings) -> dict[str, Any]:
+        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
 
     @classmethod
     def settings_for(cls, measure: Any) -> SketchSettings:
         own = measure.settings
-        kept = {name: own[name] for name in ("buckets", "stacks", "seed", "target", "beta") if name in own}
+        kept = {name: own[name] for name in SKETCHING if name in own}
         return SketchSettings(**kept, parts=KERNELS[checked_kernel(own["kernel"])])
 
     @classmethod
@@ -280,7 +176,7 @@ class LayerSketches(Collector):
         return cls(list(study.layers), settings)
 
     def serves(self, settings: SketchSettings) -> str:
-        for what in ("buckets", "stacks", "seed", "target", "beta"):
+        for what in SKETCHING:
             mine, wanted = getattr(self.settings, what), getattr(settings, what)
             if mine != wanted:
                 return f"{what}={wanted} (these have {what}={mine})"
@@ -292,10 +188,12 @@ class LayerSketches(Collector):
     ) -> None:
         """Fold in rows of features and gradients; `numbers` tell what the examples are, whatever their order."""
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
-        self._sides.clear()
+        self.release()
         for key in (key for key in self.names if key in features or key in gradients):
             found = {"features": features.get(key), "gradients": gradients.get(key)}
             made = self._parts({name: one for name, one in found.items() if one is not None}, key)
+            if not made:
+                continue
             count = len(next(iter(made.values())))
             ids = np.arange(count) if numbers is None else np.asarray(numbers)
             device = next(iter(made.values())).device
@@ -310,9 +208,8 @@ class LayerSketches(Collector):
         layer.width = width
         made = {}
         for part in self.settings.parts:
-            lacks = (f is None and part != "gradients") or (g is None and part != "features")
-            if lacks:
-                raise ShapeError(f"{label(key)} lacks its {'features' if f is None else 'gradients'} for {part!r}.")
+            if (f is None and part != "gradients") or (g is None and part != "features"):
+                continue  # no path leads from the layer to the loss
             made[part] = _part(part, f, g, self.settings.seed)
         return made
 
@@ -329,7 +226,7 @@ class LayerSketches(Collector):
             raise UnknownName(f"no layer {name_of(key)!r} in these sketches{hint}")
         own = self._layers[key]
         if not own.n or own.signs is None:
-            raise NoValue(f"{label(key)} was fed no rows.")
+            raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
         if key not in self._sides:
             self._sides[key] = KernelSide(label(key), own.parts, own.totals, own.signs, own.n)
         return self._sides[key]
@@ -338,28 +235,7 @@ class LayerSketches(Collector):
         return Sketch(self.side(a), self.side(b))
 
     def release(self) -> None:
-        self._sides.clear()
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, counts = {}, []
-        for place, own in enumerate(self._layers.values()):
-            counts.append([own.n, own.width])
-            tensors |= {f"{place}/sums/{part}": sums for part, sums in own.parts.items()}
-            tensors |= {f"{place}/totals/{part}": total for part, total in own.totals.items()}
-            tensors |= {} if own.signs is None else {f"{place}/signs": own.signs}
-        return tensors, {"names": self.names, "settings": self.settings.to_json(), "counts": counts}
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        made = cls([key_from(name) for name in header["names"]], SketchSettings.from_json(header["settings"]))
-        for place, (own, (n, width)) in enumerate(zip(made._layers.values(), header["counts"], strict=True)):
-            own.n, own.width, own.signs = int(n), int(width), tensors.get(f"{place}/signs")
-            for part in made.settings.parts if own.n else ():
-                own.parts[part], own.totals[part] = (tensors[f"{place}/{what}/{part}"] for what in ("sums", "totals"))
-        return made
-
-
-Sketch.collectors = (LayerSketches,)
+        self._sides: dict[Key, KernelSide] = {}
 
 
 # --- buckets ----------------------------------------------------------------------------------------------------------
@@ -408,58 +284,3 @@ def _part(part: str, features: Any, gradients: Any, seed: int) -> Tensor:
     if part == "psi":
         return tensor_sketch(features, gradients, seed)
     return features * gradients if part == "product" else features if part == "features" else gradients
-
-
-# --- kernels ----------------------------------------------------------------------------------------------------------
-
-
-def checked_kernel(kernel: str) -> str:
-    """Return a kernel's name if it is one of ours; refuse it otherwise."""
-    if kernel not in KERNELS:
-        hint = did_you_mean(kernel, KERNELS) or "."
-        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.")
-    return kernel
-
-
-def _given(one: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
-    """Return the features and gradients of a layer, as matrices of one shape; gradients may be absent."""
-    needs = "gradients" in KERNELS[checked_kernel(kernel)] or kernel in ("product", "psi")
-    pair = one if isinstance(one, tuple) else (one, None)
-    features, gradients = (None if part is None else as_matrix(part, name) for part in pair)
-    if features is None or (needs and gradients is None):
-        raise ShapeError(f"the kernel {kernel!r} needs {name} as a tuple (features, gradients).")
-    if gradients is not None and gradients.shape != features.shape:
-        raise ShapeError(
-            f"the features of {name} have shape {tuple(features.shape)} and its gradients {tuple(gradients.shape)}; "
-            "take both at the same layer and shape."
-        )
-    return features, gradients
-
-
-def _exact_side(name: str, features: Tensor, gradients: Tensor | None, kernel: str) -> KernelSide:
-    double = summing_dtype(features.device)
-    parts = {"features": features.to(double)} | ({} if gradients is None else {"gradients": gradients.to(double)})
-    if gradients is not None:
-        parts["product"] = parts["features"] * parts["gradients"]
-    totals = {part: rows.sum(0) for part, rows in parts.items()}
-    return KernelSide(name, parts, totals, torch.ones(len(features)).to(parts["features"]), len(features), True)
-
-
-def _about_means(kernel: Tensor) -> Tensor:
-    rows = kernel - kernel.mean(0, keepdim=True)
-    return rows - rows.mean(1, keepdim=True)
-
-
-def _transported(K: Tensor, L: Tensor) -> Tensor:
-    """Return the kernel half way from the features' to the gradients' along optimal transport of Gaussians.
-
-    Section 4 of Tang et al. (2020), 3: with T = K^-½ (K^½ L K^½)^½ K^-½, the kernel is (½I + ½T) K (½I + ½T).
-    """
-    values, vectors = torch.linalg.eigh(K)
-    kept = values > len(K) * torch.finfo(K.dtype).eps * values[-1]
-    roots, V = values[kept].sqrt(), vectors[:, kept]
-    inner = torch.linalg.eigh(V.mT @ L @ V * roots.unsqueeze(-1) * roots)
-    middle = inner[1] * inner[0].clamp(min=0).sqrt() @ inner[1].mT
-    T = V @ (middle / roots.unsqueeze(-1) / roots) @ V.mT
-    half = (torch.eye(len(K), dtype=K.dtype, device=K.device) + T) / 2
-    return half @ K @ half

@@ -1,0 +1,312 @@
+"""`Kernels` and `LayerKernels`: kernel matrices of features and gradients, exact over the same examples.
+
+What two kernel matrices have in common is read here for sketches too, in which a bucket stands for several examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_matrix, summing_dtype
+from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
+from netkin.statistics.rows import CAP, LayerRows, SampleSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+KERNELS = {  # of a layer's features and gradients, and what of them must be sketched
+    "features": ("features",),
+    "gradients": ("gradients",),
+    "sum": ("features", "gradients"),
+    "product": ("product",),
+    "hadamard": ("features", "gradients"),
+    "psi": ("psi",),
+    "transport": ("features", "gradients"),
+}
+OF_KERNELS = ("hadamard", "transport")  # made of kernel matrices, which no sums of examples can centre
+
+
+class KernelSide:
+    """One layer: sums over buckets of its features, its gradients and what is made of both, M × width each.
+
+    `totals` are the plain sums over all examples and `signs` the sums of the signs in each bucket: centred about the
+    mean of the examples, a sum of the buckets is ``S X - (S 1) meanᵀ``. `is_exact` where every example is a bucket.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sums: Mapping[str, Tensor],
+        totals: Mapping[str, Tensor],
+        signs: Tensor,
+        n: int,
+        is_exact: bool = False,
+    ):
+        self.name, self.sums, self.totals, self.signs, self.n, self.is_exact = name, sums, totals, signs, n, is_exact
+        self._kernels: dict[tuple[str, str], Tensor] = {}
+        self._roots: dict[tuple[str, str], Tensor] = {}
+
+    def kernel(self, kind: str, centring: str = "") -> Tensor:
+        """Return the kernel matrix of the buckets; `centring` about the mean of "examples" or of "buckets"."""
+        if (kind, centring) not in self._kernels:
+            plainly = centring == "buckets" or (centring == "examples" and self.is_exact)
+            made = self._made(kind, "" if plainly else centring)
+            self._kernels[kind, centring] = _about_means(made) if plainly else made
+        return self._kernels[kind, centring]
+
+    def root(self, kind: str, centring: str = "") -> Tensor:
+        """Return a matrix R with ``R Rᵀ`` the kernel."""
+        if (kind, centring) not in self._roots:
+            values, vectors = torch.linalg.eigh(self.kernel(kind, centring))
+            self._roots[kind, centring] = vectors * values.clamp(min=0).sqrt()
+        return self._roots[kind, centring]
+
+    def _made(self, kind: str, centring: str) -> Tensor:
+        if kind in OF_KERNELS and centring:
+            raise NoValue(
+                f"kernel={kind!r} is made of sketched kernels, which can't be centred about the mean of the examples; "
+                "take kernel='psi', or the measure that centres about the mean of the buckets."
+            )
+        kernels = [self._linear(part, centring) for part in KERNELS["hadamard" if self._is_psi(kind) else kind]]
+        if kind == "transport":
+            return _transported(*kernels)
+        return kernels[0] * kernels[1] if kind == "hadamard" or self._is_psi(kind) else sum(kernels[1:], kernels[0])
+
+    def _is_psi(self, kind: str) -> bool:
+        """Whether the kernel is that of ``g fᵀ`` itself, which is the product of the kernels where these are exact."""
+        return kind == "psi" and self.is_exact
+
+    def _linear(self, part: str, centring: str) -> Tensor:
+        if part not in self.sums:
+            raise NoValue(f"{self.name} has no {part}: no path leads from it to the loss.")
+        rows = self.sums[part]
+        if centring:
+            rows = rows - self.signs.unsqueeze(-1) * (self.totals[part] / self.n)
+        return rows @ rows.mT
+
+
+class KernelPair:
+    """Two layers, each with the kernels of its features and gradients."""
+
+    def __init__(self, x: KernelSide, y: KernelSide):
+        if len(x.signs) != len(y.signs):
+            raise NoValue(
+                f"{x.name} has {len(x.signs):,} buckets and {y.name} {len(y.signs):,}; take as many for both."
+            )
+        self.x, self.y = x, y
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the measure asks to be sketched, and how."""
+        return {name: settings[name] for name in ("kernel", "buckets", "stacks", "seed") if name in settings}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return an empty string: nothing is known that would mislead."""
+        return ""
+
+    def alignment(self, kernel: str, centring: str = "") -> Tensor:
+        """Return the cosine of the two kernel matrices."""
+        K, L = (side.kernel(kernel, centring) for side in (self.x, self.y))
+        return (K * L).sum() / self._size(K, self.x) / self._size(L, self.y)
+
+    def bures(self, kernel: str, centring: str = "") -> Tensor:
+        """Return the normalised Bures similarity of the two kernel matrices."""
+        R, S = (side.root(kernel, centring) for side in (self.x, self.y))
+        return torch.linalg.svdvals(R.mT @ S).sum() / self._size(R, self.x) / self._size(S, self.y)
+
+    @staticmethod
+    def _size(matrix: Tensor, side: KernelSide) -> Tensor:
+        size = matrix.norm()
+        if not bool(size > 0):
+            raise NoValue(f"{side.name} is the same for all examples, or has no gradient.")
+        return size
+
+
+class Kernels(KernelPair):
+    """Two layers with their exact kernels over the same examples."""
+
+    collectors: ClassVar[tuple[type, ...]] = ()
+
+    @classmethod
+    def of(cls, X: Any, Y: Any, *, kernel: str = "hadamard", **unused: Any) -> Kernels:
+        """Return the pair of two layers, each given as (features, gradients), or as features alone."""
+        x, y = (exact_side(name, *given_rows(one, name, kernel)) for one, name in ((X, "`X`"), (Y, "`Y`")))
+        if x.n != y.n:
+            raise ShapeError(f"`X` and `Y` must describe the same examples; got {x.n} rows and {y.n} rows.")
+        return cls(x, y)
+
+
+@dataclass(frozen=True)
+class KernelSettings(Settings):
+    """Which loss gradients are of, and whether they are needed at all."""
+
+    gradients: bool = True
+    target: str = "tempered"
+    beta: float = 0.5
+    outputs: str = "categorical"
+
+    def joined(self, other: KernelSettings) -> KernelSettings | None:
+        both = self.gradients or other.gradients
+        mine, theirs = (replace(one, gradients=both) for one in (self, other))
+        return mine if mine == theirs or not other.gradients else theirs if not self.gradients else None
+
+
+class LayerKernels(Collector):
+    """The rows of features and gradients of many layers, a sample of them, to be read as kernels of both."""
+
+    kind = "LayerKernels"
+    holds = "Kernels"
+    feeds = frozenset({"activations", "gradients"})
+    stored = ("names", "settled", "features", "gradients")
+
+    def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
+        self.names, self.settled = list(names), settings.to_json()
+        self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
+        self.gradients: LayerRows | None = None  # whose layers the first batch tells
+        self.release()
+
+    @classmethod
+    def feeds_for(cls, settings: KernelSettings) -> frozenset[str]:
+        return cls.feeds if settings.gradients else frozenset({"activations"})
+
+    @classmethod
+    def loss_for(cls, settings: KernelSettings) -> dict[str, Any]:
+        return {"kind": settings.target, "beta": settings.beta, "outputs": settings.outputs}
+
+    @classmethod
+    def settings_for(cls, measure: Any) -> KernelSettings:
+        own = measure.settings
+        needs = checked_kernel(own["kernel"]) != "features"
+        return KernelSettings(needs, own["target"], own["beta"], own["outputs"])
+
+    @classmethod
+    def price(cls, settings: KernelSettings, study: Study) -> Price | None:
+        rows = LayerRows.price(SampleSettings(CAP, 2), study)
+        if rows is None:
+            return None
+        twice = 2 if settings.gradients else 1
+        what = "features and gradients" if settings.gradients else "features"
+        return replace(
+            rows, bytes=twice * rows.bytes, words=f"Kernels of {what}, a sample of at most {CAP:,} rows",
+            operations=None if rows.operations is None else twice * rows.operations,
+        )  # fmt: skip
+
+    @classmethod
+    def start(cls, settings: KernelSettings, study: Study) -> Self:
+        return cls(keys_of(study.rectangles), settings, seed=study.seed, chunks=study.chunks)
+
+    @property
+    def settings(self) -> KernelSettings:
+        return KernelSettings.from_json(self.settled)
+
+    def serves(self, settings: KernelSettings) -> str:
+        if settings.gradients and not self.settings.gradients:
+            return "the gradients"
+        for what in ("target", "beta", "outputs") if settings.gradients else ():
+            mine, wanted = getattr(self.settings, what), getattr(settings, what)
+            if mine != wanted:
+                return f"{what}={wanted} (these have {what}={mine})"
+        return ""
+
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
+        """Fold in rows of features and gradients of the same examples."""
+        self.release()
+        self.features.update({"activations": rows["activations"]}, numbers, **more)
+        found = rows.get("gradients")
+        if found:
+            if self.gradients is None:
+                own = self.features
+                self.gradients = LayerRows(list(found), cap=CAP, seed=own.seed, chunks=own.chunks)
+            owners = {key: one for key, one in more.get("owners", {}).items() if key in found}
+            self.gradients.update({"activations": found}, numbers, **({"owners": owners} if owners else {}))
+
+    def merge(self, other: Self) -> Self:
+        self._refuse_unlike(other, layers="names", settings="settled")
+        made = type(self)(self.names, self.settings)
+        made.features = self.features.merge(other.features)
+        given = [one.gradients for one in (self, other) if one.gradients is not None]
+        made.gradients = given[0].merge(given[1]) if len(given) == 2 else given[0] if given else None
+        return made
+
+    def side(self, key: Key, without: int | None = None) -> KernelSide:
+        """Return one layer, without the examples of one chunk."""
+        if (key, without) not in self._sides:
+            F, G = self.features.sample(key, without).X, None
+            if self.gradients is not None and key in self.gradients.names:
+                G = self.gradients.sample(key, without).X
+            self._sides[key, without] = exact_side(label(key), F, G)
+        return self._sides[key, without]
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Kernels:
+        rows = self.features.pair(a, b, without)  # refuses layers whose rows do not pair up
+        assert rows.n > 0
+        return Kernels(self.side(a, without), self.side(b, without))
+
+    def release(self) -> None:
+        self._sides: dict[tuple[Key, int | None], KernelSide] = {}
+
+    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        return self.features.told(pairs)
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return self.features.chunk_sizes
+
+
+def checked_kernel(kernel: str) -> str:
+    """Return a kernel's name if it is one of ours; refuse it otherwise."""
+    if kernel not in KERNELS:
+        hint = did_you_mean(kernel, KERNELS) or "."
+        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.")
+    return kernel
+
+
+def given_rows(one: Any, name: str, kernel: str) -> tuple[Tensor, Tensor | None]:
+    """Return the features and gradients of a layer, as matrices of one shape; gradients may be absent."""
+    needs = "gradients" in KERNELS[checked_kernel(kernel)] or kernel in ("product", "psi")
+    pair = one if isinstance(one, tuple) else (one, None)
+    features, gradients = (None if part is None else as_matrix(part, name) for part in pair)
+    if features is None or (needs and gradients is None):
+        raise ShapeError(f"the kernel {kernel!r} needs {name} as a tuple (features, gradients).")
+    if gradients is not None and gradients.shape != features.shape:
+        raise ShapeError(
+            f"the features of {name} have shape {tuple(features.shape)} and its gradients {tuple(gradients.shape)}; "
+            "take both at the same layer and shape."
+        )
+    return features, gradients
+
+
+def exact_side(name: str, features: Tensor, gradients: Tensor | None) -> KernelSide:
+    """Return a layer in which every example is a bucket of its own."""
+    double = summing_dtype(features.device)
+    parts = {"features": features.to(double)} | ({} if gradients is None else {"gradients": gradients.to(double)})
+    if gradients is not None:
+        parts["product"] = parts["features"] * parts["gradients"]
+    totals = {part: rows.sum(0) for part, rows in parts.items()}
+    return KernelSide(name, parts, totals, torch.ones(len(features)).to(parts["features"]), len(features), True)
+
+
+def _about_means(kernel: Tensor) -> Tensor:
+    rows = kernel - kernel.mean(0, keepdim=True)
+    return rows - rows.mean(1, keepdim=True)
+
+
+def _transported(K: Tensor, L: Tensor) -> Tensor:
+    """Return the kernel half way from the features' to the gradients' along optimal transport of Gaussians.
+
+    Section 4 of Tang et al. (2020), 3: with T = K^-½ (K^½ L K^½)^½ K^-½, the kernel is (½I + ½T) K (½I + ½T).
+    """
+    values, vectors = torch.linalg.eigh(K)
+    kept = values > len(K) * torch.finfo(K.dtype).eps * values[-1]
+    roots, V = values[kept].sqrt(), vectors[:, kept]
+    inner = torch.linalg.eigh(V.mT @ L @ V * roots.unsqueeze(-1) * roots)
+    middle = inner[1] * inner[0].clamp(min=0).sqrt() @ inner[1].mT
+    T = V @ (middle / roots.unsqueeze(-1) / roots) @ V.mT
+    half = (torch.eye(len(K), dtype=K.dtype, device=K.device) + T) / 2
+    return half @ K @ half
