@@ -75,9 +75,13 @@ _UNLISTED = {
     "netkin.representations": [
         "cls", "dft", "flatten", "last", "mean", "pool", "positions", "replacing", "run_from", "run_until", "tokens",
     ],
+    "netkin.measures": [
+        "kernel_cka", "kernel_cka_uncentered", "kernel_nbs", "sketched_cka", "sketched_cka_by_buckets",
+        "sketched_cka_uncentered", "sketched_nbs",
+    ],
     "netkin.statistics": [
-        "Grams", "LayerGrams", "LayerMoments", "LayerRows", "LayerSpectra", "Moments", "Outputs", "Rows", "Spectra",
-        "off_block_share",
+        "Grams", "Kernels", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
+        "Moments", "Outputs", "Rows", "Sketch", "Spectra", "off_block_share",
     ],
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
     "netkin.applications.compression": ["Compression"],

@@ -39,6 +39,40 @@ MEANINGS = {
         "around 0; 1 means a rotated, rescaled, shifted copy.",
         f"Relations between examples of different batches are not looked at, so the batch size matters. {_LEADING}",
     ),
+    "kernel_cka": Meaning(
+        "How alike the two layers arrange the examples, by features and by what the loss asks of each of them. With "
+        "the kernel 'hadamard' two examples are close if their features are and if they are to move alike.",
+        f"{_LEADING} Gradients are those of a prediction that is made flatter, not of the labels. Few examples score "
+        "high by themselves.",
+    ),
+    "kernel_cka_uncentered": Meaning(
+        "The cosine of the two layers' kernels of features and gradients as they are, as the paper prints it.",
+        "A mean that both layers share counts as likeness: positive features score high whatever they encode.",
+    ),
+    "kernel_nbs": Meaning(
+        "The cosine that is left between the two layers' features and gradients after the best rotation, as the paper "
+        "prints it. Small directions count more than in CKA.",
+        "A mean that both layers share counts as likeness, and on few examples unrelated layers score high.",
+    ),
+    "sketched_cka": Meaning(
+        "How alike the kernels of two layers are whose data may differ: each data set is summed into random buckets, "
+        "and the buckets are compared.",
+        "Between different data sets no example belongs to another, so that shapes of spectra are compared and "
+        "nothing else; the same data with other buckets fall to a fraction. It is random by its seed: repeat it.",
+    ),
+    "sketched_cka_by_buckets": Meaning(
+        "The alignment of two sketched kernels, centred about the mean of the buckets, as the paper's own code does.",
+        "The mean of the buckets is nearly zero by their signs, so that this centring takes little away. Random by "
+        "its seed, and between different data sets the shapes of spectra decide.",
+    ),
+    "sketched_cka_uncentered": Meaning(
+        "The cosine of two sketched kernels as they are, as the paper prints it.",
+        "Random by its seed; between different data sets the shapes of spectra decide, and a large mean above all.",
+    ),
+    "sketched_nbs": Meaning(
+        "The normalised Bures similarity of two sketched kernels, as the paper prints it.",
+        "Random by its seed; between different data sets the shapes of spectra decide. Few buckets raise it.",
+    ),
     "cka_rbf": Meaning(
         "How alike the two layers arrange near neighbours among the examples; a smaller fraction looks more locally.",
         "Distances much larger than the kernel's width all look the same. On few examples unrelated "

@@ -15,6 +15,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
+from netkin.statistics.kernels import power_of_two
 from netkin.statistics.rows import CAP, LayerRows, SampleSettings
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ class KernelSide:
         n: int,
         is_exact: bool = False,
     ):
-        self.name, self.sums, self.totals, self.signs, self.n, self.is_exact = name, sums, totals, signs, n, is_exact
+        self.name, self.signs, self.n, self.is_exact = name, signs, n, is_exact
+        scales = _scales(sums)  # kernels are products of four such numbers, and their cosines of eight
+        self.sums = {part: one * scales[part] for part, one in sums.items()}
+        self.totals = {part: one * scales[part] for part, one in totals.items()}
         self._kernels: dict[tuple[str, str], Tensor] = {}
         self._roots: dict[tuple[str, str], Tensor] = {}
 
@@ -290,6 +294,13 @@ def exact_side(name: str, features: Tensor, gradients: Tensor | None) -> KernelS
         parts["product"] = parts["features"] * parts["gradients"]
     totals = {part: rows.sum(0) for part, rows in parts.items()}
     return KernelSide(name, parts, totals, torch.ones(len(features)).to(parts["features"]), len(features), True)
+
+
+def _scales(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return a power of two for each part that brings its numbers near one; features and gradients share theirs."""
+    own = {part: power_of_two(one) or 1.0 for part, one in sums.items()}
+    shared = min((own[part] for part in ("features", "gradients") if part in own), default=1.0)
+    return own | {part: shared for part in ("features", "gradients") if part in own}
 
 
 def _about_means(kernel: Tensor) -> Tensor:

@@ -102,14 +102,14 @@ class BucketSums(Stored):
         self.totals: dict[str, Tensor] = {}
         self.signs: Tensor | None = None
 
-    def add(self, rows: Mapping[str, Tensor], buckets: Tensor, signs: Tensor) -> None:
-        """Add rows of each part to their buckets; `buckets` and `signs` are stacks × rows."""
+    def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
+        """Add rows of each part to their buckets."""
         first = next(iter(rows.values()))
-        dtype, count = summing_dtype(first.device), self.buckets
-        fresh = torch.bincount(buckets.flatten(), signs.flatten(), minlength=count).to(dtype)
+        dtype = summing_dtype(first.device)
+        fresh = placing.signs_by_bucket.to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
-            sums, total = bucket_sums(own, buckets, signs, count).to(dtype), own.sum(0, dtype=dtype)
+            sums, total = placing.sums(own).to(dtype), own.sum(0, dtype=dtype)
             self.parts[part] = self.parts[part] + sums if part in self.parts else sums
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
@@ -189,16 +189,18 @@ class LayerSketches(Collector):
         """Fold in rows of features and gradients; `numbers` tell what the examples are, whatever their order."""
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
         self.release()
+        placings: dict[Any, Placing] = {}  # which most layers share
         for key in (key for key in self.names if key in features or key in gradients):
             found = {"features": features.get(key), "gradients": gradients.get(key)}
             made = self._parts({name: one for name, one in found.items() if one is not None}, key)
             if not made:
                 continue
-            count = len(next(iter(made.values())))
-            ids = np.arange(count) if numbers is None else np.asarray(numbers)
-            device = next(iter(made.values())).device
-            placed = places(self.settings, row_numbers(ids, count, (owners or {}).get(key)))
-            self._layers[key].add(made, *(torch.from_numpy(one).to(device) for one in placed))
+            first, owner = next(iter(made.values())), (owners or {}).get(key)
+            form = (len(first), first.device, key if owner is not None else None)
+            if form not in placings:
+                ids = np.arange(len(first)) if numbers is None else np.asarray(numbers)
+                placings[form] = Placing(self.settings, row_numbers(ids, len(first), owner), first.device)
+            self._layers[key].add(made, placings[form])
 
     def _parts(self, found: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
         """Return what is summed of a batch."""
@@ -250,18 +252,35 @@ def places(settings: SketchSettings, ids: np.ndarray) -> tuple[np.ndarray, np.nd
     return buckets, signs / np.sqrt(settings.stacks)
 
 
-def bucket_sums(rows: Tensor, buckets: Tensor, signs: Tensor, count: int) -> Tensor:
-    """Return the signed sums of rows in `count` buckets, each row in one bucket of every stack."""
-    n = buckets.shape[1]
-    if rows.is_cuda:
-        made = torch.zeros(count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for own, sign in zip(buckets, signs, strict=True):
-            made.index_add_(0, own, rows * sign.to(rows.dtype).unsqueeze(-1))
+class Placing:
+    """The buckets and signs of some examples, on the device of their rows."""
+
+    def __init__(self, settings: SketchSettings, ids: np.ndarray, device: Any):
+        self.count, self._buckets, self._signs, self._device = settings.buckets, *places(settings, ids), device
+        self._matrices: dict[Any, Any] = {}
+
+    @property
+    def signs_by_bucket(self) -> Tensor:
+        """The sum of the signs in each bucket."""
+        found = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
+        return torch.from_numpy(found).to(self._device, summing_dtype(self._device))
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Return the signed sums of rows in all buckets, each row in one bucket of every stack."""
+        if rows.device.type == "cpu":
+            return torch.from_numpy(self._matrix(rows.numpy().dtype) @ rows.numpy())
+        made = torch.zeros(self.count, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        for own, sign in zip(self._buckets, self._signs, strict=True):
+            weighted = rows * torch.from_numpy(sign).to(rows).unsqueeze(-1)
+            made.index_add_(0, torch.from_numpy(own).to(rows.device), weighted)
         return made
-    columns = np.tile(np.arange(n), len(buckets))
-    values = signs.flatten().to(rows.dtype).cpu().numpy()
-    matrix = csr_matrix((values, (buckets.flatten().cpu().numpy(), columns)), shape=(count, n))
-    return torch.from_numpy(matrix @ rows.detach().cpu().numpy()).to(rows.device)
+
+    def _matrix(self, dtype: Any) -> Any:
+        if dtype not in self._matrices:
+            stacks, n = self._buckets.shape
+            entries = (self._signs.ravel().astype(dtype), (self._buckets.ravel(), np.tile(np.arange(n), stacks)))
+            self._matrices[dtype] = csr_matrix(entries, shape=(self.count, n))
+        return self._matrices[dtype]
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
