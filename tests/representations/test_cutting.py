@@ -200,3 +200,13 @@ def test_a_name_that_is_not_one_layer_is_refused(residual, images):
         run_from(residual, "layer?.0", None, images)
     with pytest.raises(UnknownName, match="no layer named 'fcc'"), replacing(residual, "fcc", torch.relu):
         pass
+
+
+def test_a_run_that_is_cut_off_is_a_whole_forward_for_others_who_watch():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with recording(model, ["0"]) as outputs:
+        for _ in range(2):
+            run_until(model, "1", torch.ones(3, 4))
+            assert list(outputs) == ["0"]
+        model(torch.ones(3, 4))
+        assert list(outputs) == ["0"]
