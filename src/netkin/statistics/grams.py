@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, paired, refuse_non_finite, summing_dtype
+from netkin.arrays import as_matrix, moved, paired, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics.collector import (
     Collector,
@@ -392,11 +392,11 @@ class LayerGrams(Collector):
         flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
         chunk = int(chunk_of(np.array([place]), self.chunks)[0])
         every = flat @ flat.T if len(self.rectangles) > 1 else None
-        self._cross = [values.to(flat.device) for values in self._cross]
+        self._cross = [moved(values, flat.device) for values in self._cross]
         for values, (left, right) in zip(self._cross, self.rectangles, strict=True):
             rows, columns = self._places(left), self._places(right)
             values[chunk] += flat[rows] @ flat[columns].T if every is None else every[rows][:, columns]
-        self._own = self._own.to(flat.device)
+        self._own = moved(self._own, flat.device)
         self._own[chunk] += flat.square().sum(1)
         self._counts[chunk] += 1
         self._weights[chunk] += len(first) * (len(first) - 3)
