@@ -296,10 +296,12 @@ class Doubles(TorchDispatchMode):
         return found
 
 
+@pytest.mark.parametrize("shape", ["pool", "flatten"])
 @pytest.mark.parametrize("errors", [False, True])
-@pytest.mark.parametrize("measure", ["cka", "cca_mean", "cka_debiased", "cka_rbf", "cka_minibatch(batch=16)"])
-def test_a_device_without_float64_is_asked_for_none(maps, images, layers, monkeypatch, measure, errors):
-    models, options = (maps(), maps()), {"layers": layers, "errors": errors, "chunks": 3, "measures": measure}
+@pytest.mark.parametrize("measure", ["cka", "nbs", "cka_debiased", "cka_rbf", "cka_minibatch(batch=16)"])
+def test_a_device_without_float64_is_asked_for_none(maps, images, layers, monkeypatch, measure, errors, shape):
+    models, options = (maps(), maps()), {"errors": errors, "chunks": 3, "measures": measure, "shape": shape}
+    options["layers"] = layers if shape == "pool" else ["conv1", "conv2"]
     usual = nk.compare(*models, images, **options)
     monkeypatch.setattr(arrays, "WITHOUT_FLOAT64", ("cpu",))  # in place of "mps"
     with Doubles() as doubles:
