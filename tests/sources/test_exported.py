@@ -14,7 +14,7 @@ import netkin
 from netkin.errors import ForwardError, SourceError
 from netkin.representations import layers, recording
 from netkin.sources import load_model
-from netkin.sources.vetting import clean_program
+from netkin.sources.exported import clean_program
 
 
 class Net(nn.Module):

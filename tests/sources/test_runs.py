@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
-from netkin.sources.checkpoints import as_checkpoint, built, step_in
-from netkin.sources.runs import open_run
+from netkin.sources.runs import as_checkpoint, built, open_run, step_in
 
 
 def net(width=3):

@@ -53,7 +53,7 @@ def test_other_labels_are_refused(tmp_path, pixels):
 
 def test_an_array_too_large_is_refused_before_it_is_unpacked(tmp_path, pixels, monkeypatch):
     write(tmp_path, pixels)
-    monkeypatch.setattr("netkin.sources.svhn.LARGEST", 3072 * 3)
+    monkeypatch.setattr("netkin.sources.published.LARGEST", 3072 * 3)
     with pytest.raises(SourceError, match="must hold X of 32 × 32 × 3 × n"):
         load_data(f"svhn:{tmp_path}")
 

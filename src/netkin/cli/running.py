@@ -39,7 +39,7 @@ def called(
 def loaded(spec: str, batch_size: int, examples: int | None, seed: int, balanced: bool = False) -> Batches | Borrowed:
     """Return the data that `spec` names, or a sample of so many of its examples."""
     from netkin.sources import load_data
-    from netkin.sources.sampling import sample
+    from netkin.sources.batches import sample
 
     if balanced and examples is None:
         raise click.UsageError("--balanced goes with --examples N, which says how many.")

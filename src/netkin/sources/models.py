@@ -11,8 +11,8 @@ from torch import nn
 from netkin.errors import SourceError, did_you_mean
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
-from netkin.sources.functions import call, find_function
-from netkin.sources.huggingface import load_huggingface
+from netkin.sources.names import call, find_function
+from netkin.sources.pretrained import load_huggingface
 from netkin.sources.reading import refusing_unreadable
 from netkin.sources.weights import load_weights
 
