@@ -54,12 +54,14 @@ def _names(a: str, b: str | None) -> tuple[str, str]:
 @contextmanager
 def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
     """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
+    from torch import nn
+
     running: list[str] = []  # at most one
     with ExitStack() as stack:
         for spec, model in zip(specs, models, strict=True):
-            begin = model.register_forward_pre_hook(partial(_begin, running, spec), with_kwargs=True)
+            begin = nn.Module.register_forward_pre_hook(model, partial(_begin, running, spec), with_kwargs=True)
             stack.callback(begin.remove)
-            stack.callback(model.register_forward_hook(partial(_end, running)).remove)
+            stack.callback(nn.Module.register_forward_hook(model, partial(_end, running)).remove)
         try:
             yield
         except NetkinError:

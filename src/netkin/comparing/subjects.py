@@ -342,6 +342,7 @@ class Options:
         raise ValueFault(
             f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
             + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
+            + " `torch.export.unflatten` makes a module of it." * isinstance(thing, torch.export.ExportedProgram)
         )
 
 
