@@ -224,7 +224,7 @@ def test_a_file_that_holds_no_dictionary_is_refused(tmp_path):
 
 def test_a_file_far_larger_than_any_of_cifar_is_refused_unread(tmp_path, monkeypatch):
     python_version(tmp_path)
-    monkeypatch.setattr("netkin.sources.cifar.LARGEST", 100)
+    monkeypatch.setattr("netkin.sources.pickles.LARGEST", 100)
     with pytest.raises(SourceError, match="bytes; a file of the Python version holds at most 100"):
         load_data(f"cifar10:{tmp_path}")
 

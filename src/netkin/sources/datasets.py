@@ -13,11 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
-from netkin.sources.cifar import cifar10, cifar100
 from netkin.sources.examples import npz, text
 from netkin.sources.images import digits, image_folder
 from netkin.sources.names import call, find_function, fitted, split_options
-from netkin.sources.published import mnist, svhn
+from netkin.sources.published import cifar10, cifar100, mnist, svhn
 from netkin.sources.reading import refusing_unreadable
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from netkin.errors import MissingExtra, SourceError
-from netkin.sources.reading import content, near
+from netkin.sources.reading import near, read_json
 from netkin.sources.weights import listed
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -53,12 +52,7 @@ def _config(folder: Path) -> dict[str, Any]:
         )
     if not (folder / "config.json").is_file():
         raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
-    try:
-        config = json.loads(content(folder / "config.json", "configuration"))
-    except ValueError as error:
-        raise SourceError(f"{str(folder / 'config.json')!r} is damaged: {error}.") from error
-    if not isinstance(config, dict):
-        raise SourceError(f"{str(folder / 'config.json')!r} is no configuration of a model.")
+    config = read_json(folder / "config.json", "configuration of a model")
     _refuse_foreign_code(config, folder)
     return config
 
