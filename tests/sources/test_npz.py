@@ -64,7 +64,8 @@ def test_unpaired_labels_and_missing_axes_are_refused(tmp_path):
 def test_objects_are_refused_and_nothing_in_them_runs(tmp_path, hostile):
     np.savez(tmp_path / "a.npz", x=np.array([[hostile]], dtype=object))
     with pytest.raises(
-        SourceError, match="'x' in .* holds Python objects; only numbers are read, and nothing is unpick"
+        SourceError,
+        match="'x' in .* holds Python objects; only real numbers of at most 64 bits are read, and nothing is unpick",
     ):
         load_data(f"npz:{tmp_path / 'a.npz'}")
     np.savez(tmp_path / "b.npz", x=np.array([["a", "b"]]))

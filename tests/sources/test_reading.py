@@ -67,7 +67,7 @@ def test_a_link_to_itself_is_refused(tmp_path):
 
 def test_what_is_no_plain_file_is_refused_unopened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SourceError, match="pipe' is no plain file and is not opened"):
+    with pytest.raises(SourceError, match="pipe' is a pipe or a device and is not opened"):
         content(tmp_path / "pipe")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from netkin.errors import SourceError, ValueFault
 
-# what is stored, its labels, and how a batch of the stored becomes what a model is fed
-Examples = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+# what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
+Examples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Batches:
     """Examples with their labels, handed out batch by batch, in the same order each time.
 
     `stored` holds all examples as compactly as they came; `prepare` makes of some of them what a model is fed. Without
-    labels a batch is the examples alone.
+    labels a batch is the examples alone. `remarks` say what a reader of results should know: they become warnings.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Batches:
     labels: Tensor | None = None
     batch_size: int = 128
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
+    remarks: tuple[str, ...] = ()
 
     @property
     def examples(self) -> int:

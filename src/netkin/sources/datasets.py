@@ -94,7 +94,8 @@ CATALOGUE: list[DataSource] = [
         "DIR: images, or one folder of images for each class",
         "images,size=64,normalise=imagenet:photos",
         image_folder,
-        options=f"size=PIXELS (the shorter side, then the centre); {_NORMALISE}",
+        options="size=PIXELS (the shorter side, then the centre); broken=refuse (if not said otherwise) or skip; "
+        f"{_NORMALISE}",
     ),
     DataSource(
         "npz",
@@ -166,9 +167,9 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
         raise SourceError(f"{spec!r} says not where it lies; write {_spoken(source)[1:-1]!r}.")
     chosen = fitted(source.load, options, source.name, skip=1)
     with refusing_unreadable(place):
-        stored, labels, prepare = source.load(place, **chosen)
+        stored, labels, prepare, *remarks = source.load(place, **chosen)
     head = ",".join([source.name, *(f"{option}={value}" for option, value in chosen.items())])
-    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare)
+    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
 
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:

@@ -72,10 +72,11 @@ def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     entry = archive.getinfo(f"{key}.npy")
     with archive.open(entry) as file:
         shape, dtype = _header(file)
-        if dtype.kind not in "biuf":
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
             kind = "Python objects" if dtype.hasobject else f"values of type {dtype}"
             raise SourceError(
-                f"{key!r} in {str(path)!r} holds {kind}; only numbers are read, and nothing is unpickled."
+                f"{key!r} in {str(path)!r} holds {kind}; only real numbers of at most 64 bits are read, and nothing is "
+                "unpickled."
             )
         if math.prod(shape) * dtype.itemsize > entry.file_size:
             raise SourceError(
@@ -94,11 +95,13 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
-    if inputs.ndim < 2 or not len(inputs):
+    if inputs.ndim < 2 or not inputs.size:
         raise SourceError(
             f"the examples in {str(path)!r} have shape {inputs.shape}; the first axis must be the examples, and there "
-            "must be another."
+            "must be another, none of them empty."
         )
+    if labels is not None and not labels.ndim:
+        raise SourceError(f"the labels in {str(path)!r} are a single number; there must be one for each example.")
     if labels is not None and len(labels) != len(inputs):
         raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and {len(labels):,} labels.")
 

@@ -19,6 +19,7 @@ import ast
 import io
 import json
 import logging
+import math
 import re
 import warnings
 import zipfile
@@ -115,6 +116,7 @@ _ARITHMETIC = {
     *("Equality", "Unequality", "StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan", "PowByNatural"),
     *("floor", "ceiling", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"),
 }
+_MOST_BITS = 4096
 # what torch knows the archive by; it compares these and runs nothing in them
 _MARKS: tuple[str, ...] = ("archive_format", "archive_version", "byteorder", ".data/version", "version")
 _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
@@ -241,9 +243,30 @@ def _operator(target: str) -> str:
 
 
 def _expression(text: str) -> str:
-    if len(text) > 2000 or not all(_is_arithmetic(node) for node in ast.walk(ast.parse(text, mode="eval"))):
+    tree = ast.parse(text, mode="eval") if len(text) <= 2000 else None
+    if tree is None or not all(_is_arithmetic(node) for node in ast.walk(tree)) or _bits(tree.body) > _MOST_BITS:
         raise _Refused(f"the size {_short(text)}")
     return text
+
+
+def _bits(node: ast.AST) -> float:
+    """Return a bound on the bits of an expression's value; infinity where it has powers that are not small."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("Pow"):
+        base, exponent = (*node.args, None, None)[:2]
+        return _bits(base) * _power(exponent) if base is not None and exponent is not None else math.inf
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value.bit_length()
+    inside = [_bits(part) for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.keyword))]
+    return sum(inside) or 64
+
+
+def _power(node: ast.AST) -> float:
+    """Return the size of an exponent that is a number, such as `Integer(-2)`; infinity for any other."""
+    if isinstance(node, ast.UnaryOp):
+        return _power(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Rational"):
+        return _power(node.args[0]) if node.args else math.inf
+    return abs(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) else math.inf
 
 
 def _is_arithmetic(node: ast.AST) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -18,7 +19,7 @@ from netkin.errors import SourceError, ValueFault
 from netkin.sources.batches import Examples
 from netkin.sources.images import normalisation
 from netkin.sources.pickles import read_plain_pickle
-from netkin.sources.reading import content
+from netkin.sources.reading import content, most_in_memory
 
 _PIXELS = 3 * 32 * 32
 
@@ -129,6 +130,7 @@ def _checked(records: np.ndarray, path: Path, layout: Layout) -> np.ndarray:
 
 
 _NAMES = {"train": "train", "test": "t10k"}
+_COMPRESSED = 15  # MATLAB's number for a packed part
 _MAGIC = {"images": 2051, "labels": 2049}
 LARGEST = 1024**3  # far more than any of their files takes in memory
 
@@ -168,11 +170,25 @@ def _idx_array(file: BinaryIO, path: Path, what: str, sizes: tuple[int, ...]) ->
             + (f" and images of {' × '.join(map(str, sizes))}." if sizes else ".")
         )
     expected = math.prod((numbers[1], *sizes))
+    if expected > _most(path):
+        raise _grown(path)
     # read no more than was promised: a gzip file may be a bomb
-    stored = file.read(min(expected, LARGEST) + 1)
+    stored = file.read(expected + 1)
     if len(stored) != expected or not expected:
         raise SourceError(f"{str(path)!r} promises {expected:,} bytes of {what} and holds {_amount(stored, expected)}.")
     return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(numbers[1], *sizes)
+
+
+def _most(path: Path) -> int:
+    """Return how many bytes the file may become in memory."""
+    return min(LARGEST, most_in_memory(path.stat().st_size))
+
+
+def _grown(path: Path) -> SourceError:
+    return SourceError(
+        f"{str(path)!r} holds {path.stat().st_size:,} bytes that would become more than {_most(path):,} in memory, "
+        "which no published file does; get it again."
+    )
 
 
 def _amount(stored: bytes, expected: int) -> str:
@@ -201,9 +217,10 @@ def _matlab(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat, whosmat
 
     try:
-        kinds = {name: (shape, kind) for name, shape, kind in whosmat(str(path), appendmat=False)}
+        unpacked = io.BytesIO(_unpacked(path))
+        kinds = {name: (shape, kind) for name, shape, kind in whosmat(unpacked, appendmat=False)}
         _refuse_other_than_svhn(kinds, path)
-        found = loadmat(str(path), appendmat=False, variable_names=["X", "y"])
+        found = loadmat(unpacked, appendmat=False, variable_names=["X", "y"])
     except SourceError:
         raise
     except Exception as error:  # the bytes may be anything, and so may be the error
@@ -212,6 +229,25 @@ def _matlab(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if images.dtype != np.uint8 or not np.isin(labels, range(11)).all():
         raise SourceError(f"{str(path)!r} must hold bytes as images and labels from 1 to 10; it is not SVHN.")
     return images, labels
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return a MATLAB file with its packed parts unpacked, which SciPy would do without a limit."""
+    packed = memoryview(content(path, "MATLAB file", LARGEST))
+    order = "<" if bytes(packed[126:128]) == b"IM" else ">"
+    most = _most(path)
+    parts, place = [bytes(packed[:128])], 128
+    while place + 8 <= len(packed):
+        kind, size = struct.unpack_from(f"{order}2I", packed, place)
+        part = bytes(packed[place : place + 8 + size])
+        if kind == _COMPRESSED:
+            part = zlib.decompressobj().decompress(part[8:], most + 1)
+        parts.append(part)
+        most -= len(part)
+        if most < 0:
+            raise _grown(path)
+        place += 8 + size
+    return b"".join(parts)
 
 
 def _refuse_other_than_svhn(kinds: dict[str, Any], path: Path) -> None:
