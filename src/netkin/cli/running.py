@@ -25,25 +25,41 @@ def called(
     function: Callable[..., Result], a: str, b: str | None, data: str, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
-    from netkin.sources import load_model
-
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
-    models = [load_model(spec) for spec in specs]
+    models = loaded_models(specs)
     chosen = {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
-    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
+    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"), specs)
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)
 
 
-def loaded(spec: str, batch_size: int, examples: int | None, seed: int, balanced: bool = False) -> Batches | Borrowed:
-    """Return the data that `spec` names, or a sample of so many of its examples."""
+def loaded_models(specs: Sequence[str], *, tells: bool = False) -> list[nn.Module]:
+    """Return the models that `specs` name, with other random weights each; `tells` says on stderr which have such."""
+    from netkin.sources import load_model
+    from netkin.sources.models import remark_on
+
+    models = [load_model(spec, seed=place) for place, spec in enumerate(specs)]
+    for remark in filter(None, map(remark_on, models)) if tells else ():
+        click.echo(f"warning: {remark}", err=True)
+    return models
+
+
+def loaded(
+    spec: str,
+    batch_size: int,
+    examples: int | None,
+    seed: int,
+    balanced: bool = False,
+    models: Sequence[str] = (),
+) -> Batches | Borrowed:
+    """Return the data that `spec` names, as its `models` take them, or a sample of so many of its examples."""
     from netkin.sources import load_data
     from netkin.sources.batches import sample
 
     if balanced and examples is None:
         raise click.UsageError("--balanced goes with --examples N, which says how many.")
-    return sample(load_data(spec, batch_size=batch_size), examples, seed=seed, balanced=balanced)
+    return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
 def _names(a: str, b: str | None) -> tuple[str, str]:

@@ -64,6 +64,8 @@ class Statistics:
         """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
+        remarks = [origin["random weights"] for origin in self.origins.values() if "random weights" in origin]
+        self.warnings += dict.fromkeys(remarks)
         left_out = [reason for runner in runners for reason in runner.left_out.values()]
         if left_out:
             more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""

@@ -18,7 +18,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.sources.names import in_short
 
 # what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
 Examples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
@@ -79,7 +80,12 @@ class Borrowed:
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.again() if self.again else self.batches)
+        try:
+            yield from self.again() if self.again else self.batches
+        except NetkinError:
+            raise
+        except Exception as error:  # a function's own code may raise anything
+            raise SourceError(f"{self.name!r} raised {in_short(error)}") from error
 
 
 def as_they_are(examples: Tensor) -> Tensor:

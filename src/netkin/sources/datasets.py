@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
@@ -16,6 +16,7 @@ from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
 from netkin.sources.examples import npz, text
 from netkin.sources.images import digits, image_folder
 from netkin.sources.names import call, find_function, fitted, split_options
+from netkin.sources.pretrained import load_processor, preprocessing
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
 from netkin.sources.reading import refusing_unreadable
 
@@ -33,6 +34,7 @@ class DataSource:
     load: Callable[..., Examples] | None = None
     needs_place: bool = True
     options: str = ""
+    has_images: bool = False
 
 
 def _parts(name: str, what: str, where: str, load: Callable[..., Examples], options: str) -> list[DataSource]:
@@ -44,7 +46,8 @@ def _parts(name: str, what: str, where: str, load: Callable[..., Examples], opti
             where,
             f"{name}{ending}:data",
             partial(load, _part=part),
-            options=f"normalise={name} (if not said otherwise){options}",
+            options=f"normalise={name} (if not said otherwise){options}; processor=DIR of a Hugging Face model",
+            has_images=True,
         )
         for ending, part, word in (("", "test", "test"), ("-train", "train", "training"))
     ]
@@ -95,7 +98,8 @@ CATALOGUE: list[DataSource] = [
         "images,size=64,normalise=imagenet:photos",
         image_folder,
         options="size=PIXELS (the shorter side, then the centre); broken=refuse (if not said otherwise) or skip; "
-        f"{_NORMALISE}",
+        f"{_NORMALISE}; processor=DIR of a Hugging Face model",
+        has_images=True,
     ),
     DataSource(
         "npz",
@@ -107,11 +111,11 @@ CATALOGUE: list[DataSource] = [
     ),
     DataSource(
         "text",
-        "characters as whole numbers in pieces of 64, for netkin:char_lstm",
+        "characters as whole numbers in pieces of 64, for netkin:char_lstm; tokens for hf:DIR",
         "FILE: text in UTF-8",
         "text,window=128:input.txt",
         text,
-        options="window=CHARACTERS",
+        options="window=CHARACTERS or tokens; tokenizer=DIR of a Hugging Face model",
     ),
     DataSource(
         "package.module:function",
@@ -123,7 +127,7 @@ CATALOGUE: list[DataSource] = [
 NAMED = {source.name: source for source in CATALOGUE if source.load}
 
 
-def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Borrowed:
+def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
     `spec` is `NAME:PLACE`; `CATALOGUE` and `netkin data` list the names and where each is looked for. Options stand
@@ -131,6 +135,10 @@ def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Bor
     normalise="imagenet")`. Images are ``(x / 255 - mean) / std``, by default with the set's own statistics.
     `package.module:function` is called without arguments and returns an iterable of batches, a Dataset, a DataLoader or
     a tensor; it may lie in the current directory.
+
+    `models` are the names of the models that will be fed. For `hf:DIR` text is split by the tokenizer in that folder,
+    and images pass through its image processor unless `normalise` is given: so `text:FILE` means
+    `text,tokenizer=DIR:FILE`, and `images:PHOTOS` means `images,processor=DIR:PHOTOS`.
 
     Example:
         >>> images, labels = next(iter(load_data("digits:test", batch_size=32)))
@@ -142,7 +150,8 @@ def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Bor
     head, colon, place = spec.partition(":")
     name = head.partition(",")[0]
     if name in NAMED:
-        return _named(NAMED[name], spec, place, split_options(head)[1] | options, batch_size)
+        chosen = split_options(head)[1] | options
+        return _named(NAMED[name], spec, place, chosen | _suited(NAMED[name], chosen, models), batch_size)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
         if Path(spec).is_dir():
@@ -165,11 +174,37 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     assert source.load is not None
     if source.needs_place and not place:
         raise SourceError(f"{spec!r} says not where it lies; write {_spoken(source)[1:-1]!r}.")
-    chosen = fitted(source.load, options, source.name, skip=1)
+    processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
+    given = {option: value for option, value in options.items() if option not in processor}
+    chosen = fitted(source.load, given, source.name, skip=1)
     with refusing_unreadable(place):
         stored, labels, prepare, *remarks = source.load(place, **chosen)
-    head = ",".join([source.name, *(f"{option}={value}" for option, value in chosen.items())])
+        if processor:
+            prepare = _processing(stored, processor["processor"], spec)
+    head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
     return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
+
+
+def _suited(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+    """Return the option by which text or images become what Hugging Face models expect, where none is given."""
+    folders = [model.removeprefix("hf:") for model in models if model.startswith("hf:")]
+    option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
+    if not folders or not option or option in options or "normalise" in options:
+        return {}
+    kinds = [preprocessing(folder, "text" if option == "tokenizer" else "images") for folder in folders]
+    other = next((folder for folder, kind in zip(folders, kinds, strict=True) if kind != kinds[0]), None)
+    if other is not None:
+        raise SourceError(
+            f"{folders[0]!r} and {other!r} have different {option}s, so their models do not take the same inputs; "
+            f"choose one with `{option}=DIR` after {source.name!r}, or pass `transforms` in Python."
+        )
+    return {option: folders[0]}
+
+
+def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Tensor]:
+    if stored.dtype != uint8 or stored.ndim != 4:
+        raise SourceError(f"{spec!r} gives no images of bytes, which an image processor needs; leave `processor` out.")
+    return load_processor(folder)
 
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:

@@ -70,7 +70,7 @@ def call(function: Callable[[], Any], spec: str) -> Any:
         with current_directory_importable():
             return function()
     except (Exception, SystemExit) as error:
-        raise SourceError(f"{spec!r} was called without arguments and raised {_in_short(error)}") from error
+        raise SourceError(f"{spec!r} was called without arguments and raised {in_short(error)}") from error
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _module(name: str, spec: str, known: list[str]) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise SourceError(_not_found(name, spec, known)) from error
-        raise SourceError(f"module {name!r} of {spec!r} could not be imported: {_in_short(error)}") from error
+        raise SourceError(f"module {name!r} of {spec!r} could not be imported: {in_short(error)}") from error
 
 
 def _not_found(name: str, spec: str, known: list[str]) -> str:
@@ -103,7 +103,8 @@ def _not_found(name: str, spec: str, known: list[str]) -> str:
     return f"found no module {name!r} for {spec!r}{advice}"
 
 
-def _in_short(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
+    """Return an error's type and the first line of its message as the end of a sentence."""
     lines = str(error).strip().splitlines()
     sentence = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

@@ -190,6 +190,13 @@ class Run:
         """The steps, rising."""
         return tuple(checkpoint.step for checkpoint in self.checkpoints)
 
+    @property
+    def whole(self) -> list[str]:
+        """The name of the last checkpoint as a model, where it is the folder of a Hugging Face model."""
+        given = self.checkpoints[-1].given
+        named = isinstance(given, Path) and self.architecture is None and (given / "config.json").is_file()
+        return [f"hf:{given}"] if named else []
+
     def at(self, step: int) -> nn.Module:
         """Return the network at `step`, which must have the architecture that the run ends with."""
         found = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
@@ -355,7 +362,7 @@ def _enough(found: tuple[Checkpoint, ...], name: str) -> tuple[Checkpoint, ...]:
 
 def _natural(path: Path) -> list[Any]:
     """Sort `step_9` before `step_10`."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def _shown(steps: Sequence[int], most: int = 6) -> str:

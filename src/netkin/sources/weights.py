@@ -116,14 +116,22 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
+    refuse_hostile(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        raise SourceError(_why_unreadable(path, error)) from error
+
+
+def refuse_hostile(path: Path) -> None:
+    """Refuse a file saved by torch that `torch.load(weights_only=True)` should not see, for all its care."""
     try:
         # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
         if _is_tar(path):
             raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
         vet_torch_file(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
     except SourceError:
         raise
     except Refused as refusal:
@@ -131,7 +139,7 @@ def _read_torch(path: Path) -> Any:
             f"{str(path)!r} holds or asks for {refusal}; netkin reads plain state dicts: save `model.state_dict()` "
             "alone, or as safetensors."
         ) from None
-    except PermissionError as error:
+    except OSError as error:
         raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # the bytes may be anything, and so may be the error
         raise SourceError(_why_unreadable(path, error)) from error
