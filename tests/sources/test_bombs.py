@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("resource", reason="limits are set by `resource`, which this system has not")
 MODULES = {"PIL": "PIL.Image", "transformers": "transformers"}
 HERE = {name: import_module(module) for name, module in MODULES.items() if find_spec(name)}
+pytestmark = pytest.mark.slow
 ROOM, SECONDS = 2**29, 10  # what a reader may take beyond what is imported, and how long it may compute
 
 # forks for each file, so that netkin is imported once; a child dies where it computes longer than it may
