@@ -282,3 +282,10 @@ def test_keys_that_the_model_does_not_take_are_refused_with_transforms_named(bat
 def test_a_fault_inside_the_model_is_not_taken_for_one_of_the_keys():
     with pytest.raises(TypeError, match="only integer tensors"):
         call(Scaled(), {"pixels": X, "scale": "no number"})
+
+
+def test_none_instead_of_a_batch_is_refused():
+    with pytest.raises(ValueFault, match="the data gave None instead of a batch; a batch is a tensor"):
+        list(batches_of([X, None]))
+    with pytest.raises(ValueFault, match="the data gave None instead of a batch"):
+        nk.compare(nn.Linear(2, 3), data=[None])

@@ -211,3 +211,9 @@ def test_an_error_inside_a_users_data_becomes_one_sentence(workshop, body):
     with pytest.raises(SourceError, match="^'nk_broken:make' raised KeyError: 'pixels'.$") as refusal:
         list(data)
     assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_a_function_that_returns_a_single_number_is_refused(workshop):
+    workshop.write("nk_number", "import torch\ndef make():\n    return torch.tensor(1.0)\n")
+    with pytest.raises(SourceError, match="'nk_number:make' returned a single number; the first axis"):
+        load_data("nk_number:make")

@@ -112,7 +112,15 @@ def test_comparisons_say_that_weights_are_random(workshop):
     first, second = load_model("nk_net:net"), load_model("nk_net:net", seed=1)
     inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     comparison = netkin.compare(first, second, data=[inputs])
-    words = "'nk_net:net' was given no weights, so they are random, drawn from seed {} unless its function reads some."
+    words = "'nk_net:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
     assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
     assert comparison.provenance["random weights b"] == words.format(1)
     assert comparison["0", "0"] < 0.999
+
+
+def test_a_function_that_draws_nothing_is_not_called_random(workshop):
+    workshop.write(
+        "nk_own",
+        "from netkin.sources.training import untrained_digits_net\ndef net():\n    return untrained_digits_net(1)\n",
+    )
+    assert remark_on(load_model("nk_own:net")) == ""

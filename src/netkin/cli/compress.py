@@ -10,7 +10,7 @@ import click
 from netkin.cli.documents import as_json
 from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET, refuse_missing_folder
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, loaded_models, refuse_crash
+from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,10 +75,10 @@ def _compressed(
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data
 
-    whole, *others = loaded_models([model, against] if against else [model], tells=True)
+    whole, *others = loaded_models([model, against] if against else [model])
     batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
-    return compress_model(
+    small = compress_model(
         whole,
         list(layers),
         data=batches,
@@ -88,3 +88,5 @@ def _compressed(
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
         **options,
     )
+    tell_random_weights([whole, *others])
+    return small

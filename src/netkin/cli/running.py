@@ -34,15 +34,19 @@ def called(
         return function(*models, data=batches, **options | chosen)
 
 
-def loaded_models(specs: Sequence[str], *, tells: bool = False) -> list[nn.Module]:
-    """Return the models that `specs` name, with other random weights each; `tells` says on stderr which have such."""
+def loaded_models(specs: Sequence[str]) -> list[nn.Module]:
+    """Return the models that `specs` name; those without weights have other random ones each."""
     from netkin.sources import load_model
+
+    return [load_model(spec, seed=place) for place, spec in enumerate(specs)]
+
+
+def tell_random_weights(models: Sequence[nn.Module]) -> None:
+    """Say on stderr which models have random weights, where a result does not carry that."""
     from netkin.sources.models import remark_on
 
-    models = [load_model(spec, seed=place) for place, spec in enumerate(specs)]
-    for remark in filter(None, map(remark_on, models)) if tells else ():
+    for remark in filter(None, map(remark_on, models)):
         click.echo(f"warning: {remark}", err=True)
-    return models
 
 
 def loaded(

@@ -146,6 +146,8 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
     batches = (batch for batch in _iterated(data, batch_size) if length_if_known(batch) != 0)
     gave_some = False
     for batch in batches if examples is None else _limited(batches, examples):
+        if batch is None:
+            raise ValueFault("the data gave None instead of a batch; a batch is a tensor, or inputs with their labels.")
         gave_some = True
         yield batch
     if not gave_some:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName, did_you_mean
 from netkin.sources.names import fitted, split_options
+
+Built = TypeVar("Built")
 
 
 class BasicBlock(nn.Module):
@@ -356,7 +359,7 @@ def described(name: str) -> str:
     return (builder.__doc__ or "").strip().splitlines()[0].replace("Return a fresh ", "")
 
 
-def seeded(builder: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def seeded(builder: Callable[[], Built], seed: int = 0) -> Built:
     """Return what `builder` makes with torch's random numbers starting at `seed`; afterwards they go on undisturbed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

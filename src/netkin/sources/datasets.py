@@ -211,6 +211,8 @@ def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
     data = call(function, spec)
     if isinstance(data, Tensor):
+        if not data.ndim:
+            raise SourceError(f"{spec!r} returned a single number; the first axis of a tensor must be the examples.")
         return Batches(spec, data, None, batch_size, as_they_are)
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))

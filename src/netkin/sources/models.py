@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from netkin.errors import SourceError, did_you_mean
@@ -62,14 +63,20 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         return load_exported(Path(spec).expanduser())
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
-    model = seeded(_builder(builder), seed)
+    model, draws = seeded(partial(_watched, _builder(builder)), seed)
     if weights:
         load_weights(model, Path(weights).expanduser(), name=builder)
-    elif next(model.parameters(), None) is not None:
-        unless = "" if builder.startswith("netkin:") else " unless its function reads some"
+    elif draws:
+        unless = "" if builder.startswith("netkin:") else ", unless its function reads some"
         remark = f"{spec!r} was given no weights, so they are random, drawn from seed {seed}{unless}."
         _drawn[model] = remark, _versions(model)
     return model
+
+
+def _watched(builder: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:
+    """Return what `builder` makes, and whether it drew random numbers of torch's."""
+    before = torch.get_rng_state()
+    return builder(), not torch.equal(before, torch.get_rng_state())
 
 
 def _builder(name: str) -> Callable[[], nn.Module]:
