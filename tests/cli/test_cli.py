@@ -145,7 +145,7 @@ def test_a_fault_of_ours_is_not_hidden():
 
 def test_debug_shows_where_a_refusal_came_from(netkin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nk_debugged.py").write_text("def make():\n    yield\n    raise KeyError('pixels')\n")
+    (tmp_path / "nk_debugged.py").write_text("def make():\n    raise KeyError('pixels')\n    yield\n")
     line = "compare netkin:digits --data nk_debugged:make"
     plain, whole = netkin(line), netkin(f"--debug {line}")
     assert (plain.exit_code, whole.exit_code) == (1, 1)

@@ -119,8 +119,6 @@ def test_comparisons_say_that_weights_are_random(workshop):
 
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):
-    workshop.write(
-        "nk_own",
-        "from netkin.sources.training import untrained_digits_net\ndef net():\n    return untrained_digits_net(1)\n",
-    )
+    imported = "from netkin.sources.training import untrained_digits_net"
+    workshop.write("nk_own", f"{imported}\ndef net():\n    return untrained_digits_net(1)\n")
     assert remark_on(load_model("nk_own:net")) == ""

@@ -188,6 +188,7 @@ def _stitched(
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
+    found: Comparison | Comparisons
     if len(specs) == 2:
         found = stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     else:

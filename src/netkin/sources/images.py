@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Examples
-from netkin.sources.reading import LARGEST, most_in_memory, refuse_absent, unreadable
+from netkin.sources.names import in_short
+from netkin.sources.reading import LARGEST, content, most_in_memory, unreadable
 
 # mean and standard deviation of each channel of the training images, on a scale from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -157,15 +159,14 @@ def _is_image(path: Path) -> bool:
 def _pixels(path: Path, size: int) -> np.ndarray:
     """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is finer than that."""
     pillow, operations = _pillow("PIL.Image"), _pillow("PIL.ImageOps")
-    refuse_absent(path, "image")
-    most = most_in_memory(path.stat().st_size)
+    stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # beyond its limit of pixels Pillow warns, and we refuse
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(path, formats=FORMATS) as image:
-                if image.width * image.height * 3 > most:
+            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
+                if image.width * image.height * 3 > most_in_memory(len(stored)):
                     raise pillow.DecompressionBombError(f"{image.width} × {image.height}.")
                 depth = _depth(image, path)
                 plain = image.convert("F" if depth else "RGB")
@@ -175,7 +176,8 @@ def _pixels(path: Path, size: int) -> np.ndarray:
     except SourceError:
         raise
     except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here: {error}.") from error
+        reason = f"{str(path)!r} is damaged or no image of a kind that is read here: {in_short(error)}"
+        raise SourceError(reason) from error
     return _from_grey(values, depth, path) if depth else values
 
 

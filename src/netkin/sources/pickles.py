@@ -105,9 +105,20 @@ class _Reader(pickle._Unpickler):
         getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS
     }
 
+    stack: list[Any]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, file: BinaryIO, names: Callable[[str, str], Any], outside: Callable[[Any], Any]) -> None:
         super().__init__(file, encoding="bytes")
-        self.find_class, self.persistent_load = names, outside  # type: ignore[method-assign]
+        self._names, self._outside = names, outside
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._names(module, name)
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._outside(number)
 
     def _set_items(self) -> None:
         pairs = self.pop_mark()
