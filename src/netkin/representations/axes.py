@@ -32,7 +32,7 @@ def is_plain(model: nn.Module, batch: Any, length: int) -> bool:
     if length < 3 or any(isinstance(module, _UNCLEAR) for module in model.modules()):
         return False
     sizes = [leaf.shape[1:] for _, leaf in leaves(batch) if isinstance(leaf, (Tensor, np.ndarray))]
-    held = [tensor.shape for tensor in (*model.parameters(), *model.buffers())]
+    held = [tensor.shape for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_nested]
     return not any(length in shape for shape in (*sizes, *held))
 
 

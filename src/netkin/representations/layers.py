@@ -104,13 +104,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_lazy(*models: nn.Module) -> None:
-    """Refuse models with lazy modules that have no weights yet: running them here would draw these weights."""
+    """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
     for model in models:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
                 raise ValueFault(
                     f"{layer_label(name.rpartition('.')[0])} is a lazy module without weights yet; run the model once "
                     "on your own data first, which draws them."
+                )
+            if tensor.is_meta:
+                raise ValueFault(
+                    "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
 
 
