@@ -24,8 +24,8 @@ def test_fresh_weights_are_the_same_each_time_and_leave_random_numbers_alone():
 
 
 def test_a_function_builds_a_model_the_same_each_time(workshop):
-    workshop.write("nk_net", NET)
-    first, second = load_model("nk_net:make"), load_model("nk_net:make")
+    workshop.write("nk_unweighted", NET)
+    first, second = load_model("nk_unweighted:make"), load_model("nk_unweighted:make")
     assert isinstance(first, nn.Linear)
     assert torch.equal(first.weight, second.weight)
 
@@ -108,11 +108,13 @@ def test_weights_from_a_file_are_not_called_random(tmp_path):
 
 
 def test_comparisons_say_that_weights_are_random(workshop):
-    workshop.write("nk_net", "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n")
-    first, second = load_model("nk_net:net"), load_model("nk_net:net", seed=1)
+    workshop.write(
+        "nk_unweighted", "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n"
+    )
+    first, second = load_model("nk_unweighted:net"), load_model("nk_unweighted:net", seed=1)
     inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     comparison = netkin.compare(first, second, data=[inputs])
-    words = "'nk_net:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
+    words = "'nk_unweighted:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
     assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
     assert comparison.provenance["random weights b"] == words.format(1)
     assert comparison["0", "0"] < 0.999
@@ -120,5 +122,5 @@ def test_comparisons_say_that_weights_are_random(workshop):
 
 def test_a_function_that_draws_nothing_is_not_called_random(workshop):
     imported = "from netkin.sources.training import untrained_digits_net"
-    workshop.write("nk_own", f"{imported}\ndef net():\n    return untrained_digits_net(1)\n")
-    assert remark_on(load_model("nk_own:net")) == ""
+    workshop.write("nk_self_seeded", f"{imported}\ndef net():\n    return untrained_digits_net(1)\n")
+    assert remark_on(load_model("nk_self_seeded:net")) == ""
