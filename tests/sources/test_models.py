@@ -24,8 +24,8 @@ def test_fresh_weights_are_the_same_each_time_and_leave_random_numbers_alone():
 
 
 def test_a_function_builds_a_model_the_same_each_time(workshop):
-    workshop.write("nk_unweighted", NET)
-    first, second = load_model("nk_unweighted:make"), load_model("nk_unweighted:make")
+    workshop.write("nk_bare", NET)
+    first, second = load_model("nk_bare:make"), load_model("nk_bare:make")
     assert isinstance(first, nn.Linear)
     assert torch.equal(first.weight, second.weight)
 
@@ -109,12 +109,14 @@ def test_weights_from_a_file_are_not_called_random(tmp_path):
 
 def test_comparisons_say_that_weights_are_random(workshop):
     workshop.write(
-        "nk_unweighted", "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n"
+        "nk_bare", "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n"
     )
-    first, second = load_model("nk_unweighted:net"), load_model("nk_unweighted:net", seed=1)
+    first, second = load_model("nk_bare:net"), load_model("nk_bare:net", seed=1)
     inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     comparison = netkin.compare(first, second, data=[inputs])
-    words = "'nk_unweighted:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
+    words = (
+        "'nk_bare:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
+    )
     assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
     assert comparison.provenance["random weights b"] == words.format(1)
     assert comparison["0", "0"] < 0.999
