@@ -12,7 +12,7 @@ from netkin import results
 from netkin.applications.stitching import sweep
 from netkin.applications.stitching.worth import SCORES, USUAL
 from netkin.cli.stitch import stitch
-from netkin.sources.sampling import sample
+from netkin.sources.batches import sample
 
 NETS = """
 from netkin.sources.training import untrained_digits_net

@@ -227,3 +227,14 @@ def test_a_changed_global_number_is_noticed(monkeypatch):
 def test_what_is_no_function_is_refused():
     with pytest.raises(ValueFault, match="a function is needed; got int"):
         function_digest(3)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype.*:UserWarning")
+def test_nested_weights_have_a_digest_that_changes_with_them(layout):
+    def digest(*parts):
+        return weights_digest({"weight": torch.nested.nested_tensor(list(parts), layout=layout)})
+
+    assert digest(torch.ones(2), torch.ones(3)) == digest(torch.ones(2), torch.ones(3))
+    assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(3), torch.ones(2))
+    assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(2), torch.zeros(3))

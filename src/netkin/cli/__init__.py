@@ -25,7 +25,8 @@ from netkin.cli.stitch import stitch
 
 @click.group(epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netkin")
-def cli() -> None:
+@click.option("--debug", is_flag=True, help="Show where a refusal came from: the whole traceback, before the sentence.")
+def cli(debug: bool) -> None:
     """Measure the kinship of neural networks: how alike they represent the same examples, layer by layer.
 
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:tiny10 or another of our reference architectures,

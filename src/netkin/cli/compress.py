@@ -10,7 +10,7 @@ import click
 from netkin.cli.documents import as_json
 from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET, refuse_missing_folder
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, refuse_crash
+from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,18 +73,20 @@ def _compressed(
 ) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
-    from netkin.sources import load_data, load_model
+    from netkin.sources import load_data
 
-    whole = load_model(model)
-    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"))
+    whole, *others = loaded_models([model, against] if against else [model])
+    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
-    return compress_model(
+    small = compress_model(
         whole,
         list(layers),
         data=batches,
-        test=load_data(test) if test else None,
-        against=load_model(against) if against else "logits",
+        test=load_data(test, models=[model]) if test else None,
+        against=others[0] if others else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
         **options,
     )
+    tell_random_weights([whole, *others])
+    return small

@@ -71,7 +71,7 @@ def _followed(
 
     refuse_absent_device(options["device"])
     opened = open_run(run, model).only(steps)
-    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
+    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"), opened.whole)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
         return follow(opened, batches, measures, layers=layers, save=save, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:
             raise
         except (NetkinError, OSError) as error:
+            if click.get_current_context().find_root().params.get("debug"):
+                click.echo("".join(traceback.format_exception(error)), err=True)
             _leave(" ".join(str(error).split()), REFUSED)
 
     return run

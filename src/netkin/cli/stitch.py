@@ -24,7 +24,7 @@ from netkin.cli.options import (
     refuse_other_page,
 )
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, refuse_crash
+from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
@@ -174,24 +174,27 @@ def _stitched(
 ) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
-    from netkin.sources import load_model
 
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples goes with --test; without it, stitches are judged on --examples.")
-    networks = [load_model(spec) for spec in specs]
+    networks = loaded_models(specs)
     seed, balanced = options["seed"], options.pop("balanced")
-    fitting = loaded(data, batch_size, options["examples"], seed, balanced)
+    fitting = loaded(data, batch_size, options["examples"], seed, balanced, specs)
     few = options["test_examples"]
-    judging = loaded(test, batch_size, few, seed, balanced and few is not None) if test else None
+    judging = loaded(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
+    found: Comparison | Comparisons
     if len(specs) == 2:
-        return stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
-    return stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
+        found = stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
+    else:
+        found = stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
+    tell_random_weights(networks)
+    return found
 
 
 def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:

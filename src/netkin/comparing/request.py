@@ -67,6 +67,7 @@ class Request:
         )
         statistics = one.run(feed)
         statistics.data, statistics.settings = self._data_name(), self._settings()
+        statistics.warnings += [remark for data in self._all_data() for remark in getattr(data, "remarks", ())]
         statistics.asked = [measure.id for measure in measures]
         statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
@@ -100,9 +101,12 @@ class Request:
             )
         return feed
 
+    def _all_data(self) -> list[Any]:
+        own = {id(one.data): one.data for one in self.runners if one.data is not None}
+        return list(own.values()) or [self.data]
+
     def _data_name(self) -> str:
-        own = {id(one.data): name_of(one.data) for one in self.runners if one.data is not None}
-        return " and ".join(own.values()) if own else name_of(self.data)
+        return " and ".join(map(name_of, self._all_data()))
 
     def _settings(self) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""

@@ -26,6 +26,7 @@ from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.representations.shapes import name_of as shape_name
+from netkin.sources.models import remark_on
 
 Keep = Callable[[str, Tensor], Any]
 Tensors = Mapping[str, Tensor]
@@ -151,7 +152,8 @@ class ModelRunner(Runner):
         names = {what: "none" if given is None else _function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
-        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest}
+        random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
+        return {"model": self.kind, "device": device} | names | precision | {"weights": self._digest} | random
 
     @contextmanager
     def ready(self, keep: Keep) -> Iterator[None]:
@@ -342,6 +344,7 @@ class Options:
         raise ValueFault(
             f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
             + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
+            + " `torch.export.unflatten` makes a module of it." * isinstance(thing, torch.export.ExportedProgram)
         )
 
 

@@ -55,6 +55,10 @@ def _add_tensor(total: Any, name: str, tensor: Tensor, precision: torch.dtype | 
     """Add a tensor's name, precision, shape and bytes to a hash."""
     if tensor.is_meta:
         raise ValueFault(f"weight {name!r} lies on the meta device and holds no values; load the weights first.")
+    if tensor.is_nested:
+        for place, part in enumerate(tensor.unbind()):
+            _add_tensor(total, f"{name}[{place}]", part, precision)
+        return
     tensor = tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense()
     shape, kind = tuple(tensor.shape), "complex " if tensor.is_complex() else ""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()

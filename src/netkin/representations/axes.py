@@ -5,9 +5,9 @@ positions has no examples at all, whatever its length. So the model is run on an
 batch (2; 3 where the batch has 2), and the axis that has the one length there and the other here counts the examples.
 
 This extra pass is spared where it could teach nothing: the batch's length occurs in no other axis of the inputs and in
-no weight or buffer, the model looks nothing up in an `nn.Embedding`, and every output has that length as its first axis
-alone, or not at all. Where it fails, as with exported programs of fixed size, the first axis counts the examples if it
-alone has their number.
+no weight or buffer, the model looks nothing up in an `nn.Embedding`, no part of it is a graph of torch's that may do so
+unseen, and every output has that length as its first axis alone, or not at all. Where it fails, as with exported
+programs of fixed size, the first axis counts the examples if it alone has their number.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from netkin.representations.nesting import leaves
+
+_UNCLEAR = (nn.Embedding, torch.jit.ScriptModule, torch.fx.GraphModule)
 
 
 class UnclearAxis(BaseException):
@@ -26,10 +29,10 @@ class UnclearAxis(BaseException):
 
 def is_plain(model: nn.Module, batch: Any, length: int) -> bool:
     """Tell whether an output whose first axis alone has the batch's `length` must hold the examples there."""
-    if length < 3 or any(isinstance(module, nn.Embedding) for module in model.modules()):
+    if length < 3 or any(isinstance(module, _UNCLEAR) for module in model.modules()):
         return False
     sizes = [leaf.shape[1:] for _, leaf in leaves(batch) if isinstance(leaf, (Tensor, np.ndarray))]
-    held = [tensor.shape for tensor in (*model.parameters(), *model.buffers())]
+    held = [tensor.shape for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_nested]
     return not any(length in shape for shape in (*sizes, *held))
 
 

@@ -86,7 +86,8 @@ def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Inside the `with`, the models are in evaluation mode; afterwards each module has its own training flag again."""
     with model_lock():
-        modules = [module for model in models for module in model.modules()]
+        # a frozen ScriptModule has no training mode
+        modules = [module for model in models for module in model.modules() if hasattr(module, "training")]
         flags = [module.training for module in modules]
         try:
             # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)

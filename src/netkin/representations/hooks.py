@@ -75,13 +75,15 @@ def watching(
     What `react` returns, unless None, takes the place of the output.
     """
     watch, known = Watch(names, react, begin), modules(model)
+    # called on the class: a ScriptModule refuses the method, and yet its hooks run
+    after = nn.Module.register_forward_hook
     root = known[""]
     with ExitStack() as stack:
         stack.enter_context(uncompiled(model))
-        stack.callback(root.register_forward_pre_hook(watch.begin, prepend=True).remove)
+        stack.callback(nn.Module.register_forward_pre_hook(root, watch.begin, prepend=True).remove)
         for stem in watch.wanted:
-            stack.callback(known[stem].register_forward_hook(partial(watch.called, stem)).remove)
-        stack.callback(root.register_forward_hook(watch.end, always_call=True).remove)
+            stack.callback(after(known[stem], partial(watch.called, stem)).remove)
+        stack.callback(after(root, watch.end, always_call=True).remove)
         yield
 
 

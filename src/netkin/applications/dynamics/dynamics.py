@@ -23,8 +23,7 @@ from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
-from netkin.sources.checkpoints import Architecture
-from netkin.sources.runs import Run, open_run
+from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 

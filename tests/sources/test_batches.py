@@ -7,8 +7,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 from netkin.errors import SourceError, ValueFault
 from netkin.sources import load_data
-from netkin.sources.batches import Batches, Borrowed
-from netkin.sources.sampling import sample
+from netkin.sources.batches import Batches, Borrowed, sample
 
 
 @pytest.fixture

@@ -1,16 +1,53 @@
-"""`package.module:function`: finding a function by its name and calling it without arguments."""
+"""What people type: `NAME,option=value,...` and `package.module:function`."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from netkin.errors import SourceError, did_you_mean
+from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+
+
+def split_options(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options of `text`.
+
+    Example:
+        >>> split_options("images,size=64")
+        ('images', {'size': '64'})
+    """
+    name, *rest = text.split(",")
+    pairs = [part.partition("=") for part in rest]
+    for option, equals, value in pairs:
+        if not (option and equals and value):
+            raise ValueFault(f"{option!r} in {text!r} is no option; write NAME,option=value.")
+    return name, {option: value for option, _, value in pairs}
+
+
+def fitted(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
+    """Return `options` as the keywords of `function`: whole numbers where its defaults are such, text elsewhere.
+
+    Its first `skip` parameters are no options; a parameter whose name begins with an underscore is none either.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    known = {one.name: one.default for one in parameters if not one.name.startswith("_")}
+    return {option: _value(option, value, known, name) for option, value in options.items()}
+
+
+def _value(option: str, value: Any, known: Mapping[str, Any], name: str) -> Any:
+    if option not in known:
+        have = f" It has {', '.join(known)}." if known else " It has none."
+        raise UnknownName(f"{name!r} has no option {option!r}{did_you_mean(option, known) or '.'}{have}")
+    if not isinstance(known[option], int):
+        return value
+    if not str(value).isdecimal() or not 0 < int(value) < 2**31:
+        raise ValueFault(f"option {option!r} of {name!r} must be a whole number from 1; got {value!r}.")
+    return int(value)
 
 
 def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
@@ -33,7 +70,7 @@ def call(function: Callable[[], Any], spec: str) -> Any:
         with current_directory_importable():
             return function()
     except (Exception, SystemExit) as error:
-        raise SourceError(f"{spec!r} was called without arguments and raised {_in_short(error)}") from error
+        raise SourceError(f"{spec!r} was called without arguments and raised {in_short(error)}") from error
 
 
 @contextmanager
@@ -57,7 +94,7 @@ def _module(name: str, spec: str, known: list[str]) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise SourceError(_not_found(name, spec, known)) from error
-        raise SourceError(f"module {name!r} of {spec!r} could not be imported: {_in_short(error)}") from error
+        raise SourceError(f"module {name!r} of {spec!r} could not be imported: {in_short(error)}") from error
 
 
 def _not_found(name: str, spec: str, known: list[str]) -> str:
@@ -66,7 +103,8 @@ def _not_found(name: str, spec: str, known: list[str]) -> str:
     return f"found no module {name!r} for {spec!r}{advice}"
 
 
-def _in_short(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
+    """Return an error's type and the first line of its message as the end of a sentence."""
     lines = str(error).strip().splitlines()
     sentence = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

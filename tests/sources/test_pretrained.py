@@ -112,7 +112,7 @@ def test_a_pickled_state_dict_is_read_as_weights_only(bert, berts):
 def test_a_hostile_state_dict_is_refused_and_nothing_in_it_runs(bert, hostile, write):
     (bert / "model.safetensors").unlink()
     write({"embeddings.word_embeddings.weight": hostile}, bert / "pytorch_model.bin")
-    with pytest.raises(SourceError, match="could not be loaded by transformers"):
+    with pytest.raises(SourceError, match="could not be loaded by transformers|is damaged or not a weights file"):
         load_model(f"hf:{bert}")
 
 
@@ -209,3 +209,104 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
         MissingExtra, match=r"needs the package 'transformers'; install it with `pip install 'netkin\[hf\]'`"
     ):
         load_model(f"hf:{tmp_path}")
+
+
+# text and images as the model's folder says
+
+
+@pytest.fixture
+def words(bert):
+    """The folder of a BERT with a tokenizer of nine words, beside a text of sixty."""
+    tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers: pip install 'netkin[hf]'")
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="[UNK]")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'netkin[hf]'")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(bert)
+    (bert / "a.txt").write_text("the cat sat on the mat " * 10)
+    return bert
+
+
+def test_text_is_split_by_the_tokenizer_in_the_folder_of_the_model(words):
+    data = load_data(f"text,window=8:{words / 'a.txt'}", models=[f"hf:{words}"])
+    assert data.stored.tolist() == [[2, 4, 5, 6, 7, 4, 8, 3]] * 10  # as the vocabulary numbers them
+    assert data.labels is None
+    assert f"tokenizer={words}" in data.name
+    comparison = netkin.compare(load_model(f"hf:{words}"), data=data)
+    assert comparison.examples == 10
+
+
+def test_what_is_left_of_a_text_is_dropped(words):
+    (words / "a.txt").write_text("the cat sat on the mat the")
+    assert load_data(f"text,window=5:{words / 'a.txt'}", tokenizer=str(words)).stored.tolist() == [
+        [2, 4, 5, 6, 3],
+        [2, 7, 4, 8, 3],
+    ]
+
+
+def test_a_text_or_a_window_too_short_for_tokens_is_refused(words):
+    with pytest.raises(SourceError, match="holds 62 tokens; a window of 64 needs 64. Choose a shorter one"):
+        load_data(f"text:{words / 'a.txt'}", models=[f"hf:{words}"])
+    with pytest.raises(SourceError, match=r"a window of 2 tokens does not fit .* adds 2 special ones"):
+        load_data(f"text,window=2:{words / 'a.txt'}", models=[f"hf:{words}"])
+
+
+def test_a_model_without_a_tokenizer_gets_no_text(bert):
+    (bert / "a.txt").write_text("the cat sat on the mat " * 10)
+    with pytest.raises(SourceError, match="holds no tokenizer, which says what numbers .* `text,tokenizer=DIR:FILE`"):
+        load_data(f"text:{bert / 'a.txt'}", models=[f"hf:{bert}"])
+    assert load_data(f"text:{bert / 'a.txt'}", models=["netkin:char_lstm"]).labels is not None
+
+
+def test_models_with_different_tokenizers_are_not_fed_the_same_numbers(words, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    for file in words.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    text = f"text,window=8:{words / 'a.txt'}"
+    assert load_data(text, models=[f"hf:{words}", f"hf:{other}"]).examples == 10
+    (other / "tokenizer.json").write_text((words / "tokenizer.json").read_text().replace('"cat"', '"dog"'))
+    with pytest.raises(SourceError, match="have different tokenizers, so their models do not take the same inputs"):
+        load_data(text, models=[f"hf:{words}", f"hf:{other}"])
+
+
+@pytest.fixture
+def sights(vit, tmp_path):
+    """A copy of a ViT's folder that says how images are prepared, beside a folder of one image."""
+    pillow = pytest.importorskip("PIL.Image", reason="image files need Pillow: pip install 'netkin[images]'")
+    for file in vit.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 16, "width": 16},
+                "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5, 0.25, 0],
+                "image_std": [0.5, 0.25, 0.125], "resample": 2}  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "photos").mkdir()
+    pillow.new("RGB", (8, 8), (51, 102, 204)).save(tmp_path / "photos" / "a.png")
+    return tmp_path
+
+
+def test_images_are_prepared_as_the_folder_of_the_model_says(sights):
+    data = load_data(f"images:{sights / 'photos'}", models=[f"hf:{sights}"])
+    (images,) = data
+    assert images.shape == (1, 3, 16, 16)
+    expected = [(0.2 - 0.5) / 0.5, (0.4 - 0.25) / 0.25, 0.8 / 0.125]  # (x / 255 - mean) / std
+    assert images.mean(dim=(0, 2, 3)).tolist() == pytest.approx(expected, abs=1e-5)
+    assert f"processor={sights}" in data.name
+    assert load_model(f"hf:{sights}")(images).logits.shape == (1, 3)
+
+
+def test_a_normalisation_that_is_asked_for_comes_before_that_of_the_folder(sights):
+    (images,) = load_data(f"images,normalise=none:{sights / 'photos'}", models=[f"hf:{sights}"])
+    assert images.shape == (1, 3, 8, 8)
+    assert images.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_a_model_whose_folder_says_nothing_of_images_is_given_none(sights):
+    (sights / "preprocessor_config.json").unlink()
+    with pytest.raises(SourceError, match="holds no preprocessor_config.json, .* choose the preprocessing yourself"):
+        load_data(f"images:{sights / 'photos'}", models=[f"hf:{sights}"])

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from netkin.errors import SourceError
-from netkin.sources.functions import call, find_function
+from netkin.sources.names import call, find_function
 
 
 def test_a_function_of_the_current_directory_is_found_and_called(workshop):
