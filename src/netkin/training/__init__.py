@@ -2,6 +2,7 @@
 
 from netkin.training.course import moved
 from netkin.training.loop import Hook, Record, accuracy, train
+from netkin.training.many import train_many
 from netkin.training.recipe import Recipe
 
-__all__ = ["Hook", "Recipe", "Record", "accuracy", "moved", "train"]
+__all__ = ["Hook", "Recipe", "Record", "accuracy", "moved", "train", "train_many"]
