@@ -113,7 +113,9 @@ def train(
     _refuse_settings(chosen, loss, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
-        return _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+        history = _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+    model.zero_grad(set_to_none=True)
+    return history
 
 
 @torch.no_grad()

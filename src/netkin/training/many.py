@@ -25,7 +25,8 @@ from netkin.training.recipe import Recipe, recipe_of
 from netkin.training.teams import Student, Team
 
 WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
-STACKED_BELOW = {"cpu": 1e7, "cuda": 2e9}  # operations of a forward pass of a batch: above, stacking gains nothing
+# operations of a network's forward pass of a batch, and its weights: above, stacking gains nothing
+STACKED_BELOW = {"cpu": (1e7, 1e5), "cuda": (2e9, 1e7)}
 TICKS = 64  # steps that are prepared at a time where epochs are shorter and nothing is tested
 
 
@@ -120,7 +121,9 @@ class _Call:
         if len(self.models) < 2:
             return []
         stacked = not self.reason_against("stacked") and not self._is_recurrent
-        small = stacked and self._look[0] < STACKED_BELOW.get(self.device.type, 0)
+        most = STACKED_BELOW.get(self.device.type, (0, 0))
+        size = sum(weight.numel() for weight in self.models[0].parameters())
+        small = stacked and size < most[1] and self._look[0] < most[0]
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
     def reason_against(self, way: str) -> str:
