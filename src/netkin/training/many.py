@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
@@ -123,7 +123,7 @@ class _Call:
         stacked = not self.reason_against("stacked") and not self._is_recurrent
         most = STACKED_BELOW.get(self.device.type, (0, 0))
         size = sum(weight.numel() for weight in self.models[0].parameters())
-        small = stacked and size < most[1] and self._look[0] < most[0]
+        small = stacked and size < most[1] and self._looks[0][0] < most[0]
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
     def reason_against(self, way: str) -> str:
@@ -161,20 +161,11 @@ class _Call:
         return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
 
     @cached_property
-    def _look(self) -> tuple[int, str]:
-        """How many operations a network takes for a batch, and what of a model its forward pass changes.
-
-        What is neither a weight nor a buffer changed in place, no stack and no graph would see. A copy is tried.
-        """
-        counter = FlopCounterMode(display=False)
+    def _looks(self) -> list[tuple[int, str]]:
+        """Of each form of network the operations for a batch, and what its forward pass changes beside its buffers."""
+        forms = {str(model): (model, arrays) for model, arrays in zip(self.models, self.arrays, strict=True)}
         with model_lock(), random_states_kept(*self.models), torch.no_grad():
-            model = copy.deepcopy(self.models[0]).train()
-            before = _own_state(model)
-            with counter:
-                model(placed(self.arrays[0][0][: self.recipe.batch], self.device, dtype_of(model)))
-        after = _own_state(model)
-        changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
-        return counter.get_total_flops(), next(iter(changed), "")
+            return [_looked(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
 
     def _one_by_one(self) -> list[list[Record]]:
         given = zip(self.models, self.data, self.seeds, strict=True)
@@ -215,8 +206,8 @@ class _Call:
     def _prepared(self, teams: list[Team], way: str) -> list[Team]:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
-            if self._look[1]:
-                raise _Unfit(f"the forward pass changes {self._look[1]!r} of the model, and not in place.")
+            for changed in filter(None, (changed for _, changed in self._looks)):
+                raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:
                 team.rehearse()
         except NetkinError:
@@ -239,14 +230,16 @@ class _Call:
             ticks = min(student.until_epoch_ends for student in active)
         before, started = sum(student.step for student in students), time.perf_counter()
         for team in teams:
-            with _on(team):
+            with team.own_stream:
                 team.load(ticks)
         for tick in range(max(len(team.sizes) for team in teams)):
             for team in teams:
                 if tick < len(team.sizes):
-                    with _on(team):
+                    with team.own_stream:
                         team.run_tick(tick)
-        losses = [team.losses.cpu() for team in teams if _waited(team)]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        losses = [team.losses.cpu() for team in teams]
         seconds = (time.perf_counter() - started) / len(active)
         self._take_down(teams, losses, seconds, ticks)
         return sum(student.step for student in students) - before
@@ -271,18 +264,22 @@ class _Unfit(Exception):
     """Networks that can't be trained at once, though nothing of their form said so."""
 
 
-def _on(team: Team) -> Any:
-    return nullcontext() if team.stream is None else torch.cuda.stream(team.stream)
-
-
-def _waited(team: Team) -> bool:
-    if team.stream is not None:
-        team.stream.synchronize()
-    return True
-
-
 def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
+    """Return the operations of a forward pass, and the name of something that it changes other than in place.
+
+    No stack and no graph would see that. A copy of the model is tried.
+    """
+    model, counter = copy.deepcopy(model).train(), FlopCounterMode(display=False)
+    before = _own_state(model)
+    with counter:
+        model(placed(inputs, device_of(model), dtype_of(model)))
+    after = _own_state(model)
+    changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
+    return counter.get_total_flops(), next(iter(changed), "")
 
 
 def _own_state(model: nn.Module) -> dict[str, Any]:

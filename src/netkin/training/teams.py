@@ -8,6 +8,7 @@ CUDA graph serves all steps, and the host has nothing to do but start it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -200,15 +201,24 @@ class Team:
         for part, old in zip(self._state, before, strict=False):
             part.copy_(torch.where(_along(active, part), part, old))  # type: ignore[arg-type]
 
-    def rehearse(self, steps: int = 1) -> None:
-        """Try the step out with batches of each size, and put everything back."""
+    def rehearse(self) -> None:
+        """Try the step out with batches of each size, on a stream of the team's own on a GPU, and put all back."""
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self.own_stream:
+            self._rehearse(WARM_UP if on_gpu else 1)
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _rehearse(self, steps: int) -> None:
         first = [student.course.state for student in self.students]
         self.load(1)
         kept = [part.detach().clone() for part in self._state]
-        for size in self.batch_sizes:
-            for _ in range(steps):
-                self.tick.zero_()
-                self.step(size)
+        for size in self.batch_sizes * steps:
+            self.tick.zero_()
+            self.step(size)
         with torch.no_grad():
             for part, old in zip(self._state, kept, strict=True):
                 part.copy_(old)
@@ -216,18 +226,19 @@ class Team:
             student.course.load(state)
         self.tick.zero_()
 
+    @property
+    def own_stream(self) -> Any:
+        """A context in which work goes to the team's own stream, where it has one."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
     def capture(self) -> None:
-        """Record the step as a CUDA graph for each size of batch, on a stream of the team's own."""
-        self.stream = torch.cuda.Stream(self.device)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            self.rehearse(WARM_UP)
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        """Record the step as a CUDA graph for each size of batch; none is kept if that fails."""
+        found = {}
         for size in self.batch_sizes:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
+            found[size] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(found[size], stream=self.stream):
                 self.step(size)
-            self.graphs[size] = graph
+        self.graphs = found
 
     def give_back(self) -> None:
         """Write weights and buffers into the networks; a single one has them already."""
