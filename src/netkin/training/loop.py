@@ -20,9 +20,8 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import refuse_lazy
-from netkin.representations.nesting import mapped
 from netkin.training import restarts
-from netkin.training.course import TEST_BATCH, course_of, in_order
+from netkin.training.course import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Recipe, recipe_of
 
 Loss = Callable[[Any, Any], Tensor]
@@ -329,17 +328,6 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**{key: value for key, value in inputs.items() if key not in LABELS})
     return model(inputs)
-
-
-def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Return a batch on the model's device, its floating tensors in the model's precision."""
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
-
-    return mapped(moved, batch)
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
