@@ -137,6 +137,23 @@ def call(models, recipe, data=None, **options):
     return _Call(models, each, recipe, seeds=list(range(len(models))), **given)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
+    """The steps themselves, without a graph around them: those of networks that need not be of one form."""
+    models = [net(0), nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()]
+    plain, data = copy.deepcopy(models), [labelled(40), labelled(35, seed=2)]
+    work = _Call(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
+    histories = work._at_once("graphs")
+    expected = train_many(
+        plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), how="one by one"
+    )
+    assert furthest(models, plain) < 1e-8
+    for history, own in zip(histories, expected, strict=True):
+        assert [record["step"] for record in history] == [record["step"] for record in own]
+        assert [record["loss"] for record in history] == pytest.approx([record["loss"] for record in own], abs=1e-9)
+        assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
+
+
 def test_small_networks_are_stacked_and_large_ones_are_not():
     recipe = Recipe(epochs=1, batch=8)
     small, large = [net(0), net(1)], [nn.Sequential(nn.Flatten(), nn.Linear(72, 20_000), nn.Linear(20_000, 3))] * 2
