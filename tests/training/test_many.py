@@ -154,6 +154,17 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
         assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
 
 
+class Scaled(nn.Module):
+    """A network with a number that neither its weights nor its text show."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.inner, self.scale = net(0), scale
+
+    def forward(self, images):
+        return self.inner(self.scale * images)
+
+
 def test_small_networks_are_stacked_and_large_ones_are_not():
     recipe = Recipe(epochs=1, batch=8)
     small, large = [net(0), net(1)], [nn.Sequential(nn.Flatten(), nn.Linear(72, 20_000), nn.Linear(20_000, 3))] * 2
@@ -163,6 +174,10 @@ def test_small_networks_are_stacked_and_large_ones_are_not():
     assert call(small, recipe, hooks=lambda number: [])._best() == []
     assert call([net(0), net(0, torch.float32)], recipe)._best() == []
     assert call(small, Recipe(epochs=1, optimizer=torch.optim.SGD))._best() == []
+    assert call([Scaled(1.0), Scaled(1.0)], recipe)._best() == ["stacked"]
+    assert call([Scaled(1.0), Scaled(2.0)], recipe)._best() == []
+    small[0][0].register_forward_hook(lambda *given: None)
+    assert call(small, recipe)._best() == []
 
 
 class Counting(nn.Module):

@@ -138,6 +138,8 @@ class _Call:
             return ""
         if self.hooks is not None:
             return "hooks look at each step of a network by itself"
+        if any(_has_hooks(model) for model in self.models):
+            return "hooks that are registered on a model look at each of its steps by itself"
         if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
             return "their data must be arrays `(inputs, labels)`"
         if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
@@ -150,7 +152,8 @@ class _Call:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
         forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
                  for model in self.models}  # fmt: skip
-        if len(forms) > 1 or len({str(model) for model in self.models}) > 1:
+        first = restarts.form_of(self.models[0])
+        if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
             return "they are not of one form"
         if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
             return "their examples are not of one shape"
@@ -285,6 +288,11 @@ class _Call:
 
 class _Unfit(Exception):
     """Networks that can't be trained at once, though nothing of their form said so."""
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for module in model.modules() for kind in kinds)
 
 
 def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
