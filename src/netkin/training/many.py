@@ -22,7 +22,7 @@ from netkin.training import restarts
 from netkin.training.course import arrays_in, placed
 from netkin.training.loop import Loss, Record, default_loss, judged, train
 from netkin.training.recipe import Recipe, recipe_of
-from netkin.training.teams import Student, Team
+from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
 WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
@@ -205,9 +205,7 @@ class _Call:
         students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
         longest = max(student.course.per_epoch for student in students)
         ticks = min(max(longest, TICKS if self.test is None else 1), max(student.total for student in students))
-        loss = self.loss or default_loss(self.recipe)
-        groups = [students] if way == "stacked" else [[student] for student in students]
-        teams = self._prepared([Team(group, self.recipe, loss, ticks) for group in groups], way)
+        teams = self._prepared(students, way, ticks)
         for number, model in enumerate(self.models):
             self._look_at(number, model, 0)
         with reporting(sum(student.total for student in students), "training", "steps") as report:
@@ -218,9 +216,18 @@ class _Call:
             student.model.zero_grad(set_to_none=True)
         return [student.history for student in students]
 
-    def _prepared(self, teams: list[Team], way: str) -> list[Team]:
+    def _teams(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+        loss = self.loss or default_loss(self.recipe)
+        if way == "stacked":
+            return [Team(students, Store(students), self.recipe, loss, ticks)]
+        keys = [(id(student.course.arrays), dtype_of(student.model)) for student in students]
+        stores = {key: Store([student]) for key, student in dict(zip(keys, students, strict=True)).items()}
+        return [Team([one], stores[key], self.recipe, loss, ticks) for key, one in zip(keys, students, strict=True)]
+
+    def _prepared(self, students: list[Student], way: str, ticks: int) -> list[Team]:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
+            teams = self._teams(students, way, ticks)
             for changed in filter(None, (changed for _, changed in self._looks)):
                 raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:

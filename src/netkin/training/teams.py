@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import pad
 
 from netkin.representations.inputs import device_of, dtype_of
-from netkin.training.course import Arrays, Pick, augmented
+from netkin.training.course import Arrays, Pick, augmented, with_margin
 from netkin.training.loop import Loss, Record, autocasting, outputs_of, refuse_non_finite
 from netkin.training.recipe import Recipe
 
@@ -80,13 +79,12 @@ class Team:
     and buffers into the networks.
     """
 
-    def __init__(self, students: Sequence[Student], recipe: Recipe, loss: Loss, ticks: int):
+    def __init__(self, students: Sequence[Student], store: Store, recipe: Recipe, loss: Loss, ticks: int):
         self.students, self.recipe, self.loss = list(students), recipe, loss
         self.model, self.single = students[0].model, len(students) == 1
-        self.device, dtype = device_of(self.model), dtype_of(self.model)
+        self.device, self.store = device_of(self.model), store
         self.stream: Any = None
         self.graphs: dict[int, Any] = {}
-        self.store = _Store([student.course for student in students], recipe, self.device, dtype)
         weights = [dict(student.model.named_parameters()) for student in students]
         buffers = [dict(student.model.named_buffers()) for student in students]
         trained = [name for name, weight in weights[0].items() if weight.requires_grad]
@@ -256,13 +254,15 @@ class Team:
                     own.copy_(joined[number])
 
 
-class _Store:
+class Store:
     """The examples of all networks in one place: inputs, with a margin where they are moved, and labels."""
 
-    def __init__(self, courses: Sequence[Arrays], recipe: Recipe, device: torch.device, dtype: torch.dtype | None):
+    def __init__(self, students: Sequence[Student]):
+        model, recipe = students[0].model, students[0].recipe
+        device, dtype = device_of(model), dtype_of(model)
         self.recipe, places, parts, end = recipe, dict[tuple[int, int], int](), list[tuple[Tensor, Tensor]](), 0
         starts = []
-        for course in courses:
+        for course in (student.course for student in students):
             inputs, labels = course.arrays
             key = id(inputs), id(labels)
             if key not in places:
@@ -272,9 +272,10 @@ class _Store:
         self.starts = torch.tensor(starts, device=device)[:, None]  # of each network's own
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
         inputs, self.labels = (part.to(device, dtype if part.is_floating_point() else None) for part in joined)
-        self.inputs = pad(inputs, (recipe.shift,) * 4) if recipe.shift else inputs
+        self.inputs = with_margin(inputs, recipe.shift)
 
     def batch(self, pick: Pick) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels of the picked examples."""
         return augmented(self.inputs, pick, self.recipe), self.labels[pick.rows]
 
 
