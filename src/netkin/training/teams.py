@@ -7,7 +7,7 @@ CUDA graph serves all steps, and the host has nothing to do but start it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
@@ -292,18 +292,14 @@ def _update(
     rate: Tensor, single: bool,
 ) -> None:  # fmt: skip
     """Change weights in place as torch's optimizers do, each network of a stack at its own rate."""
-    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
-    decayed = recipe.optimizer == "adamw"
-    if recipe.decay and decayed:
-        for weight in weights:
-            weight.mul_(spread(1 - rate * recipe.decay, weight))
+    if recipe.decay and recipe.optimizer == "adamw":
+        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.decay, single))
     elif recipe.decay:
         gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.decay))
-    if recipe.optimizer != "sgd":
-        steps = _adam_steps(gradients, memory, used, rate, spread)
+    if recipe.optimizer == "sgd":
+        steps = _scaled(_sgd_steps(recipe, gradients, memory, used), rate, single)
     else:
-        steps = _sgd_steps(recipe, gradients, memory, used)
-        steps = [step * spread(rate, step) for step in steps]
+        steps = _adam_steps(gradients, memory, used, rate, single)
     torch._foreach_sub_(weights, steps)
 
 
@@ -317,40 +313,35 @@ def _sgd_steps(recipe: Recipe, gradients: list[Tensor], memory: list[Tensor], us
 
 
 def _adam_steps(
-    gradients: list[Tensor], memory: list[Tensor], used: list[int], rate: Tensor,
-    spread: Callable[[Tensor, Tensor], Tensor],
-) -> list[Tensor]:  # fmt: skip
+    gradients: list[Tensor], memory: list[Tensor], used: list[int], rate: Tensor, single: bool
+) -> list[Tensor]:
     every, count = len(memory) // 2, memory[-1]
     means, squares = [memory[number] for number in used], [memory[every + number] for number in used]
     count.add_(1)
     torch._foreach_lerp_(means, gradients, 1 - BETAS[0])
     torch._foreach_mul_(squares, BETAS[1])
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - BETAS[1])
-    roots = torch._foreach_sqrt(squares)
-    scale, correction = rate / (1 - BETAS[0] ** count), (1 - BETAS[1] ** count).sqrt()
-    return [
-        mean / (root / spread(correction, root) + EPS) * spread(scale, mean)
-        for mean, root in zip(means, roots, strict=True)
-    ]
+    roots = _scaled(list(torch._foreach_sqrt(squares)), (1 - BETAS[1] ** count).rsqrt(), single)
+    torch._foreach_add_(roots, EPS)
+    return _scaled(list(torch._foreach_div(means, roots)), rate / (1 - BETAS[0] ** count), single)
 
 
 def _clipped(gradients: list[Tensor], limit: float | None, single: bool) -> list[Tensor]:
     """Return gradients whose norm over all weights, of each network by itself, is at most `limit`."""
     if limit is None:
         return gradients
-    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
     squares = [one.reshape(1 if single else len(one), -1).square().sum(1) for one in gradients]
     norm = torch.stack(squares).sum(0).sqrt()
-    factor = (limit / (norm + 1e-6)).clamp(max=1)
-    return [one * spread(factor, one) for one in gradients]
+    return _scaled(gradients, (limit / (norm + 1e-6)).clamp(max=1), single)
+
+
+def _scaled(tensors: list[Tensor], values: Tensor, single: bool) -> list[Tensor]:
+    """Return tensors times a value for each network, in their own precision."""
+    if single and len({one.dtype for one in tensors}) == 1:
+        return list(torch._foreach_mul(tensors, values.reshape(()).to(tensors[0].dtype)))  # few kernels for all
+    return [one * (values.reshape(()) if single else _along(values, one)).to(one.dtype) for one in tensors]
 
 
 def _along(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return one value for each network of a stack, shaped to meet a stacked tensor in its precision."""
-    shaped = values.reshape(-1, *[1] * (tensor.ndim - 1))
-    return shaped.to(tensor.dtype) if values.is_floating_point() else shaped
-
-
-def _alone(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return the value of a single network, in the precision of a tensor of its own."""
-    return values.reshape(()).to(tensor.dtype)
+    """Return a value for each network of a stack, shaped to meet a stacked tensor."""
+    return values.reshape(-1, *[1] * (tensor.ndim - 1))
