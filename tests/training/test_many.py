@@ -222,6 +222,36 @@ def test_networks_that_cannot_be_stacked_are_trained_one_by_one_with_the_reason(
         train_many(models, labelled(), recipe, how="stacked")
 
 
+def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
+    models, calls = [net(0), net(1)], []
+
+    def loss(outputs, labels):
+        calls.append(len(labels))
+        if len(calls) == 2:
+            raise RuntimeError("not twice")
+        return outputs.square().mean()
+
+    work = _Call(
+        models, [labelled()] * 2, Recipe(epochs=1, batch=16, rate=0.1), None, [0, 1], loss, None, None, frozenset()
+    )
+    with pytest.raises(Exception, match="not twice"):
+        work._at_once("graphs")
+    assert calls == [16, 8]
+    assert furthest(models, [net(0), net(1)]) == 0
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_networks_come_back_as_far_as_they_were_trained(how):
+    def stop(number, model, step):
+        raise KeyboardInterrupt
+
+    models, expected = [net(0), net(1)], net(0)
+    with pytest.raises(KeyboardInterrupt):
+        train_many(models, labelled(), epochs=2, batch=16, how=how, look=stop, look_at=[4])
+    train(expected, labelled(), steps=4, batch=16, seed=0)
+    assert furthest(models[:1], [expected]) < 1e-8
+
+
 def test_hooks_are_made_for_each_network():
     seen = []
     hooks = lambda number: [lambda model, step: seen.append((number, step))]  # noqa: E731

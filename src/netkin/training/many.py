@@ -208,10 +208,13 @@ class _Call:
         teams = self._prepared(students, way, ticks)
         for number, model in enumerate(self.models):
             self._look_at(number, model, 0)
-        with reporting(sum(student.total for student in students), "training", "steps") as report:
-            while any(student.step < student.total for student in students):
-                done = self._segment(teams, students, ticks)
-                report.update(done)
+        try:
+            with reporting(sum(student.total for student in students), "training", "steps") as report:
+                while any(student.step < student.total for student in students):
+                    report.update(self._segment(teams, students, ticks))
+        finally:  # as far as they came, also where the work is ended
+            for team in teams:
+                team.give_back()
         for student in students:
             student.model.zero_grad(set_to_none=True)
         return [student.history for student in students]
@@ -278,8 +281,7 @@ class _Call:
                 if student in moved and student.record(own[: min(ticks, student.total - student.step)], seconds)
             ]
             seen = [student for student in moved if student.step in self.look_at]
-            done = all(student.step == student.total for student in team.students)
-            if done or seen or (ended and self.test is not None):
+            if seen or (ended and self.test is not None):
                 team.give_back()
             for student in ended if self.test is not None else []:
                 self._judge(student)

@@ -216,17 +216,18 @@ class Team:
 
     def _rehearse(self, steps: int) -> None:
         first = [student.course.state for student in self.students]
-        self.load(1)
         kept = [part.detach().clone() for part in self._state]
-        for size in self.batch_sizes * steps:
-            self.tick.zero_()
-            self.step(size)
-        with torch.no_grad():
-            for part, old in zip(self._state, kept, strict=True):
-                part.copy_(old)
-        for student, state in zip(self.students, first, strict=True):
-            student.course.load(state)
-        self.tick.zero_()
+        try:
+            self.load(1)
+            for size in self.batch_sizes * steps:
+                self.tick.zero_()
+                self.step(size)
+        finally:
+            with torch.no_grad():
+                for part, old in zip(self._state, kept, strict=True):
+                    part.copy_(old)
+            for student, state in zip(self.students, first, strict=True):
+                student.course.load(state)
 
     @property
     def own_stream(self) -> Any:
