@@ -72,6 +72,7 @@ RECIPES = {
     "sgd, moved": Recipe(epochs=3, batch=12, shift=1, flip=True, schedule="cosine", warmup=1),
     "adam, drawn": Recipe(steps=11, batch=12, order="drawn", optimizer="adam", rate=0.01, schedule="linear", clip=1.0),
     "adamw, bf16": Recipe(epochs=3, batch=12, optimizer="adamw", rate=0.01, precision="bf16", drop_last=True),
+    "adam, fp16": Recipe(epochs=3, batch=12, optimizer="adam", rate=0.01, precision="fp16"),
     "own": Recipe(steps=9, batch=12, optimizer=torch.optim.RMSprop),
 }
 
