@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
 from netkin.training import Recipe, train, train_many
@@ -178,6 +179,13 @@ def test_small_networks_are_stacked_and_large_ones_are_not():
     assert call([Scaled(1.0), Scaled(2.0)], recipe)._best() == []
     small[0][0].register_forward_hook(lambda *given: None)
     assert call(small, recipe)._best() == []
+
+
+def test_operations_are_those_of_torchs_counter():
+    work = call([net(0), net(1)], Recipe(epochs=1, batch=16))
+    with FlopCounterMode(display=False) as counter:
+        net(0)(labelled()[0][:16].double())
+    assert work._looks == [(counter.get_total_flops(), "")]
 
 
 class Counting(nn.Module):

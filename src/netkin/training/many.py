@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
@@ -311,15 +310,24 @@ def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
 def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
     """Return the operations of a forward pass, and the name of something that it changes other than in place.
 
-    No stack and no graph would see that. A copy of the model is tried.
+    No stack and no graph would see that. A copy of the model is tried. The products of layers with weights are counted;
+    torch's own counter would import a compiler, which takes longer than many a training.
     """
-    model, counter = copy.deepcopy(model).train(), FlopCounterMode(display=False)
+    model, total = copy.deepcopy(model).train(), 0
+
+    def count(module: nn.Module, given: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(output, Tensor) and not isinstance(module, nn.Embedding):
+            matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
+            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+
     before = _own_state(model)
-    with counter:
-        model(placed(inputs, device_of(model), dtype_of(model)))
+    for module in model.modules():
+        module.register_forward_hook(count)
+    model(placed(inputs, device_of(model), dtype_of(model)))
     after = _own_state(model)
     changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
-    return counter.get_total_flops(), next(iter(changed), "")
+    return total, next(iter(changed), "")
 
 
 def _own_state(model: nn.Module) -> dict[str, Any]:
