@@ -6,6 +6,7 @@ labels)``, a mapping or the inputs alone; a data set; or a loader or list of bat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,8 +186,8 @@ class Loaded:
             rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
             return iter(DataLoader(self.data, batch_sampler=rows))
         batches = iter(self.data)
-        for _ in islice(batches, skip):
-            """Read at once, so that what a loader draws at random is drawn before the random states are put back."""
+        # read now, so that what a loader draws at random is drawn before the random states are put back
+        deque(islice(batches, skip), maxlen=0)
         return batches
 
     def digest(self) -> str:
