@@ -8,7 +8,7 @@ from typing import Any
 
 from netkin import __version__
 from netkin.errors import UnknownName, did_you_mean
-from netkin.results.extras import optional
+from netkin.results.records import optional
 from netkin.results.records import now
 
 

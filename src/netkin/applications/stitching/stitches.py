@@ -108,11 +108,11 @@ class Stitch:
         weights = {name: tensor.detach().cpu().double().numpy() for name, tensor in transformation.state_dict().items()}
         files.write(path, KIND, header, weights)
 
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
         title = f"{self.method}: {' → '.join(self._ends)}"
         matrices = import_module("netkin.reporting.matrices")
-        return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax)
+        return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax, overwrite=overwrite)
 
     @property
     def _ends(self) -> tuple[str, str]:
