@@ -6,6 +6,7 @@ the arrays. The header begins with a checksum of its own text and holds one of t
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -34,10 +35,9 @@ GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every p
 MARK = "netkin"  # in the metadata of figures and weights
 SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
 WORDS = {
-    "comparison": "comparison", "comparisons": "set of comparisons", "series": "series", "statistics": "statistics",
-    "stitch": "stitch", "compressed": "compressed model", "recording": "recording", "page": "page of netkin's",
-    "figure": "figure of netkin's", "weights": "weights that netkin wrote", "claim": "record of a claim",
-}  # fmt: skip
+    "comparisons": "set of comparisons", "compressed": "compressed model", "figure": "figure of netkin's",
+    "page": "page of netkin's", "weights": "weights that netkin wrote", "claim": "record of a claim",
+} | {kind: kind for kind in ("comparison", "series", "statistics", "stitch", "recording")}  # fmt: skip
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
 Location = str | os.PathLike[str]
 
@@ -80,19 +80,26 @@ def write_text(path: Location, text: str, kind: str | None = None, *, overwrite:
 
 
 def refuse_output(
-    path: Location | None, kind: str, *, inputs: Iterable[Location] = (), overwrite: bool = False
+    path: Location | None, kind: str, *, inputs: Iterable[Location] = (), overwrite: bool = False, option: str = ""
 ) -> None:
     """Refuse, before any work, a place where a result can't or should not be written.
 
-    That is a file among the `inputs`, by whatever name or link; one that holds anything but a result of this `kind`,
-    both unless `overwrite`; and one that can't be written: without a folder, permission or space.
+    Args:
+        path: where it is to be written; None is refused nowhere.
+        kind: what is to be written; a file that holds anything else is refused, as is one without folder,
+            permission or space to write.
+        inputs: what the work reads; the same file is refused, by whatever name or link.
+        overwrite: whether both kinds of files may be written over.
+        option: the option of a command that names the path.
     """
     if path is None:
         return
     for one in inputs:
         if not overwrite and os.path.isfile(one) and os.path.exists(path) and os.path.samefile(one, path):
-            raise FileFault(f"{str(path)!r} is read by this very call, as {str(one)!r}; write elsewhere, or {_FORCE}.")
-    _refuse_occupied(path, kind, overwrite)
+            raise FileFault(
+                f"{option or 'this'} would write over {str(path)!r}, which is read as {str(one)!r}; {_instead(option)}."
+            )
+    _refuse_occupied(path, kind, overwrite, option)
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not os.access(target, os.W_OK):
@@ -109,10 +116,11 @@ def refuse_output(
         raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
-_FORCE = "say that it may be replaced, with `overwrite=True` or --force"
+def _instead(option: str) -> str:
+    return f"choose another name, or give {'--force' if option else '`overwrite=True`'}"
 
 
-def _refuse_occupied(path: Location, kind: str, overwrite: bool) -> None:
+def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "") -> None:
     """Refuse a file that holds something else than `kind`; an empty one holds nothing."""
     if not os.path.exists(path):
         return
@@ -123,20 +131,14 @@ def _refuse_occupied(path: Location, kind: str, overwrite: bool) -> None:
         return
     held = kind_of(path)
     if held != kind:
-        holds = f"holds {_a(held)}" if held else "was not written by netkin"
-        raise FileFault(
-            f"{str(path)!r} {holds}, and would be replaced by {_a(kind)}; choose another name, or {_FORCE}."
-        )
-
-
-def _a(kind: str) -> str:
-    words = WORDS.get(kind, repr(kind))
-    return words if words.split()[0] in ("series", "statistics", "weights") else f"a {words}"
+        article = "" if held in ("statistics", "weights") else "a "
+        holds = f"no {WORDS.get(kind, kind)}" + (f" but {article}{WORDS.get(held, held)}" if held else "")
+        raise FileFault(f"{option or 'this'} would write over {str(path)!r}, which holds {holds}; {_instead(option)}.")
 
 
 def _replace(target: Path, contents: bytes) -> None:
     """Write beside the target, then rename; the target's permissions stay."""
-    _sweep(target)
+    remove_unfinished(target)
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     unfinished, file = _begun(target)
     try:
@@ -163,24 +165,22 @@ def _begun(target: Path) -> tuple[Path, BinaryIO]:
         with suppress(OSError):  # a file system without locks
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists():  # and no other process has swept it away before it was locked
+        if path.exists():  # and no other process has removed it before it was locked
             return path, file
         file.close()
 
 
-def _sweep(target: Path) -> None:
-    """Remove what writers of the same target left unfinished when they were killed: files that nobody has locked."""
-    if fcntl is None:
-        return
-    for left in target.parent.glob(f".{_literal(target.name[:50])}.{'[0-9a-f]' * 8}{UNFINISHED}"):
+def remove_unfinished(path: Location) -> None:
+    """Remove what killed processes left of their writes to `path`, or to the files in it where it is a folder.
+
+    Only files that no process has locked are removed, so that one which is being written stays.
+    """
+    target = Path(os.path.realpath(path))
+    folder, name = (target, "*") if target.is_dir() else (target.parent, glob.escape(target.name[:50]))
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}{UNFINISHED}") if fcntl is not None else ():
         with suppress(OSError), open(left, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
-
-
-def _literal(name: str) -> str:
-    """Return a pattern that matches `name` alone."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _plain(value: Any) -> Any:
@@ -210,6 +210,12 @@ def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
         header, _ = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
         return header
+
+
+def has_checksum(path: Location) -> bool:
+    """Tell whether a file carries a checksum, so that what could be read of it is what was written."""
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("netkin", "").startswith(_START)
 
 
 def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:

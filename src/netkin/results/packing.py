@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib import import_module
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -6,7 +6,7 @@ What a file holds becomes a record by `checked`, which sees that every field is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -66,10 +66,10 @@ def checked(kind: type[Record], values: Any) -> Record:
     if not isinstance(values, Mapping):
         raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
     hints = _hints(kind)
-    return kind(**{name: _typed(value, hints.get(name, Any), name) for name, value in values.items()})
+    return kind(**{name: typed(value, hints.get(name, Any), name) for name, value in values.items()})
 
 
-def _typed(value: Any, hint: Any, place: str) -> Any:
+def typed(value: Any, hint: Any, place: str) -> Any:
     """Return a value from JSON as the type `hint` says: lists as tuples, mappings as records where those are asked."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -78,9 +78,11 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         several = inner[1:] == (...,)
         if several or len(inner) == len(value):
             wanted = [inner[0]] * len(value) if several else inner
-            return tuple(_typed(one, own, place) for one, own in zip(value, wanted, strict=True))
+            return tuple(typed(one, own, place) for one, own in zip(value, wanted, strict=True))
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {_typed(key, inner[0], place): _typed(one, inner[1], place) for key, one in value.items()}
+        return {typed(key, inner[0], place): typed(one, inner[1], place) for key, one in value.items()}
+    if origin in (list, Sequence) and isinstance(value, list):
+        return [typed(one, inner[0], place) for one in value]
     if is_dataclass(hint) and isinstance(value, Mapping):
         return checked(hint, value)
     if hint is Any or (origin is None and _is_plain(value, hint)):
@@ -91,7 +93,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
 def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     for hint in hints:
         try:
-            return _typed(value, hint, place)
+            return typed(value, hint, place)
         except TypeError:
             continue
     raise TypeError(f"`{place}` can't be {_short(value)}")

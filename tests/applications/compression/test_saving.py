@@ -92,5 +92,5 @@ def test_a_file_of_another_kind_and_a_damaged_one_are_refused(small, tmp_path):
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         nk.load_compressed(tmp_path / "damaged.netkin", digits())
     nk.save_compressed(small, tmp_path / "small.netkin")
-    with pytest.raises(FileFault, match="holds 'compressed', which is no result; `nk.load_compressed"):
-        nk.load(tmp_path / "small.netkin")
+    with pytest.raises(FileFault, match="holds a 'compressed', which takes 1 models; got 2"):
+        nk.load(tmp_path / "small.netkin", digits(), digits())
