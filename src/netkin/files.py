@@ -34,10 +34,8 @@ UNFINISHED = ".unfinished"
 GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every page of ours
 MARK = "netkin"  # in the metadata of figures and weights
 SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
-WORDS = {
-    "comparisons": "set of comparisons", "compressed": "compressed model", "figure": "figure of netkin's",
-    "page": "page of netkin's", "weights": "weights that netkin wrote", "claim": "record of a claim",
-} | {kind: kind for kind in ("comparison", "series", "statistics", "stitch", "recording")}  # fmt: skip
+WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
+WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
 _START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
 Location = str | os.PathLike[str]
 
@@ -94,12 +92,12 @@ def refuse_output(
     """
     if path is None:
         return
+    _refuse_occupied(path, kind, overwrite, option)
     for one in inputs:
         if not overwrite and os.path.isfile(one) and os.path.exists(path) and os.path.samefile(one, path):
             raise FileFault(
                 f"{option or 'this'} would write over {str(path)!r}, which is read as {str(one)!r}; {_instead(option)}."
             )
-    _refuse_occupied(path, kind, overwrite, option)
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not os.access(target, os.W_OK):
@@ -129,11 +127,9 @@ def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "
         raise FileFault(f"cannot write {str(path)!r}: it {what}.")
     if overwrite or not os.path.getsize(path):
         return
-    held = kind_of(path)
-    if held != kind:
-        article = "" if held in ("statistics", "weights") else "a "
-        holds = f"no {WORDS.get(kind, kind)}" + (f" but {article}{WORDS.get(held, held)}" if held else "")
-        raise FileFault(f"{option or 'this'} would write over {str(path)!r}, which holds {holds}; {_instead(option)}.")
+    if kind_of(path) != kind:
+        what = f"{option or 'this'} would write over {str(path)!r}, which holds no {WORDS.get(kind, kind)}"
+        raise FileFault(f"{what}; {_instead(option)}.")
 
 
 def _replace(target: Path, contents: bytes) -> None:
