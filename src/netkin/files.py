@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -24,10 +25,9 @@ from safetensors.numpy import save
 
 from netkin.errors import FileFault
 
-try:
+LOCKS = find_spec("fcntl") is not None  # without them it can't be told which unfinished files are still being written
+if LOCKS:
     import fcntl
-except ImportError:  # without locks nobody can tell which unfinished files are still being written
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 UNFINISHED = ".unfinished"
@@ -144,9 +144,9 @@ def _replace(target: Path, contents: bytes) -> None:
             file.write(contents)
             file.flush()
             os.fsync(file.fileno())
-            if fcntl is not None:  # while the lock is held
+            if LOCKS:  # while the lock is held
                 os.replace(unfinished, target)
-        if fcntl is None:
+        if not LOCKS:
             os.replace(unfinished, target)
     finally:
         with suppress(FileNotFoundError):
@@ -159,7 +159,7 @@ def _begun(target: Path) -> tuple[Path, BinaryIO]:
         path = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{UNFINISHED}")
         file = open(path, "xb")  # noqa: SIM115 - the caller closes it
         with suppress(OSError):  # a file system without locks
-            if fcntl is not None:
+            if LOCKS:
                 fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():  # and no other process has removed it before it was locked
             return path, file
@@ -173,7 +173,7 @@ def remove_unfinished(path: Location) -> None:
     """
     target = Path(os.path.realpath(path))
     folder, name = (target, "*") if target.is_dir() else (target.parent, glob.escape(target.name[:50]))
-    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}{UNFINISHED}") if fcntl is not None else ():
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}{UNFINISHED}") if LOCKS else ():
         with suppress(OSError), open(left, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()

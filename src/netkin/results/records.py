@@ -65,7 +65,7 @@ def checked(kind: type[Record], values: Any) -> Record:
     """Make a record of what a file holds; a field of another type than the record declares is refused."""
     if not isinstance(values, Mapping):
         raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
-    hints = _hints(kind)
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     return kind(**{name: typed(value, hints.get(name, Any), name) for name, value in values.items()})
 
 
@@ -83,7 +83,7 @@ def typed(value: Any, hint: Any, place: str) -> Any:
         return {typed(key, inner[0], place): typed(one, inner[1], place) for key, one in value.items()}
     if origin in (list, Sequence) and isinstance(value, list):
         return [typed(one, inner[0], place) for one in value]
-    if is_dataclass(hint) and isinstance(value, Mapping):
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
         return checked(hint, value)
     if hint is Any or (origin is None and _is_plain(value, hint)):
         return value
