@@ -179,6 +179,14 @@ def test_a_harmed_file_opens_as_something_or_is_refused(whole, tmp_path, kind):
     assert opened + len(refusals) == CASES > opened
 
 
+def test_collectors_open_too(tmp_path):
+    collector = nk.LayerMoments([(["a"], ["b"])])
+    collector.update({"a": torch.eye(4), "b": torch.ones(4, 2)})
+    collector.to_file(tmp_path / "f")
+    assert type(nk.load(tmp_path / "f")) is nk.LayerMoments
+    assert nk.load(tmp_path / "f")["a", "b"].n == 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_files_open_and_can_be_used(whole, kind):
     with warnings.catch_warnings():

@@ -344,3 +344,23 @@ def test_the_labels_go_along_with_the_data(made):
     for word in ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
         assert found[word] == dict(getattr(comparison, word))
     assert found["layers_a"] == list(comparison.layers_a)
+
+
+def test_a_page_and_a_figure_are_written_over_nothing_else(made, tmp_path):
+    comparison = made.comparison()
+    for name, write in (("ab.html", report), ("ab.png", plotted), ("ab.svg", plotted), ("ab.pdf", plotted)):
+        path = tmp_path / name
+        path.write_bytes(b"%PDF-1.4 precious")
+        with pytest.raises(
+            FileFault, match=f"this would write over '.*{name}', which holds no (page|figure) of netkin's"
+        ):
+            write(comparison, path)
+        assert path.read_bytes() == b"%PDF-1.4 precious"
+        write(comparison, path, overwrite=True)
+        write(comparison, path)
+        assert b"precious" not in path.read_bytes()
+
+
+def plotted(comparison, path, **how):
+    pytest.importorskip("matplotlib")
+    comparison.plot(path=path, **how)

@@ -238,13 +238,15 @@ READERS: dict[str, tuple[str, str, int]] = {
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
 }
+COLLECTORS = ("LayerGrams", "LayerMoments", "LayerRows", "LayerSpectra", "LinearRows", "Outputs")
 
 
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from; a recording
-    to make series of; a stitch, with the two `models` that it joins, and a compressed model, with the original `model`.
+    A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from, and single
+    collectors; a recording to make series of; a stitch, with the two `models` that it joins; and a compressed model,
+    with the original one.
     Without models those two give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":
@@ -257,6 +259,8 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         return getattr(import_module(module), name)(path, *models)
     if models:
         raise FileFault(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
+    if kind in COLLECTORS:
+        return getattr(import_module("netkin.statistics"), kind).from_file(path)
     header, arrays = files.read(path)
     if kind not in RESULTS:
         known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
