@@ -98,20 +98,24 @@ def refuse_output(
             raise FileFault(
                 f"{option or 'this'} would write over {str(path)!r}, which is read as {str(one)!r}; {_instead(option)}."
             )
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(13, "the file is write-protected")
-        unfinished, file = _begun(target)
-        try:
-            with file:
-                file.write(bytes(4096))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            unfinished.unlink()
+        _try_to_write(Path(os.path.realpath(path)))
     except OSError as fault:
         raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
+
+
+def _try_to_write(target: Path) -> None:
+    """Write a block beside the target and remove it again."""
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(13, "the file is write-protected")
+    unfinished, file = _begun(target)
+    try:
+        with file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        unfinished.unlink()
 
 
 def _instead(option: str) -> str:
