@@ -238,3 +238,17 @@ def test_nested_weights_have_a_digest_that_changes_with_them(layout):
     assert digest(torch.ones(2), torch.ones(3)) == digest(torch.ones(2), torch.ones(3))
     assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(3), torch.ones(2))
     assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(2), torch.zeros(3))
+
+
+def test_a_call_is_described_by_its_options_or_by_the_command():
+    from netkin.identity import described_call
+    from netkin.progress import command, commanded
+
+    assert (
+        described_call("nk.f", model=nn.Linear(1, 1), k=[1, 2], how=len, data=None)
+        == "nk.f(model=Linear, k=[1, 2], how=len)"
+    )
+    assert len(described_call("nk.f", layers=list(range(1000)))) < 250
+    with commanded("netkin f --k 1"):
+        assert described_call("nk.f", k=1) == command() == "netkin f --k 1"
+    assert command() == ""

@@ -4,6 +4,6 @@ Results and parts of results carry them, so that what belongs to other weights o
 """
 
 from netkin.identity.data import DataDigest
-from netkin.identity.digests import function_digest, settings_digest, weights_digest
+from netkin.identity.digests import described_call, function_digest, settings_digest, weights_digest
 
-__all__ = ["DataDigest", "function_digest", "settings_digest", "weights_digest"]
+__all__ = ["DataDigest", "described_call", "function_digest", "settings_digest", "weights_digest"]

@@ -150,7 +150,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
         trained(joined(a, "1", b, "1", data), data, settings)
-    files.write(path, resuming.KIND, {"step": 3}, {})
+    files.write(path, resuming.KIND, {"step": 3}, {}, overwrite=True)
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         trained(joined(a, "1", b, "1", data), data, settings)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from netkin.applications.stitching.ends import End, Meeting, Pair, fitting_mask, gives_lines
 from netkin.applications.stitching.gathering import Gathering
+from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.matching import LinearMap, find, least_squares, matched, reduced_rank
 from netkin.applications.stitching.progress import watched
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
@@ -35,8 +36,8 @@ React = Callable[[str, Tensor], None]
 class Fit:
     """What one pass told of the pairs of layers: how they meet, and what direct matching reads."""
 
-    def __init__(self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], examples: int):
-        self.meetings, self.examples = meetings, examples
+    def __init__(self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], marks: Marks):
+        self.meetings, self.examples, self.digest = meetings, marks.count, str(marks)
         self._gathering, self._names = gathering, names
 
     def moments(self, pair: Pair) -> Moments:
@@ -80,12 +81,11 @@ def fitted(
         meetings = met(a, b, pairs, first, resize=resize, names=names)
         if look is not None:
             look(take(first, 4))
-        gathering, seen = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items()), 0
+        gathering, marks = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items()), Marks()
         with _both(a, b, meetings, gathering, names) as fold:
-            for batch in chain([first], batches):
+            for batch in marks.noting(chain([first], batches)):
                 fold(batch)
-                seen += batch_length(batch)
-    return Fit(meetings, gathering, names, seen)
+    return Fit(meetings, gathering, names, marks)
 
 
 def met(

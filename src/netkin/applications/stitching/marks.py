@@ -32,7 +32,7 @@ class Marks:
     """The mark of all examples that passed, inputs and labels, in whatever order and batches they came."""
 
     def __init__(self) -> None:
-        self._sum, self._count = 0, 0
+        self._sum, self.count = 0, 0
 
     def noting(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches, and mark their examples."""
@@ -40,8 +40,8 @@ class Marks:
             length = batch_length(batch)
             # without numbers, unlike `DataDigest`: training deals out the same examples in another order
             self._sum += summed_hashes(contents(batch, length, labels=True))
-            self._count += length
+            self.count += length
             yield batch
 
     def __str__(self) -> str:
-        return f"{self._count:,} examples, mark {self._sum % 2**64:016x}"
+        return f"{self.count:,} examples, mark {self._sum % 2**64:016x}"

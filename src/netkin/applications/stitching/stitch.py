@@ -20,8 +20,10 @@ from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import refuse_unfit_rank
 from netkin.errors import ValueFault
+from netkin.identity import described_call, settings_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.inputs import device_of
+from netkin.representations.layers import unwrapped
 
 
 def stitch(
@@ -129,14 +131,22 @@ def started(
     rank = None if way.training is None else way.training.rank
     refuse_unfit_rank(rank, fit.meetings[pair])  # by its own name: the start would call it `k`
     network = stitched_network(a, b, pair, fit.map(pair, way.start), fit.meetings[pair], rank=rank, cuts=cuts)
-    return Stitch(network, way.id, 0 if way.is_blind else fit.examples, names=names, seed=seed)
+    asked = {"layer_a": pair[0], "layer_b": pair[1], "how": way.id, "seed": seed}
+    origin = {
+        "data digest": fit.digest,
+        "settings digest": settings_digest(asked | {"resize": fit.meetings[pair].resize}),
+        "call": described_call("nk.stitch", a=unwrapped(a), b=unwrapped(b), **asked),
+    }
+    count = 0 if way.is_blind else fit.examples
+    return Stitch(network, way.id, count, names=names, seed=seed, provenance=origin)
 
 
 def trained_stitch(found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that."""
     done = trained(found.network, data, settings, validation=validation, examples=examples)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
-    return replace(found, examples=done.examples, history=done.history, training=ended)
+    origin = {**found.provenance, "data digest": done.data}
+    return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
 
 
 def _refuse_iterator(data: Any) -> None:

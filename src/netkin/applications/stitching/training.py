@@ -49,6 +49,7 @@ class Training:
     stopped: bool
     kept: str
     examples: int
+    data: str = ""  # the mark of the examples trained on
 
 
 def trained(
@@ -154,8 +155,8 @@ class _Trainer:
         return Identity(self.settings.course, subjects | {name: str(mark) for name, mark in self.marks.items()})
 
     def _noted(self, name: str, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches, whose examples are marked as they pass if a file is to tell whose training it holds."""
-        return batches if self.settings.resume is None else self.marks[name].noting(batches)
+        """Return the batches, whose examples are marked as they pass."""
+        return self.marks[name].noting(batches)
 
     def _judged_on(self, validation: Any) -> Sample:
         batches = self._noted("data to be judged on", batches_of(validation))
@@ -263,7 +264,7 @@ class _Trainer:
         final = {"step": step, **self._judged("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
-            self.course.examples,
+            self.course.examples, str(self.marks["data"]),
         )  # fmt: skip
 
 
