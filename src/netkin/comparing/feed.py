@@ -90,7 +90,7 @@ class Feed:
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
-            if self.paired:
+            if self.paired and len(every) > 1:
                 _refuse_uneven(found)
             yield {runner: batch for runner, batch in found.items() if batch is not None}
 

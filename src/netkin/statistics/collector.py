@@ -21,7 +21,6 @@ from netkin.statistics.statistic import Statistic, Stored
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FEEDS = ("activations", "gradients", "outputs", "weights")
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 

@@ -198,8 +198,15 @@ class LayerMoments(Collector):
         matrices = dict(rows) if as_before else self._matrices(rows, owned)
         count = min(map(len, matrices.values()))
         places = self._numbers.take(numbers, count)
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
-        chunks = self._chunks_of(matrices, places, owners or {}) if self.chunks else {}
+        chunks: dict[Key, np.ndarray] = {}
+        if self.chunks:
+            self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
+            examples = {
+                name: row_examples(places, len(rows), (owners or {}).get(name)) for name, rows in matrices.items()
+            }
+            chunks = {name: chunk_of(numbers, self.chunks) for name, numbers in examples.items()}
+        else:
+            self._counts += len(places)
         self._batches += 1
         enough = (CHUNKED_FOLD if self.chunks else FOLD) * (8 if matrices[self.names[0]].is_cuda else 1)
         waiting = [*(parts for parts, _ in self._waiting), matrices]
@@ -220,13 +227,6 @@ class LayerMoments(Collector):
             if matrix.device.type == "cpu" and not owned:
                 refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrices
-
-    def _chunks_of(
-        self, matrices: Mapping[Key, Tensor], places: np.ndarray, owners: Mapping[Key, Any]
-    ) -> dict[Key, np.ndarray]:
-        """Return the chunk of every row of every layer."""
-        found = {name: row_examples(places, len(matrices[name]), owners.get(name)) for name in self.names}
-        return {name: chunk_of(examples, self.chunks) for name, examples in found.items()}
 
     def settle(self) -> None:
         """Take the products of the rows that wait."""
