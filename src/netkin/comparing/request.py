@@ -13,7 +13,15 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
 from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream, weights_alone
+from netkin.comparing.planning import (
+    Plan,
+    explained,
+    memory_limit,
+    needs_of,
+    ready_collectors,
+    refuse_stream,
+    weights_alone,
+)
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Options
 from netkin.comparing.tabulating import comparison_of
@@ -81,11 +89,12 @@ class Request:
         return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
 
     def linear(self) -> list[Measure]:
-        """Return all measures that read what `cka` reads, as far as the layers' shape allows."""
+        """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
         shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
         own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]
         spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
-        alike = [one for one in all_measures().values() if one.facts.reads is find("cka").facts.reads]
+        collectors = ready_collectors(find("cka"))
+        alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
         fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
         return fit if spectral else alike
 

@@ -122,10 +122,10 @@ class Statistics:
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
-        lacking = []
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
         for collectors in self.collectors:
             for collector in collectors:
-                if type(collector) not in measure.facts.reads.collectors:
+                if collector.kind not in known:
                     continue
                 missing = collector.serves(type(collector).settings_for(measure))
                 if missing:

@@ -195,9 +195,10 @@ class Tables:
 
     def tables(self) -> dict[str, Values]:
         """Return the tables by the measures' ids."""
-        return {measure.id: self._table(measure) for measure in self.measures}
+        return {measure.id: self.table(measure) for measure in self.measures}
 
-    def _table(self, measure: Measure) -> Values:
+    def table(self, measure: Measure) -> Values:
+        """Return the table of one measure."""
         facts, values = measure.facts, self.values[measure.id]
         rows, columns = {x: i for i, x in enumerate(self.layers_a)}, {y: j for j, y in enumerate(self.layers_b)}
         holes = {(x, y): why for (x, y), why in self.holes[measure.id].items() if np.isnan(values[rows[x], columns[y]])}

@@ -80,13 +80,13 @@ def _unpacked(state: Mapping[str, Any], unit: str) -> tuple[list[Moment], list[P
 
 
 def _described(moment: Moment) -> dict[str, Any]:
-    layers = [[name, state.width, state.shape, state.fault] for name, state in moment.states.items()]
+    layers = [[name, state.width, state.shape, state.fault, state.resolution] for name, state in moment.states.items()]
     return {"step": moment.step, "examples": moment.examples, "layers": layers}
 
 
 def _moment(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
     states = {
-        name: LayerState(tensors[f"{header['step']}/{i}"].cpu(), width, shape, fault)
-        for i, (name, width, shape, fault) in enumerate(header["layers"])
+        name: LayerState(tensors[f"{header['step']}/{i}"].cpu(), *facts)
+        for i, (name, *facts) in enumerate(header["layers"])
     }
     return Moment(header["step"], unit, states, header["examples"])
