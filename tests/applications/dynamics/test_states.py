@@ -116,10 +116,10 @@ def test_a_finite_layer_whose_sum_overflows_is_kept():
     assert not state_of(torch.full((5, 3), 3e38) * torch.tensor([1.0, 0.5, 0.2]), "matrix").fault
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_turned_layer_keeps_the_resolution_of_its_data(dtype):
+@pytest.mark.parametrize("dtype, offset", [(torch.float32, 1000), (torch.bfloat16, 10)])
+def test_a_turned_layer_keeps_the_resolution_of_its_data(dtype, offset):
     draw = torch.Generator().manual_seed(5)
-    exact = torch.randn(100, 4, generator=draw) @ torch.randn(4, 300, generator=draw) + 10
+    exact = torch.randn(100, 4, generator=draw) @ torch.randn(4, 300, generator=draw) + offset
     state = state_of(exact.to(dtype).float(), "matrix", torch.finfo(dtype).eps)
     assert state.rows.dtype == torch.float64
     assert state.side("x").rank == 4
