@@ -181,16 +181,31 @@ def collect(
     """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
 
     ``collect(a, b, data=d).compare("nbs")`` is ``compare(a, b, data=d, measures="nbs")``. Parts of the data may be
-    collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``. Arguments that are not
-    described here are those of `nk.compare`.
+    collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``.
 
     Args:
         a: a model, a mapping of layer names to recorded arrays, or an `nk.Subject` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
         measures: those to be served; without them all linear ones.
+        layers: a choice for both (see `nk.layers`), or a mapping from "a" and "b" to a choice each.
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        examples: the number of examples after which the pass ends.
         part: which part of indexable data, as "3/16": the third of sixteen contiguous ranges.
         start: the number of the first example, for parts that are given as separate loaders.
+        shape: what one example is, for all layers or by layer (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
+        memory: the most bytes that statistics may take; by default a quarter of all memory.
+        seed: of the sample of rows that some measures look at.
+        device: where the models run; by default where they are.
+        transforms: a function of the inputs, or one for each model.
+        forward: a function ``forward(model, batch)``, or one for each model.
+        partial: whether Ctrl-C returns what is finished.
+        names: what the result calls the two.
+        errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
+        chunks: how many chunks, where errors are asked for.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np

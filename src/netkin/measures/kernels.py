@@ -26,7 +26,8 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
 
     The unbiased HSIC₁ of each mini-batch is added up, and one ratio is taken at the end. Memory does not depend on the
-    width of the layers; the value does depend on the batch size, which is therefore part of the id.
+    width of the layers; the value does depend on the batch size, which is therefore part of the id. `kernel` is
+    "linear" or "rbf", as wide as `fraction` of the median distance in a mini-batch.
     """
     if not (float(grams.x.detach()) > 0 and float(grams.y.detach()) > 0):
         raise NoValue(

@@ -44,6 +44,22 @@ class FreezeTraining:
     dropout is as it was. As nothing before the first live unit needs a gradient, nothing is kept for one there.
     `close`, or leaving the `with`, gives the model back with every flag as it was found.
 
+    Args:
+        model: the model that is trained.
+        schedule: "linear", "similarity", or a mapping from units to fractions of all steps.
+        steps: the number of steps of the whole training.
+        layers: the units, in the order in which they run.
+        optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
+        probe: the examples on which units are compared with their past.
+        measure: by which they are compared.
+        threshold: what counts as like the past.
+        patience: how many probes in a row must be like the past.
+        past: how many of the last probes that is.
+        every: steps between two probes.
+        examples: how many examples of `probe` are used.
+        shape: what one example is (see `nk.shapes`).
+        forward: a function ``forward(model, batch)`` that runs the model.
+
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
