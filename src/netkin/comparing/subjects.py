@@ -21,7 +21,7 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, dft, guest, model_lock, model_precision, positions, rows_of, shape_for
-from netkin.representations.axes import is_plain
+from netkin.representations.example_axes import is_plain
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, UnknownName, ValueFault
-from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
+from netkin.measures.spectrum import arccos, leading, root, spectrum, ties
 from netkin.statistics import Moments
 from netkin.statistics.moments import largest
 from netkin.statistics.products import squared_norm

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
+from netkin.representations.example_axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import (
     apart,

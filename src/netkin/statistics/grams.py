@@ -31,8 +31,7 @@ from netkin.statistics.collector import (
     row_numbers,
     summed,
 )
-from netkin.statistics.kernels import offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.products import gram_product
+from netkin.statistics.products import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ from netkin.statistics.collector import (
     refuse_other_width,
     row_examples,
 )
-from netkin.statistics.kernels import power_of_two
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import power_of_two
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:

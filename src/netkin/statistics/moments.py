@@ -12,8 +12,7 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.kernels import about_medians, few_for_bias, u_products
-from netkin.statistics.products import squared_norm
+from netkin.statistics.products import about_medians, few_for_bias, squared_norm, u_products
 from netkin.statistics.sides import RowsSide, Side, decompose
 from netkin.statistics.singular import left_vectors, singular_values
 
@@ -26,7 +25,7 @@ class Deferred(Exception):
     """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
 
 
-class Asked(NamedTuple):
+class Decomposition(NamedTuple):
     """A matrix of a pair, (blocks, m, n), whose singular values a measure asks for, or its left vectors too."""
 
     matrix: Tensor
@@ -53,7 +52,7 @@ class Moments:
         self.x, self.y, self.n, self._centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
         self._found: dict[Hashable, Any] = {}  # singular values, and vectors
-        self._asked: dict[Hashable, Asked] | None = None  # while a first reading notes what measures ask for
+        self._asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -206,7 +205,7 @@ class Moments:
     ) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
         if key not in self._found:
-            asked = Asked(matrix(), graded, vectors)
+            asked = Decomposition(matrix(), graded, vectors)
             if self._asked is not None:
                 self._asked[key] = asked
                 raise Deferred
@@ -356,12 +355,12 @@ def _decompose_busy(pairs: Sequence[Moments]) -> None:
     decompose(sides)
     for pair in pairs:
         if pair._asked and pair.x.decomposed and pair.y.decomposed:
-            pair._asked["nuclear"] = Asked(pair.principal)
+            pair._asked["nuclear"] = Decomposition(pair.principal)
 
 
 def _answer(pairs: Sequence[Moments]) -> None:
     """Decompose what pairs have noted, matrices of one shape together."""
-    alike: dict[Any, list[tuple[Moments, Hashable, Asked]]] = {}
+    alike: dict[Any, list[tuple[Moments, Hashable, Decomposition]]] = {}
     for pair in pairs:
         noted = pair._asked or {}
         for key, asked in noted.items():
@@ -375,7 +374,7 @@ def _answer(pairs: Sequence[Moments]) -> None:
             pair._found[key] = one
 
 
-def _decomposed(alike: Sequence[Asked]) -> Sequence[Any]:
+def _decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
     matrices = [asked.matrix for asked in alike]
     return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
 

@@ -31,8 +31,8 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import centred, few_for_bias, rbf_kernel
 from netkin.statistics.sides import RowsSide
 from netkin.statistics.statistic import Stored
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 
 
-class Sample:
+class SampledRows:
     """One layer's rows, with the Gram matrix and side that all its pairs share."""
 
     def __init__(self, X: Tensor, name: str, resolution: float | None = None):
@@ -70,7 +70,7 @@ class Rows:
 
     collectors: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, x: Sample, y: Sample):
+    def __init__(self, x: SampledRows, y: SampledRows):
         if len(x.X) != len(y.X):
             raise NoValue(
                 f"{x.name} gives {len(x.X):,} rows and {y.name} {len(y.X):,} for the same examples; "
@@ -82,7 +82,7 @@ class Rows:
     def of(cls, X: Any, Y: Any) -> Rows:
         """Return two matrices whose rows are the same examples as a pair."""
         X, Y = paired(X, Y)
-        return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
+        return cls(SampledRows(X, "`X`"), SampledRows(Y, "`Y`"))
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class LayerRows(Collector):
             )
         return rows
 
-    def sample(self, name: Key, without: int | None = None) -> Sample:
+    def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
         layer = self._layers[name]
         if not layer.parts:
@@ -269,7 +269,7 @@ class LayerRows(Collector):
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
-            self._samples[name, without] = Sample(rows, label(name), self.resolutions.get(name) or None)
+            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
     def settle(self) -> None:
@@ -279,7 +279,7 @@ class LayerRows(Collector):
                 layer.in_order(self.cap, self.seed)
 
     def release(self) -> None:
-        self._samples: dict[tuple[Key, int | None], Sample] = {}
+        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
 
     def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:

@@ -21,8 +21,7 @@ from torch import Tensor
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.frequencies import Frequencies
-from netkin.statistics.kernels import power_of_two
-from netkin.statistics.products import self_product, squared_norm
+from netkin.statistics.products import power_of_two, self_product, squared_norm
 
 Made = TypeVar("Made")
 

@@ -45,9 +45,9 @@ from netkin.statistics.frequencies import (
     placed,
     regrouped,
 )
-from netkin.statistics.kernels import power_of_two
 from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import power_of_two
 from netkin.statistics.rows import LayerRows
 from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.spectral_costs import CHUNK, crosses, examples_at_once, half, operations, transform_bytes, views

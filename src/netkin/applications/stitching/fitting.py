@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin.applications.stitching.ends import End, Meeting, Pair, fitting_mask, gives_lines
 from netkin.applications.stitching.gathering import Gathering
 from netkin.applications.stitching.matching import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.progress import watched
+from netkin.applications.stitching.watching import watched
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest
 from netkin.representations.cutting import known_layer, run_until
