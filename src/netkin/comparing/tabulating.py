@@ -23,6 +23,7 @@ from netkin.settings import exact_products
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE, BYTES = 128, 2**28  # pairs that are prepared together, and about how much memory they may take
+FEW_CHUNKS = 8  # below which a standard error is itself a rough number
 MATRICES = 8  # of the size of a cross moment that a pair holds while it is measured
 
 
@@ -75,6 +76,8 @@ class Tables:
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.ranks: dict[str, dict[str, int]] = {"a": {}, "b": {}}  # the directions that layers were cut to
         self.cautions: dict[str, int] = {}  # how many values each sentence holds for
+        self.cuts: dict[tuple[str, str, str], Any] = {}  # how many directions a measure kept of a pair
+        self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
         self.ended = set(statistics.ended)
 
     def fill(self, interruption: Interruption) -> None:
@@ -156,7 +159,10 @@ class Tables:
                 table[i, j] = table[j, i]
                 continue
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
-                table[i, j] = value_of(measure, self._read(measure, x, y, read, chunk))
+                pair = self._read(measure, x, y, read, chunk)
+                table[i, j], kept = _measured(measure, pair)
+                if kept != self.cuts.get((measure.id, x, y), kept):
+                    self.jumps.setdefault(measure.id, set()).add((x, y))
 
     def _pair(self, x: str, y: str, mirrored: bool, read: dict[int, Any]) -> None:
         """Measure one pair; `read` is what each collector gave for it, which its measures share."""
@@ -175,7 +181,7 @@ class Tables:
         pair = self._read(measure, x, y, read)
         for caution in measure.cautions(pair):
             self.cautions[caution] = self.cautions.get(caution, 0) + 1
-        value = value_of(measure, pair)
+        value, self.cuts[measure.id, x, y] = _measured(measure, pair)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
@@ -262,12 +268,34 @@ class Tables:
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""
-        said = summed_cautions(self.cautions)
+        said = [*summed_cautions(self.cautions), *self._doubts_of_errors()]
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
         if "measuring" in self.ended:
             said.append("interrupted: some pairs were not reached, and have no value.")
         return tuple(said)
+
+    def _doubts_of_errors(self) -> Iterator[str]:
+        """Yield what makes standard errors rough: few chunks with anything in them, cuts that jump between chunks."""
+        for name, sizes in self.sizes.items():
+            held = sum(size > 0 for size in sizes)
+            if 1 < held < min(FEW_CHUNKS, len(sizes)):
+                yield (
+                    f"the standard errors of {name} rest on {held} chunks, as {sum(sizes):,} mini-batches fill no more "
+                    f"of the {len(sizes)}; take more examples or smaller mini-batches."
+                )
+        for name, pairs in self.jumps.items():
+            yield (
+                f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; their "
+                "standard errors hold these jumps, which 'svcca_k' with a fixed number does not have."
+            )
+
+
+def _measured(measure: Measure, pair: Any) -> tuple[float, tuple[int, int] | None]:
+    """Return a measure's value of a pair, and how many directions of either layer it kept, where it cuts them."""
+    if hasattr(pair, "kept_directions"):
+        pair.kept_directions = None
+    return value_of(measure, pair), getattr(pair, "kept_directions", None)
 
 
 def summed_cautions(cautions: Mapping[str, int]) -> list[str]:

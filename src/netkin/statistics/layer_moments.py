@@ -348,7 +348,7 @@ class LayerMoments(Collector):
         if not self._layers:
             for name, matrix in rows.items():
                 resolution = self.resolutions.get(name, 0.0)
-                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), resolution)
+                self.open_layer(name, first_shift(matrix).unsqueeze(0), resolution)
             self.open_blocks(lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
@@ -444,11 +444,12 @@ class LayerMoments(Collector):
                 block.sums[..., block.columns[key]] *= weights
 
 
-def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:
-    double = summing_dtype(matrix.device)
-    shift = matrix.detach().mean(0, dtype=double)
-    # what is taken off must be exact in the precision of the products
-    return shift.to(matrix.dtype).to(double) if precision == torch.float32 else shift
+def first_shift(rows: Tensor) -> Tensor:
+    """Return what is taken off all rows of a layer: the median of every unit over its first ones.
+
+    About their mean one far example would make all others large, and what is left without it would be rounding.
+    """
+    return rows.detach().median(0).values.to(summing_dtype(rows.device))
 
 
 def _outgrows(centred: Tensor, scale: float) -> bool:

@@ -51,6 +51,7 @@ class Moments:
     ):
         self.x, self.y, self.n, self._centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
+        self.kept_directions: tuple[int, int] | None = None  # of either layer, by the measure that cut them last
         self._found: dict[Hashable, Any] = {}  # singular values, and vectors
         self._asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 

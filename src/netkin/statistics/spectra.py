@@ -45,7 +45,7 @@ from netkin.statistics.frequencies import (
     placed,
     regrouped,
 )
-from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
+from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk, first_shift
 from netkin.statistics.moments import Moments
 from netkin.statistics.products import power_of_two
 from netkin.statistics.rows import LayerRows
@@ -127,7 +127,7 @@ class LayerSpectra(Collector):
         self.names = keys_of(self.rectangles)
         self.precision, self.sample, self.seed, self.chunks = precision, sample, seed, chunks
         self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
-        self._shifts: dict[Key, Tensor] = {}  # the mean map of each layer's first examples
+        self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._moments = LayerMoments([], precision=precision, chunks=chunks)
         self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
         self._waiting_numbers: list[np.ndarray] = []
@@ -376,7 +376,7 @@ class LayerSpectra(Collector):
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers meet."""
-        self._shifts = {name: _first_shift(array, self.precision) for name, array in maps.items()}
+        self._shifts = {name: first_shift(array) for name, array in maps.items()}
         joined = (
             self._joined(x, y)
             for left, right in self.rectangles
@@ -425,13 +425,6 @@ class LayerSpectra(Collector):
             merged._batches, merged._counts = first._batches + second._batches, first._counts + second._counts
             merged._numbers.next = max(first._numbers.next, second._numbers.next)
         return merged
-
-
-def _first_shift(maps: Tensor, precision: torch.dtype) -> Tensor:
-    double = summing_dtype(maps.device)
-    shift = maps.detach().mean(0, dtype=double)
-    # what is taken off must be exact in the precision of the products
-    return shift.to(maps.dtype).to(double) if precision == torch.float32 else shift
 
 
 def _working(maps: Tensor, precision: torch.dtype) -> torch.dtype:
