@@ -11,8 +11,7 @@ import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.request import Request
-from netkin.comparing.subjects import Options
+from netkin.comparing.request import Options, Request
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit
 from netkin.measures import find

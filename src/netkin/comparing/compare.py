@@ -12,9 +12,9 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import Plan
-from netkin.comparing.request import Request
+from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, found_measures
-from netkin.comparing.subjects import Options, Runner, Subject
+from netkin.comparing.subjects import Runner, Subject
 from netkin.errors import NameClash, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec

@@ -11,8 +11,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import memory_limit
-from netkin.comparing.request import Request
-from netkin.comparing.subjects import Options
+from netkin.comparing.request import Options, Request
 from netkin.errors import InflatedWarning
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find

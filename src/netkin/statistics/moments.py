@@ -13,7 +13,8 @@ from torch import Tensor
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.products import about_medians, few_for_bias, squared_norm, u_products
-from netkin.statistics.sides import RowsSide, Side, decompose
+from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.sides import Side, decompose
 from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
@@ -79,8 +80,8 @@ class Moments:
 
     def ranks(self, facts: Any) -> tuple[int, int] | None:
         """Return how many directions either layer was cut to, for a measure that whitens about the means; else None."""
-        whitens = facts.whitens and "translation" in facts.unchanged_by and self.x.varies and self.y.varies
-        return (self.x.rank, self.y.rank) if whitens else None
+        centred = facts.whitens and "translation" in facts.unchanged_by
+        return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
     def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
         """Return the sentences of `caution` each apart."""

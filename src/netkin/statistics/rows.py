@@ -33,7 +33,7 @@ from netkin.statistics.collector import (
 )
 from netkin.statistics.moments import Moments
 from netkin.statistics.products import centred, few_for_bias, rbf_kernel
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.row_sides import RowsSide
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:

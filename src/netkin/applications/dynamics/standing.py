@@ -18,7 +18,7 @@ from netkin.measures.registry import Measure
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.row_sides import RowsSide
 
 
 class Moment:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from netkin.errors import NoValue, ValueFault
 from netkin.statistics.products import self_product
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.row_sides import RowsSide
 
 
 @dataclass(frozen=True)
