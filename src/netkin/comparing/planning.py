@@ -287,7 +287,7 @@ class _Findings:
         for model, found in self.layers.items():
             yield f"{model}: {_layers_in_words(found)}"
         for runner in self.runners:
-            yield from (f"  left out: {reason}" for reason in runner.left_out.values())
+            yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
         yield f"pairs: {plan.pairs:,}"
         if self.holes:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"

@@ -26,6 +26,7 @@ from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_o
 from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
+NAMED = 8  # layers that a warning names
 PLAIN = (
     "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
     "created",
@@ -65,10 +66,13 @@ class Statistics:
         """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
-        left_out = [reason for runner in runners for reason in runner.left_out.values()]
+        left_out = {
+            f"{layer!r} of {runner.name!r}": why for runner in runners for layer, why in runner.left_out.items()
+        }
         if left_out:
-            more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
-            self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
+            named = ", ".join(list(left_out)[:NAMED])
+            more = f" and {len(left_out) - NAMED} others" if len(left_out) > NAMED else ""
+            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(left_out.values()))}.")
 
     @property
     def ranges(self) -> list[tuple[int, int]]:

@@ -36,7 +36,8 @@ class RowsSide(Side):
         self.name, self.n = name, len(X)
         self.width = self.block_width = width or X.shape[1]
         self.resolution = resolution or torch.finfo(X.dtype).eps
-        self._X, self._precision = X, precision or X.dtype
+        wanted = precision or X.dtype
+        self._X, self._precision = X, summing_dtype(X.device) if wanted == torch.float64 else wanted
         self.rounding = torch.finfo(self._precision).eps
         self.mean = self._mean() if centred else X.new_zeros(1, X.shape[1], dtype=self._precision)
         self.scale, self._shift = 1.0, self.mean
