@@ -180,3 +180,9 @@ def test_no_two_files_or_classes_have_one_name_in_the_rooms_of_the_pass():
     for name in {name for name, room, _ in named if room in OURS}:
         found = sorted(str(path.relative_to(HOUSE)) for other, _, path in named if other == name)
         assert len(found) == 1, f"{name} stands in {' and '.join(found)}; give one of them another name."
+
+
+@pytest.mark.parametrize("room", OURS)
+def test_a_file_has_at_most_four_hundred_lines(room):
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (HOUSE / room).glob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -123,7 +123,16 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored = ("names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts")
+    stored: ClassVar[tuple[str, ...]] = (
+        "names",
+        "cap",
+        "seed",
+        "chunks",
+        "resolutions",
+        "_numbers",
+        "_layers",
+        "_counts",
+    )
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
@@ -136,11 +145,11 @@ class LayerRows(Collector):
         self.release()
 
     @classmethod
-    def settings_for(cls, measure: Any) -> SampleSettings:
+    def settings_for(cls, measure: Any) -> Settings:
         return SampleSettings(CAP)
 
     @classmethod
-    def price(cls, settings: SampleSettings, study: Study) -> Price | None:
+    def price(cls, settings: Any, study: Study) -> Price | None:
         if study.spectral:
             return None
         total, n, cap = 0, study.examples, settings.cap
@@ -160,7 +169,7 @@ class LayerRows(Collector):
         )
 
     @classmethod
-    def start(cls, settings: SampleSettings, study: Study) -> Self:
+    def start(cls, settings: Any, study: Study) -> Self:
         made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
@@ -174,7 +183,7 @@ class LayerRows(Collector):
             collector._layers[key].add(matrix, np.arange(len(matrix)), None)
         return collector
 
-    def serves(self, settings: SampleSettings) -> str:
+    def serves(self, settings: Any) -> str:
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
 
@@ -202,7 +211,7 @@ class LayerRows(Collector):
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > 2 * self.cap:
                 layer.shrink(self.cap, self.seed)
-        self._samples = {}
+        self.release()
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""

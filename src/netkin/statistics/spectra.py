@@ -140,7 +140,7 @@ class LayerSpectra(LayerMoments):
         return made
 
     @classmethod
-    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:
+    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:  # type: ignore[override]
         """Return the spectra of all pairs of some layers' maps, differentiably."""
         collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
         given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
@@ -370,7 +370,7 @@ class LayerSpectra(LayerMoments):
         self._refuse_unlike(other, sample="sample", seed="seed")
         merged = super().merge(other)
         first, second = (self, other) if self._shifts else (other, self)
-        if merged._kept is not None and second._shifts:
+        if first._kept is not None and second._kept is not None and second._shifts:
             start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
             merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged

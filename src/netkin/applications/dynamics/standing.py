@@ -62,9 +62,10 @@ class StateRows(LinearRows):
         super().__init__([([layer.key for layer in a.layers], [layer.key for layer in b.layers])])
         self._moments = {a.name: a, b.name: b}
 
-    def pair(self, a: Any, b: Any, without: int | None = None) -> Moments:  # type: ignore[override]
+    def pair(self, a: Any, b: Any, without: int | None = None) -> Moments:
         """Return the layers `a` and `b`, each (moment, layer), as linear measures read them."""
-        return Moments(*(self._moments[name].side(layer) for name, layer in (a, b)))
+        x, y = (self._moments[name].side(layer) for name, layer in (a, b))
+        return Moments(x, y)
 
 
 def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
