@@ -51,7 +51,7 @@ class LinearRows(LayerRows):
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)
 
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:  # type: ignore[override]
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
         place_of(self.rectangles, a, b, self.names, "rows")
         return super().pair(a, b, without).moments(self.precision)

@@ -85,9 +85,7 @@ class Moments:
 
     def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
         """Return the sentences of `caution` each apart."""
-        cautions = []
-        if facts.whitens:
-            cautions.append(self.few_examples)
+        cautions = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
             cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
         if facts.debiased_as:

@@ -253,7 +253,7 @@ class LayerRows(Collector):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Rows:
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the rows of the layers `a` and `b`, in that order."""
         for key in (a, b):
             if key not in self._layers:
