@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -36,41 +35,20 @@ from golden_worlds import (
     World,
     batches,
     conv_model,
+    linear,
     matrix_scenes,
+    one_thread,
     recorded,
+    spectral,
     token_model,
 )
-from netkin.measures import Measure, find, measures
+from netkin.measures import Measure, find
 from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, Moments, Rows, Spectra
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCES = {"f64": 1e-9, "f32": 1e-5, "bf16": 1e-5, "f16": 1e-5}
-PARAMETERS = [
-    "svcca(variance=0.9)", "svcca_by_sum(variance=0.8)", "svcca_k(k=3)", "gulp(ridge=0.1)", "shape_distance(alpha=0.2)",
-]  # fmt: skip
 KERNELS = ["cka_rbf", "cka_rbf_debiased", "cka_rbf(fraction=0.2)", "cka_rbf_debiased(fraction=0.8)"]
 FEW = ["cka", "cka_debiased", "svcca", "pwcca", "procrustes_distance", "cka_rbf", "cka_minibatch(batch=8)"]
-
-
-def ours() -> dict[str, Measure]:
-    """Return netkin's own measures by name."""
-    return {name: one for name, one in measures().items() if one.function.__module__.startswith("netkin.")}
-
-
-def linear() -> list[str]:
-    """Return all measures that read moments, some with parameters as well."""
-    return [name for name, one in ours().items() if one.facts.reads is Moments] + PARAMETERS
-
-
-def spectral() -> list[str]:
-    """Return those that `compare` reads from spectra."""
-    return [name for name in linear() if in_spectra(find(name))]
-
-
-def in_spectra(one: Measure) -> bool:
-    """Tell whether a measure can be read from spectra."""
-    facts = one.facts
-    return facts.reads is Moments and "rotation" in facts.unchanged_by and not facts.debiases
 
 
 # --- entries ---------------------------------------------------------------------------------------------------------
@@ -79,23 +57,13 @@ def in_spectra(one: Measure) -> bool:
 def entries(shake: int = 0) -> Entries:
     """Return all entries by name; with a `shake`, of data moved by rounding."""
     made = Entries()
-    with _one_thread():
+    with one_thread():
         for dtype in DTYPES:
             ledger = Ledger(World(dtype, shake))
             for part in PARTS if dtype in ("f64", "f32") else [half_precision]:
                 part(ledger)
             made |= ledger.entries
     return made
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def matrices(ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,47 @@ import torch
 from torch import Tensor, nn
 
 import netkin as nk
-from netkin.measures import Measure, find
+from netkin.measures import Measure, find, measures
+from netkin.statistics import Moments
 
 Entry = float | str
 Entries = dict[str, Entry]
 OF_THE_SCALE = ("procrustes_size_and_shape", "magnitude_difference")  # grow with the data
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+PARAMETERS = [
+    "svcca(variance=0.9)", "svcca_by_sum(variance=0.8)", "svcca_k(k=3)", "gulp(ridge=0.1)", "shape_distance(alpha=0.2)",
+]  # fmt: skip
+
+
+def ours() -> dict[str, Measure]:
+    """Return netkin's own measures by name."""
+    return {name: one for name, one in measures().items() if one.function.__module__.startswith("netkin.")}
+
+
+def linear() -> list[str]:
+    """Return all measures that read moments, some with parameters as well."""
+    return [name for name, one in ours().items() if one.facts.reads is Moments] + PARAMETERS
+
+
+def spectral() -> list[str]:
+    """Return those that `compare` reads from spectra."""
+    return [name for name in linear() if in_spectra(find(name))]
+
+
+def in_spectra(one: Measure) -> bool:
+    """Tell whether a measure can be read from spectra."""
+    facts = one.facts
+    return facts.reads is Moments and "rotation" in facts.unchanged_by and not facts.debiases
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class World:
