@@ -52,7 +52,7 @@ class Pass:
         self.statistics: Statistics | None = None
         self.examples, self.batches, self._start = 0, 0, 0
         self._digest = DataDigest()
-        self._weighing = [need for need in self.needs if need.feeds == {"weights"}]
+        self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
@@ -82,7 +82,7 @@ class Pass:
         self.statistics.finish(self.runners, self.examples, self._digest, self.interruption.ended)
         return self.statistics
 
-    def weigh(self) -> Statistics:
+    def collect_weights(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
         found = {runner: runner.weights() for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
@@ -139,7 +139,7 @@ class Pass:
             except ValueFault:
                 refuse_non_finite(rows, self._where(runner, layer))
                 raise
-            needed = len(self._reducing) + len(self._weighing) < len(self.needs)
+            needed = len(self._reducing) + len(self._of_weights) < len(self.needs)
             # the rows themselves are gone by the time the batch is looked at
             witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if needed else rows.sum()
             return KeptLayer(rows if needed else None, reduced, witness, rows.shape[0])
@@ -184,7 +184,7 @@ class Pass:
             self._settle()
 
     def _settle(self) -> None:
-        """Refuse the batch in doubt if it holds NaN or Inf; where they are is asked in a second run."""
+        """Refuse the batch in doubt if it holds NaN or Inf; a second run finds where they are."""
         if self._doubt is None:
             return
         (fine, batches, self._searching), self._doubt = self._doubt, None
@@ -226,7 +226,7 @@ class Pass:
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
         rows = self.statistics.alignment.resized(rows) if self._resizes else rows
         for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
-            if need in self._weighing:
+            if need in self._of_weights:
                 continue
             given: Mapping[Key, Any] = rows
             if not self._resizes and need in self._reducing:
@@ -281,7 +281,7 @@ class Pass:
             collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
             self.statistics.open(plan, collectors)
             for need, own in zip(self.needs, collectors, strict=True):
-                if need in self._weighing:
+                if need in self._of_weights:
                     own[0].update({"weights": self._weights(names)}, np.arange(0))
 
     def _weights(self, names: Mapping[str, Sequence[str]]) -> dict[Key, Mapping[str, Tensor]]:

@@ -16,7 +16,7 @@ from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import (
     Plan,
-    explained,
+    make_explanation,
     memory_limit,
     needs_of,
     ready_collectors,
@@ -144,17 +144,17 @@ class Request:
         limit = memory_limit(None, device) if study.limit < 0 else study.limit
         self.study = replace(study, device=device, limit=limit)
 
-    def compared(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
+    def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
-        statistics, interruption = self.taken(measures)
+        statistics, interruption = self.collect(measures)
         statistics.names = dict(names)
         return [comparison_of(statistics, measures, pair, interruption) for pair in self.pairs.of]
 
-    def taken(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
+    def collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         """Return what one pass over the data left, and whether it was interrupted."""
         if weights_alone(measures):
             one = Pass(self.runners, measures, self.pairs, self.study)
-            return one.weigh(), one.interruption
+            return one.collect_weights(), one.interruption
         feed = self._feed(measures)
         one = Pass(
             self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
@@ -165,16 +165,16 @@ class Request:
         statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
 
-    def explained(self, measures: Sequence[Measure]) -> Plan:
+    def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
         if weights_alone(measures):
-            return explained(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
+            return make_explanation(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
         for own in (self.data, *(runner.data for runner in self.runners)):
             refuse_stream(own)
         feed = self._feed(measures)
-        return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
+        return make_explanation(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
 
-    def linear(self) -> list[Measure]:
+    def linear_measures(self) -> list[Measure]:
         """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
         shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
         own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]

@@ -254,7 +254,7 @@ class Tables:
                 a, b = alignment.pair((self.a, x), (self.b, y))
                 collector = self.statistics.collector(measure, a)
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
-        told = [collector.told(pairs) for collector, pairs in found.values()]
+        told = [collector.exactness_of(pairs) for collector, pairs in found.values()]
         return max(told, key=len, default="exact")
 
     def ranks_in_words(self) -> dict[str, str]:

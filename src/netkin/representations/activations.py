@@ -59,7 +59,7 @@ def activations(
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
-    positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
+    positions) is left out; one chosen by name is refused. `Reader.left_out` holds the reasons.
 
     Args:
         model: the model, which is left as it was.

@@ -101,7 +101,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Price:
-    """What a collector would cost: bytes held, multiply-adds, and the words in which a plan tells it.
+    """What a collector would cost: bytes held, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
     measure's collector is explained.
@@ -191,7 +191,7 @@ class Collector(Statistic):
         """Return this collector in the form that can be merged with `other`."""
         return self
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, in words."""
         return self.exactness
 

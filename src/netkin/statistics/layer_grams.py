@@ -213,7 +213,7 @@ class LayerGrams(Collector):
         x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         counts = self._with_remainder()[1]
         left_out = f"; {self._left_out} examples left out" if self._left_out else ""
         batches = "1 batch" if counts.sum() == 1 else f"{counts.sum():,} batches"

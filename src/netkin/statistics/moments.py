@@ -18,7 +18,7 @@ from netkin.statistics.sides import Side, decompose
 from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
-COARSE = 1e-4  # an error of a correlation that is worth a word
+COARSE = 1e-4  # the error of a correlation from which on a warning is given
 AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
 
 
@@ -152,7 +152,7 @@ class Moments:
         """``n(n-3) HSIC₁`` of the two layers, of x with itself and of y with itself: zero where only rounding is left.
 
         From sums about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``. One example far from the others
-        makes these cancel; then the rows are asked, if they are at hand.
+        makes these cancel; then the rows are used, where they were kept.
         """
         x, y = self.x, self.y
         owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
@@ -226,7 +226,7 @@ class Moments:
 
     @property
     def _worth_turning(self) -> bool:
-        """Whether to look for `principal` where singular values alone are asked: about the origin a CPU saves none."""
+        """Whether `principal` pays where only singular values are needed: about the origin it saves a CPU nothing."""
         return self._centred or self.x.mean.device.type != "cpu"
 
     @cached_property

@@ -142,7 +142,7 @@ def _off_diagonal(rows: Tensor, start: int, step: int) -> Tensor:
 
 
 def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiased: str) -> str:
-    """Return a sentence if the biased CKA of layers with nothing in common is worth a word, else an empty string."""
+    """Return a warning if the biased CKA of unrelated layers would be high, else an empty string."""
     if not chance > CHANCE:
         return ""
     x, y = dimensions

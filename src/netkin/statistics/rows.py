@@ -290,7 +290,7 @@ class LayerRows(Collector):
     def release(self) -> None:
         self._samples: dict[tuple[Key, int | None], SampledRows] = {}
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
             return "exact"
         unit = "examples" if self.seen == self._counts.sum() else "rows"

@@ -51,7 +51,7 @@ class Side(ABC):
     @property
     @abstractmethod
     def total(self) -> Tensor:
-        """The sum of all centred squares, before anybody asks whether the layer varies."""
+        """The sum of all centred squares, also of a constant layer."""
 
     @property
     @abstractmethod

@@ -226,7 +226,7 @@ class LayerSpectra(LayerMoments):
             self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
         return self._shares[name, grid]
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact blocks for each frequency are for the layers of these pairs."""
         self.settle()
         exact = "exact for data closed under translation"
