@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -272,13 +272,21 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
         yield f"shapes of {name!r}", shapes[0], shapes[1]
     yield "pairs", one.pairs.words, other.pairs.words
     asked = [[list(need.measures) for need in part.needs] for part in (one, other)]
-    yield "measures", asked[0], asked[1]
+    short = list(map(_unshared, asked, asked[::-1]))
+    yield ("measures", *(asked if short[0] == short[1] else short))
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
     for name in {**one.settings, **other.settings}:
         yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
     if one.part and other.part:  # parts of one set; separate loaders may go by other names
         yield "data", one.data, other.data
+
+
+def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
+    """Return in words the measures of one part that the other lacks; all of them where it lacks none."""
+    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
+    found = [name for name in every if name not in others] or every
+    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} others" if len(found) > NAMED else "")
 
 
 def found_measures(asked: Any) -> list[Measure]:
