@@ -99,7 +99,7 @@ def gradients(ledger: Ledger) -> None:
                 )
     X, Y = ledger.world.layers("maps", 30, (2, 4, 4), (3, 4, 4))
     for spec in spectral():
-        if find(spec).name == "shape_distance":  # takes no gradient through complex blocks
+        if find(spec).name == "shape_distance":  # its gradient through complex blocks has a test of its own
             continue
         _gradient(ledger, "gradients", "spectra", find(spec), X, Y, lambda one, x, y: one(Spectra.of(x, y)))
 

@@ -63,6 +63,7 @@ class Tables:
 
     def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str):
         self.statistics, self.measures, self.a, self.b = statistics, measures, a, b
+        self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
         names = {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()}
         self.layers_a, self.layers_b = names[a], names[b]
         self.wanted = statistics.pairs.listed(names, a, b)
@@ -82,15 +83,14 @@ class Tables:
 
     def fill(self, interruption: Interruption) -> None:
         """Compute every wanted value; an interruption that was asked for leaves the rest as holes."""
-        mirrored = self.a == self.b
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
             with interruption.ending("measuring"), torch.no_grad(), exact_products():
-                for x, y, read in reported(self._prepared(mirrored), "measuring", "pairs", total=len(self.wanted)):
-                    self._pair(x, y, mirrored, read)
-                self._replicate(mirrored)
+                for x, y, read in reported(self._prepared(), "measuring", "pairs", total=len(self.wanted)):
+                    self._pair(x, y, read)
+                self._replicate()
         self.ended |= interruption.ended
 
-    def _replicate(self, mirrored: bool) -> None:
+    def _replicate(self) -> None:
         """Compute every value again without each chunk in turn, for those measures that the jackknife serves."""
         smooth = [measure for measure in self.measures if not measure.jackknife_reason]
         if not self.statistics.study.chunks or not any(self.statistics.collectors):
@@ -103,11 +103,11 @@ class Tables:
             for collector in self.statistics.every():  # what was computed with all chunks, or without another one
                 collector.release()
             here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
-            for x, y, read in self._prepared(mirrored, here, chunk):
-                self._replicate_pair(chunk, here, x, y, mirrored, read)
+            for x, y, read in self._prepared(here, chunk):
+                self._replicate_pair(chunk, here, x, y, read)
 
     def _prepared(
-        self, mirrored: bool, measures: Sequence[Measure] | None = None, without: int | None = None
+        self, measures: Sequence[Measure] | None = None, without: int | None = None
     ) -> Iterator[tuple[str, str, dict[int, Any]]]:
         """Yield the wanted pairs with what collectors gave for them.
 
@@ -120,7 +120,7 @@ class Tables:
             given: dict[int, tuple[Any, list[Measure]]] = {}
             for (x, y), read in zip(block, reads, strict=True):
                 for measure in able:
-                    if mirrored and measure.facts.symmetric and (y, x) in seen:
+                    if self.mirrored and measure.facts.symmetric and (y, x) in seen:
                         continue  # its value is there already
                     with suppress(NoValue):  # which is told when the pair is measured
                         pair = self._read(measure, x, y, read, without)
@@ -147,15 +147,13 @@ class Tables:
         if block:
             yield block
 
-    def _replicate_pair(
-        self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool, read: dict[int, Any]
-    ) -> None:
+    def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, read: dict[int, Any]) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)
         for measure in measures:
             table = self.replicates[measure.id][chunk]
             if np.isnan(self.values[measure.id][i, j]):
                 continue
-            if mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
+            if self.mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
                 table[i, j] = table[j, i]
                 continue
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
@@ -164,10 +162,10 @@ class Tables:
                 if kept != self.cuts.get((measure.id, x, y), kept):
                     self.jumps.setdefault(measure.id, set()).add((x, y))
 
-    def _pair(self, x: str, y: str, mirrored: bool, read: dict[int, Any]) -> None:
+    def _pair(self, x: str, y: str, read: dict[int, Any]) -> None:
         """Measure one pair; `read` is what each collector gave for it, which its measures share."""
         for measure in self.measures:
-            if mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
+            if self.mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
                 self._set(measure, x, y, self.values[measure.id][self.layers_a.index(y), self.layers_b.index(x)])
                 continue
             try:
