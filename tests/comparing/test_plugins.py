@@ -217,7 +217,7 @@ def offer(pair, name):
     nk.measure(higher_is_closer=True, bounds=(-1, 1), unchanged_by=[], reference="nobody")(read)
 
 
-@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "_state", "_restored", "price", "start", "kind"])
+@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "stored", "price", "start", "kind"])
 def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, images, lacking):
     hidden = (lacking, "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl")
     body = {name: value for name, value in theirs.LayerSigns.__dict__.items() if name not in hidden}

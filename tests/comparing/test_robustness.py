@@ -15,7 +15,7 @@ import netkin as nk
 import transcriptions
 from netkin import arrays, progress
 from netkin.errors import ShapeError, ValueFault
-from netkin.statistics import LayerMoments
+from netkin.statistics import layer_moments
 
 ASKED = ["cka", "cka_debiased", "cca_mean", "cka_rbf", "cka_minibatch(batch=8)"]
 
@@ -173,7 +173,7 @@ class Reusing(Counted):
 
 @pytest.mark.parametrize("shape", ["pool", "flatten", "positions", "dft"])
 def test_memory_that_is_used_again_changes_nothing(monkeypatch, inputs, identity, shape):
-    monkeypatch.setattr(LayerMoments, "_enough", lambda self, device: 10**9)  # rows wait, as they do on a GPU
+    monkeypatch.setattr(layer_moments, "FOLD", 10**9)  # rows wait, as they do on a GPU
     asked = ["cka", "cca_mean"] if shape == "dft" else ASKED
     options = {"measures": asked, "layers": "whole", "shape": shape}
     kept, used = identity(), Reusing(inputs, 7)

@@ -11,8 +11,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import memory_limit
-from netkin.comparing.request import Request
-from netkin.comparing.subjects import Options
+from netkin.comparing.request import Options, Request
 from netkin.errors import InflatedWarning
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
@@ -77,7 +76,7 @@ def model_directions(
     wanted = Pairs([pair], [(layer, other)])
     study = Study({}, [], limit=memory_limit(memory))
     with showing(progress):
-        statistics, _ = Request(given, options, wanted, study, data, examples).taken([find("svcca")])
+        statistics, _ = Request(given, options, wanted, study, data, examples).collect([find("svcca")])
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)

@@ -87,6 +87,7 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         )
     for kind in found:
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
         lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
@@ -152,7 +153,7 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
 
 
 def memory_limit(memory: int | None, device: Any = None) -> int:
-    """Return the bytes that statistics may take: what is asked for, or a quarter of all there is.
+    """Return the bytes that statistics may take: the user's limit, or a quarter of all memory.
 
     What is free at the moment does not count, so that parts of one study choose the same collectors.
     """
@@ -162,7 +163,7 @@ def memory_limit(memory: int | None, device: Any = None) -> int:
 # --- explaining -------------------------------------------------------------------------------------------------------
 
 
-def explained(
+def make_explanation(
     runners: Sequence[Runner],
     measures: Sequence[Measure],
     pairs: Pairs,
@@ -175,7 +176,7 @@ def explained(
     """
     findings = _Findings(runners, measures, pairs, study)
     if batches is None:
-        findings.weigh()
+        findings.read_weights()
     else:
         findings.look(batches)
     try:
@@ -187,7 +188,7 @@ def explained(
 
 
 def refuse_stream(data: Any) -> None:
-    """Refuse data that can be read only once: a look at them would take the first batch away."""
+    """Refuse data that can be read only once: reading the first batch would remove it."""
     if isinstance(data, Iterator):
         raise ValueFault(
             "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a list."
@@ -218,7 +219,7 @@ class _Findings:
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
 
-    def weigh(self) -> None:
+    def read_weights(self) -> None:
         """Note the layers as their weights show them."""
         for one in self.runners:
             self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in one.weights().items()}

@@ -24,6 +24,7 @@ from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
+from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
 NAMED = 8  # layers that a warning names
@@ -130,10 +131,10 @@ class Statistics:
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
-        lacking = []
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
         for collectors in self.collectors:
             for collector in collectors:
-                if type(collector) not in measure.facts.reads.collectors:
+                if collector.kind not in known:
                     continue
                 missing = collector.serves(type(collector).settings_for(measure))
                 if missing:
@@ -217,14 +218,9 @@ class Statistics:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
-        arrays: dict[str, np.ndarray] = {}
-        held: list[list[dict[str, Any]]] = []
-        for i, collectors in enumerate(self.collectors):
-            held.append([])
-            for j, collector in enumerate(collectors):
-                tensors, header = collector._state()
-                arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
-                held[-1].append({"kind": collector.kind, "state": header})
+        tensors: dict[str, torch.Tensor] = {}
+        held = packed(self.collectors, tensors, "collectors")
+        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
         files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
@@ -274,11 +270,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name, hint in PLAIN.items():
         setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    for i, held in enumerate(header["collectors"]):
-        known = {kind.kind: kind for kind in needs[i].candidates}
-        statistics.collectors[i] = [
-            known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
-        ]
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    statistics.collectors = unpacked(header["collectors"], tensors)
     return statistics
 
 
@@ -287,11 +280,6 @@ def _need(header: Mapping[str, Any]) -> Need:
     candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
-
-
-def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    return {name: torch.from_numpy(array.copy()) for name, array in mine.items()}
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:

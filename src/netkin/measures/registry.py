@@ -1,4 +1,4 @@
-"""The registry: a measure is a pure function of one statistic, with facts declared once and read by everybody else.
+"""The registry: a measure is a pure function of one statistic, with facts that are declared once.
 
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.hooks import one_forward
+from netkin.representations.hooks import end_forward, one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
@@ -42,13 +42,19 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     `forward` does with the model counts as one forward.
     """
     model = unwrapped(model)
-    with one_forward(model):
-        if forward is not None:
+    if forward is not None:
+        with one_forward(model):
             return forward(model, batch)
-        inputs = inputs_of(batch)
+    inputs = inputs_of(batch)
+    try:
         if isinstance(inputs, Mapping):
             return _call_with(model, {key: value for key, value in inputs.items() if key not in LABELS})
         return model(inputs)
+    except Exception:
+        raise
+    except BaseException:  # what stops a forward half way: torch tells the hooks of an `Exception` alone
+        end_forward(model)
+        raise
 
 
 def _call_with(model: nn.Module, keywords: dict[Any, Any]) -> Any:
@@ -99,6 +105,8 @@ def transformed(batch: Any, transform: Transform | None) -> Any:
 def moved(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
     """Return copies of a batch's tensors and arrays, on the model's device and in its precision; `home` if known."""
     device, dtype = home or (device_of(model), dtype_of(model))
+    if isinstance(batch, Tensor):
+        return _moved(batch, device, dtype)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from netkin.applications.compression.inputs import Feeding
+from netkin.applications.compression.layer_inputs import Feeding
 from netkin.applications.compression.sizes import K, Size
 from netkin.applications.compression.stepping import Work
 from netkin.applications.compression.subspaces import PROJECTIONS

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from netkin.applications.dynamics.frozen import Frozen
 from netkin.applications.dynamics.precedence import FirstStep
-from netkin.applications.dynamics.schedules import Plan, Schedule, fractions, linear
+from netkin.applications.dynamics.schedules import FreezePlan, Schedule, fractions, linear
 from netkin.applications.dynamics.settling import Settling
 from netkin.applications.dynamics.units import Units, inner_model
 from netkin.errors import UnknownName, ValueFault, did_you_mean
@@ -123,7 +123,7 @@ class FreezeTraining:
     @property
     def plan(self) -> dict[str, int | None]:
         """After how many steps each unit is frozen; None means never, or when its similarity says so."""
-        if not isinstance(self._schedule, Plan):
+        if not isinstance(self._schedule, FreezePlan):
             return dict.fromkeys(self.units)
         return {name: self._schedule.when(number) for number, name in enumerate(self.units)}
 

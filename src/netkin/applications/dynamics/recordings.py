@@ -159,22 +159,21 @@ def _unpacked(state: Mapping[str, Any], unit: str) -> tuple[list[Moment], list[P
 
 @dataclass(frozen=True)
 class _Described:
-    """A moment as the header has it: of each layer the name, the width, what one example is, and any fault."""
+    """A moment as the header has it: of each layer the name, the width, what one example is, any fault, the resolution."""
 
     step: int
     examples: int
-    layers: tuple[tuple[str, int, str, str], ...]
+    layers: tuple[tuple[str, int, str, str, float] | tuple[str, int, str, str], ...]
 
 
 def _described(moment: Moment) -> dict[str, Any]:
-    layers = [[name, state.width, state.shape, state.fault] for name, state in moment.states.items()]
+    layers = [[name, state.width, state.shape, state.fault, state.resolution] for name, state in moment.states.items()]
     return {"step": moment.step, "examples": moment.examples, "layers": layers}
 
 
 def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
     states = {
-        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault)
-        for i, (name, width, shape, fault) in enumerate(told.layers)
+        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), *facts) for i, (name, *facts) in enumerate(told.layers)
     }
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):

@@ -12,9 +12,9 @@ from torch import nn
 
 from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.matching import find, identity, random, seeded
-from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.task_loss import NAME, TaskLoss, is_task_loss
+from netkin.applications.stitching.watching import watched
 from netkin.errors import UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.results.identifiers import taken_apart

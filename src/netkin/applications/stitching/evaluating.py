@@ -12,7 +12,7 @@ from torch import Tensor
 
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.progress import watched
+from netkin.applications.stitching.watching import watched
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.measures import cca_mean, cka, svcca

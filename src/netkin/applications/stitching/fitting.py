@@ -20,7 +20,7 @@ from netkin.applications.stitching.ends import End, Meeting, Pair, fitting_mask,
 from netkin.applications.stitching.gathering import Gathering
 from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.matching import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.progress import watched
+from netkin.applications.stitching.watching import watched
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest
 from netkin.representations.cutting import known_layer, run_until

@@ -14,8 +14,8 @@ from torch import Tensor
 from netkin.applications.stitching.evaluating import Answers
 from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
-from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.watching import watched
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing
