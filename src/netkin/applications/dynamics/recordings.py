@@ -159,11 +159,16 @@ def _unpacked(state: Mapping[str, Any], unit: str) -> tuple[list[Moment], list[P
 
 @dataclass(frozen=True)
 class _Described:
-    """A moment as the header has it: of each layer the name, the width, what one example is, any fault, the resolution."""
+    """A moment as the header has it: of each layer name, width, what one example is, any fault, and the resolution."""
 
     step: int
     examples: int
     layers: tuple[tuple[str, int, str, str, float] | tuple[str, int, str, str], ...]
+
+    def states(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, LayerState]:
+        """Return the state of each layer, given all rows."""
+        found: Any = self.layers
+        return {name: LayerState(tensors[f"{self.step}/{i}"].cpu(), *facts) for i, (name, *facts) in enumerate(found)}
 
 
 def _described(moment: Moment) -> dict[str, Any]:
@@ -172,9 +177,7 @@ def _described(moment: Moment) -> dict[str, Any]:
 
 
 def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
-    states = {
-        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), *facts) for i, (name, *facts) in enumerate(told.layers)
-    }
+    states = told.states(tensors)
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
             raise ValueError(f"layer {name!r} has no matrix of rows")
