@@ -5,6 +5,7 @@ The header lies in the safetensors metadata under ``netkin``; any safetensors re
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -41,6 +42,14 @@ def write_bytes(path: Location, contents: bytes) -> None:
 def write_text(path: Location, text: str) -> None:
     """Write `text` to `path` as UTF-8; the file appears whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def remove_unfinished(path: Location) -> None:
+    """Remove what killed processes left of their writes to `path`, or to the files in it where it is a folder."""
+    target = Path(os.path.realpath(path))
+    folder, name = (target, "*") if target.is_dir() else (target.parent, glob.escape(target.name))
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}"):
+        left.unlink(missing_ok=True)
 
 
 def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
