@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -80,7 +80,7 @@ class Job:
         [0.5, 0.6]
         >>> Job(folder, "training", {"data digest": "77ab", "epochs": 3}).__enter__()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        netkin.errors.FileFault: '...' holds a training with another data digest ('5c1e', not '77ab'); ...
+        netkin.errors.FileFault: '...' holds a training that differs in data digest ('5c1e', not '77ab'); ...
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Job:
         *,
         seconds: float | None = None,
     ) -> Part:
-        """Keep a finished part at once, in the place of one of the same name; a request to cancel ends the work here.
+        """Keep a finished part at once, in the place of one of the same name.
 
         Args:
             name: What tells the part from all others of the job.
@@ -153,7 +153,6 @@ class Job:
             files.write(self._path(name), "part", header, part.arrays)
         self._note(name)
         self._write()
-        self.check()
         return part
 
     def part(self, name: str, compute: Callable[[], Computed]) -> Part:
@@ -174,7 +173,7 @@ class Job:
         self._finished.discard(name)
 
     def check(self) -> None:
-        """End the work by `Cancelled` if that was asked for."""
+        """End the work by `Cancelled` if that was asked for; to be called before each part that `find` is not asked for."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")
@@ -202,6 +201,11 @@ class Job:
         _refuse_no_job(folder)
         if self.result is not None and not self.result.parent.is_dir():
             raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
+        if self.result is not None and self.result.exists() and not (folder / STATE).exists():
+            raise FileFault(
+                f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
+                "another path or delete it."
+            )
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
         self._stop = threading.Event()
@@ -294,22 +298,26 @@ def _refuse_no_job(folder: Path) -> None:
 def _refuse_other(held: State, asked: State) -> None:
     if held.kind != asked.kind:
         raise FileFault(f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it.")
-    differing = list(_differing(held.identity, asked.identity))
+    differing = dict(_differing(held.identity, asked.identity))
     if differing:
+        words = " and ".join(f"{name} ({one!r}, not {other!r})" for name, (one, other) in differing.items())
+        redrawn = "a loader that shuffles or draws anew gives other data each time; " if "data" in words else ""
         raise FileFault(
-            f"{held.folder!r} holds a {held.kind} with {', '.join(differing)}; ask for the same again, give another "
-            "path or delete it."
+            f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
+            "another path or delete it."
         )
 
 
-def _differing(held: Mapping[str, Any], asked: Mapping[str, Any], fixed: bool = True) -> Iterable[str]:
-    """Yield what differs, in words; of mappings that are not `fixed` only what both have."""
+def _differing(
+    held: Mapping[str, Any], asked: Mapping[str, Any], fixed: bool = True
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield what differs, and how; of mappings that are not `fixed` only what both have."""
     for name in dict.fromkeys([*held, *asked] if fixed else [name for name in held if name in asked]):
         one, other = held.get(name), asked.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, fixed=False)
         elif one != other:
-            yield f"another {name} ({one!r}, not {other!r})"
+            yield name, (one, other)
 
 
 def _united(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,10 @@ def recorded(moments: Sequence[Moment], progress: Sequence[Progress], examples: 
 def restored(state: Mapping[str, Any], examples: Examples, unit: str) -> tuple[list[Moment], list[Progress]]:
     """Return the probes that `recorded` described, if they were taken on the same examples."""
     header = state["header"]
+    if len(header["digest"]) != len(examples.digest):
+        raise ValueFault(
+            "these probes were recorded by an older netkin, which told examples apart in another way; record anew."
+        )
     if header["digest"] != examples.digest:
         raise ValueFault(
             f"these probes were taken on other examples of {header['data']!r} than those of {examples.name!r} given "
