@@ -3,6 +3,8 @@
 The library is imported inside the commands, so that `netkin --help` starts at once.
 """
 
+import shlex
+
 import click
 
 from netkin import __version__
@@ -24,7 +26,15 @@ from netkin.cli.reproduce import reproduce
 from netkin.cli.stitch import stitch
 
 
-@click.group(epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
+class Remembering(click.Group):
+    """Remembers the command line as it was typed, for the provenance of results."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["netkin.command"] = shlex.join(["netkin", *args])
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Remembering, epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netkin")
 def cli() -> None:
     """Measure the kinship of neural networks: how alike they represent the same examples, layer by layer.

@@ -18,7 +18,7 @@ from netkin.cli.options import (
     refuse_other_page,
 )
 from netkin.cli.refusals import refusing
-from netkin.cli.running import crashes_refused, loaded
+from netkin.cli.running import command_told, crashes_refused, loaded
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _followed(
     opened = open_run(run, model).only(steps)
     batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
-    with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
+    with command_told(), crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
         return follow(opened, batches, measures, layers=layers, save=save, **options)
 
 

@@ -21,9 +21,9 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
-            _leave("interrupted.", INTERRUPTED)
+            _leave(str(stop) or "interrupted.", INTERRUPTED)
         except BrokenPipeError:
             raise
         except (NetkinError, OSError) as error:

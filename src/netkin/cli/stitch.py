@@ -24,7 +24,7 @@ from netkin.cli.options import (
     refuse_other_page,
 )
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, refuse_crash
+from netkin.cli.running import command_told, loaded, refuse_crash
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
@@ -189,9 +189,10 @@ def _stitched(
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
-    if len(specs) == 2:
-        return stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
-    return stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
+    with command_told():
+        if len(specs) == 2:
+            return stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
+        return stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
 
 
 def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:

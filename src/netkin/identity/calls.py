@@ -50,9 +50,13 @@ def _told(value: Any) -> str:
         text = f"{{{', '.join(f'{_told(key)}: {_told(one)}' for key, one in value.items())}}}"
     elif isinstance(value, PLAIN):
         text = repr(value)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)) and not any(map(_is_data, value)):
         text = f"[{', '.join(map(_told, value))}]"
-    return text if len(text) <= LONGEST else f"<{type(value).__qualname__} of {len(value):,}>"
+    return text if len(text) <= LONGEST else f"<{type(value).__qualname__}>"
+
+
+def _is_data(value: Any) -> bool:
+    return hasattr(value, "shape") or (isinstance(value, (list, tuple)) and any(map(_is_data, value)))
 
 
 def _is_plain(value: Any) -> bool:

@@ -135,13 +135,21 @@ class UnorderedDigest:
 
     def __init__(self) -> None:
         self.count, self._sum = 0, 0
+        self._pending: list[Tensor] = []  # contents, wherever they were computed
 
     def update(self, batch: Any, length: int) -> None:
         """Add the `length` examples of a batch."""
-        self._sum += summed_hashes(contents(batch, length, labels=True))
+        self._pending.append(contents(batch, length, labels=True))
         self.count += length
+        if len(self._pending) >= PENDING:
+            self._fold()
+
+    def _fold(self) -> None:
+        self._sum += sum(summed_hashes(found) for found in self._pending)
+        self._pending = []
 
     def __str__(self) -> str:
+        self._fold()
         return f"{self.count:,} examples, mark {self._sum % 2**64:016x}"
 
 

@@ -173,7 +173,7 @@ class Job:
         self._finished.discard(name)
 
     def check(self) -> None:
-        """End the work by `Cancelled` if that was asked for; to be called before each part that `find` is not asked for."""
+        """End the work by `Cancelled` if that was asked for; `find` and `part` do so as well."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")

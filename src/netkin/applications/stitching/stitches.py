@@ -26,7 +26,7 @@ from netkin.results.records import now
 
 KIND = "stitch"
 SIDES = ("first", "second")
-FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created")
+FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created", "provenance")
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class Stitch:
 
     `method` is how the transformation was found, from so many `examples`. `network` is an ordinary module that holds
     both models themselves, not copies. Of a training on the task loss `history` has a record every so many steps, and
-    `training` says how it ended.
+    `training` says how it ended. `provenance` has the digests of weights, data and settings, and the call.
     """
 
     network: Stitched
@@ -48,6 +48,7 @@ class Stitch:
     training: Mapping[str, Any] | None = field(default=None, repr=False)
     version: str = __version__
     created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def transformation(self) -> Transformation:
@@ -143,6 +144,7 @@ def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Sti
     """
     header, arrays = files.read(path, kind=KIND)
     with files.damage_reported(path):
+        header.setdefault("provenance", {})  # older files have none
         record = {name: header[name] for name in FIELDS} | {"names": tuple(header["names"])}
         record["history"] = tuple(header["history"])
         evaluation = None if header["evaluation"] is None else Evaluation(**header["evaluation"])
