@@ -151,8 +151,10 @@ class Job:
         else:
             header = {"name": name, "values": part.values, "seconds": seconds, "created": part.created}
             files.write(self._path(name), "part", header, part.arrays)
+        before = len(self._finished)
         self._note(name)
-        self._write()
+        if len(self._finished) > before:  # else the next heartbeat is soon enough
+            self._write()
         return part
 
     def part(self, name: str, compute: Callable[[], Computed]) -> Part:
