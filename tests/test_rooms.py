@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "settings": "",
     "arrays": "errors settings",
     "files": "errors",
-    "identity": "errors arrays",
+    "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
     "jobs": "errors files progress",

@@ -139,7 +139,7 @@ def test_a_map_is_written_over_another_map_only(netkin, tmp_path):
     netkin(f"{AB} --at relu3 --save sweep.netkin --map map.netkin")
     before = (tmp_path / "sweep.netkin").read_bytes()
     result = netkin(f"{AB} --at relu3 --map sweep.netkin")
-    assert "'sweep.netkin' holds 'comparison', not 'stitch'; load it as what it is, or write" in result.stderr
+    assert "--map would write over 'sweep.netkin', which holds no stitch; choose another" in result.stderr
     assert (tmp_path / "sweep.netkin").read_bytes() == before
     assert netkin(f"{AB} --at relu3 --map map.netkin").exit_code == 0
 

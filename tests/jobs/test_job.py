@@ -110,6 +110,19 @@ def test_a_job_of_another_kind_is_refused(tmp_path):
         Job(tmp_path / "job", "sweep", IDENTITY).__enter__()
 
 
+def test_overwriting_begins_anew(tmp_path):
+    result = tmp_path / "ab.netkin"
+    with Job.beside(result, "count", {"seed": 0}) as job:
+        job.keep("0", {"square": 0})
+    result.write_text("old")
+    with pytest.raises(FileFault, match="or begin anew with `overwrite=True` or --force"):
+        Job.beside(result, "count", {"seed": 1}).__enter__()
+    with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
+        assert job.find("0") is None
+    assert not result.exists()
+    assert jobs.read(result).identity == {"seed": 1}
+
+
 def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path):
     squares(tmp_path / "job")
     squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"b": "22", "c": "33"}})
@@ -138,7 +151,7 @@ def test_after_kill_9_the_job_goes_on_and_nothing_hidden_stays(tmp_path, sleeper
     sleeper.wait()
     state = jobs.read(tmp_path / "job")
     assert (state.condition, state.done) == ("killed", 1)
-    for left in (".job.json.0123abcd", "parts/.0.netkin.0123abcd"):
+    for left in (".job.json.0123abcd.unfinished", "parts/.0.netkin.0123abcd.unfinished"):
         (tmp_path / "job" / left).write_bytes(b"half")
     parts, computed = squares(tmp_path / "job")
     assert computed == [1, 2]
@@ -147,7 +160,10 @@ def test_after_kill_9_the_job_goes_on_and_nothing_hidden_stays(tmp_path, sleeper
 
 
 def test_the_unfinished_writes_of_the_result_are_removed_and_no_others(tmp_path):
-    mine, others = tmp_path / ".ab.netkin.0123abcd", [tmp_path / ".cd.netkin.0123abcd", tmp_path / ".ab.netkin"]
+    mine, others = (
+        tmp_path / ".ab.netkin.0123abcd.unfinished",
+        [tmp_path / ".cd.netkin.0123abcd.unfinished", tmp_path / ".ab.netkin"],
+    )
     for path in (mine, *others):
         path.write_bytes(b"half")
     with Job.beside(tmp_path / "ab.netkin", "sweep", {}):
@@ -274,6 +290,7 @@ def test_a_damaged_part_is_refused(tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     with pytest.raises(FileFault, match="1.netkin' is no netkin file, or only a part of one"):
         squares(tmp_path / "job")
+    part.unlink()
     files.write(part, "part", {"name": "2", "values": {}, "seconds": 0, "created": ""}, {})
     with pytest.raises(FileFault, match="is damaged: ValueError: it holds the part '2'"):
         squares(tmp_path / "job")

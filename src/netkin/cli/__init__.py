@@ -3,8 +3,6 @@
 The library is imported inside the commands, so that `netkin --help` starts at once.
 """
 
-import shlex
-
 import click
 
 from netkin import __version__
@@ -21,16 +19,19 @@ from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
+from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
+from netkin.cli.show import show
 from netkin.cli.stitch import stitch
 
 
 class Remembering(click.Group):
-    """Remembers the command line as it was typed, for the provenance of results."""
+    """A group of commands that remembers what was typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["netkin.command"] = shlex.join(["netkin", *args])
+        """Keep the arguments before they are taken apart."""
+        ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
@@ -49,8 +50,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, measures, layers, data, reproduce,
-    jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, show, measures, layers, data,
+    reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from netkin.errors import NetkinError
 
 REFUSED = 1
 INTERRUPTED = 130
+ARGUMENTS = "netkin.arguments"
 
 
 def refusing(command: Callable[..., None]) -> Callable[..., None]:
@@ -19,8 +21,11 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
+        from netkin.progress import commanded
+
         try:
-            command(*arguments, **options)
+            with commanded(_command_line()):
+                command(*arguments, **options)
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
             _leave(str(stop) or "interrupted.", INTERRUPTED)
@@ -30,6 +35,13 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
             _leave(" ".join(str(error).split()), REFUSED)
 
     return run
+
+
+def _command_line() -> str:
+    """Return what was typed, as results remember it."""
+    context = click.get_current_context(silent=True)
+    typed = context.meta.get(ARGUMENTS) if context else None
+    return f"netkin {shlex.join(typed)}" if typed else ""
 
 
 def _leave(sentence: str, code: int) -> None:

@@ -36,15 +36,6 @@ def called(
         return function(*models, data=batches, **options | chosen)
 
 
-@contextmanager
-def command_told() -> Iterator[None]:
-    """Inside the `with`, results say that the command line which is running made them."""
-    from netkin.identity import commanded
-
-    with commanded(click.get_current_context().meta["netkin.command"]):
-        yield
-
-
 def loaded(spec: str, batch_size: int, examples: int | None, seed: int, balanced: bool = False) -> Batches | Borrowed:
     """Return the data that `spec` names, or a sample of so many of its examples."""
     from netkin.sources import load_data

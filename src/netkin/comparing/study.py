@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -15,20 +16,21 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan
 from netkin.comparing.subjects import Runner
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
-from netkin.progress import ProgressOption, showing
+from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
-from netkin.results.records import now
+from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 
 KIND = "statistics"
-PLAIN = (
-    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
-    "created",
-)  # fmt: skip
+PLAIN = {
+    "models": list[str], "origins": dict[str, dict[str, str]], "resizes": bool, "plan": str, "names": dict[str, str],
+    "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
+    "created": str,
+}  # fmt: skip
 
 
 class Statistics:
@@ -55,6 +57,7 @@ class Statistics:
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
+        self.unverified = ""  # the file without a checksum from which it was loaded
 
     def open(self, plan: Plan, collectors: Sequence[list[Collector]]) -> None:
         """Take the collectors that a plan has chosen."""
@@ -136,9 +139,21 @@ class Statistics:
         found = found_measures(collected if measures is None else measures)
         for measure in found if any(self.collectors) else ():
             self.collector(measure)
-        with showing(progress):
+        with showing(progress), self._doubted():
             made = [comparison_of(self, found, pair) for pair in self.pairs.of]
         return made[0] if len(made) == 1 else Comparisons(made)
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
+        try:
+            yield
+        except NetkinError:
+            raise
+        except Exception as fault:
+            if not self.unverified:
+                raise
+            raise FileFault(f"{self.unverified!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
@@ -183,8 +198,8 @@ class Statistics:
         copy.__dict__.update(self.__dict__)
         return copy
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all to one file; the file appears whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
         arrays: dict[str, np.ndarray] = {}
         held: list[list[dict[str, Any]]] = []
         for i, collectors in enumerate(self.collectors):
@@ -193,7 +208,7 @@ class Statistics:
                 tensors, header = collector._state()
                 arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
                 held[-1].append({"kind": collector.kind, "state": header})
-        files.write(path, KIND, self._header() | {"collectors": held}, arrays)
+        files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PLAIN} | {
@@ -212,18 +227,22 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        return _restored(header, arrays)
+        statistics = _restored(header, arrays)
+    statistics.unverified = "" if files.has_checksum(path) else str(path)
+    return statistics
 
 
 def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
     """Refuse a file that needs a package which is not installed here."""
-    for need in header.get("needs", []):
-        try:
-            find(need["measures"][0])
-        except UnknownName as absent:
-            raise FileFault(
-                f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
-            ) from absent
+    with files.damage_reported(path):
+        for need in header.get("needs", []):
+            measures = typed(need["measures"], list[str], "measures")
+            try:
+                find(measures[0])
+            except UnknownName as absent:
+                raise FileFault(
+                    f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
+                ) from absent
 
 
 def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
@@ -235,8 +254,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     study = Study(alignment.layers, alignment.rectangles, **header["study"])
     needs = [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
-    for name in PLAIN:
-        setattr(statistics, name, header[name])
+    for name, hint in PLAIN.items():
+        setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
     every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
     known = {kind.kind: kind for kinds in every for kind in kinds}
@@ -298,6 +317,7 @@ def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
         "plan": statistics.plan,
         **({"data digest": statistics.digest.hex} if statistics.examples else {}),
         **({"settings digest": settings_digest(statistics.settings)} if statistics.settings else {}),
+        **({"call": command()} if command() else {}),
         "products": statistics.products,
         "torch": torch.__version__,
         "python": platform.python_version(),

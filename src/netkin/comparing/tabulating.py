@@ -213,6 +213,7 @@ class Tables:
             bounds=facts.bounds,
             symmetric=facts.symmetric,
             conventions=facts.convention,
+            unit=facts.unit,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
             **self._errors(measure),

@@ -3,15 +3,13 @@
 Results and parts of results carry them, so that what belongs to other weights or other data is noticed.
 """
 
-from netkin.identity.calls import call_text, commanded
 from netkin.identity.data import DataDigest, UnorderedDigest
-from netkin.identity.digests import function_digest, in_words, settings_digest, weights_digest
+from netkin.identity.digests import described_call, function_digest, in_words, settings_digest, weights_digest
 
 __all__ = [
     "DataDigest",
     "UnorderedDigest",
-    "call_text",
-    "commanded",
+    "described_call",
     "function_digest",
     "in_words",
     "settings_digest",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netkin.errors import ValueFault
+from netkin.progress import command
 
 PLAIN = (bool, int, float, complex, str, bytes)
 _SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr tells all
@@ -110,6 +111,25 @@ def function_digest(function: Callable[..., Any]) -> str:
     if not callable(function):
         raise ValueFault(f"a function is needed; got {type(function).__name__}.")
     return _digest(_text(function, "function", strict=False))
+
+
+def described_call(name: str, **options: Any) -> str:
+    """Return the command for which work is done, or the call `name` with its options: what makes the result again.
+
+    Example:
+        >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
+        "nk.compress(model=Linear, layers=['0'], k=2)"
+    """
+    told = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
+    return command() or f"{name}({', '.join(told)})"
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, (*PLAIN, list, tuple, dict)):
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:197]}..."
+    named = getattr(value, "name", None)
+    return named if isinstance(named, str) else str(getattr(value, "__qualname__", type(value).__name__))
 
 
 def _digest(text: str) -> str:

@@ -26,6 +26,7 @@ from netkin.progress import listening
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
+ANEW = "begin anew with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
@@ -63,6 +64,7 @@ class Job:
         kind: What is done, in a word, as "sweep".
         identity: What all parts depend on.
         call: The call or the command that does it.
+        overwrite: Whether to begin anew where there is another job, or another result, whose parts are then deleted.
 
     Example:
         >>> import tempfile
@@ -84,8 +86,15 @@ class Job:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], *, call: str = ""
+        self,
+        folder: str | os.PathLike[str] | None,
+        kind: str,
+        identity: Mapping[str, Any],
+        *,
+        call: str = "",
+        overwrite: bool = False,
     ):
+        self.overwrite = overwrite
         self.folder = None if folder is None else Path(folder)
         self.result: Path | None = None
         self._state = State(kind, json.loads(json.dumps(identity)), call, folder=str(folder))  # as it will be read
@@ -98,10 +107,10 @@ class Job:
 
     @classmethod
     def beside(
-        cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], *, call: str = ""
+        cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], **options: Any
     ) -> Job:
         """Return the job that makes a result: its folder lies beside it, as ``ab.netkin.job`` beside ``ab.netkin``."""
-        made = cls(None if result is None else beside(result), kind, identity, call=call)
+        made = cls(None if result is None else beside(result), kind, identity, **options)
         made.result = None if result is None else Path(result)
         return made
 
@@ -203,10 +212,10 @@ class Job:
         _refuse_no_job(folder)
         if self.result is not None and not self.result.parent.is_dir():
             raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
-        if self.result is not None and self.result.exists() and not (folder / STATE).exists():
+        if self.result is not None and self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
             raise FileFault(
                 f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
-                "another path or delete it."
+                f"another path or delete it, or {ANEW}."
             )
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
@@ -214,6 +223,9 @@ class Job:
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
             files.remove_unfinished(place)
         (folder / CANCEL).unlink(missing_ok=True)
+        if self.overwrite:
+            for old in (folder / STATE, *(folder / PARTS).iterdir(), *filter(None, [self.result])):
+                old.unlink(missing_ok=True)
         if (folder / STATE).exists():
             held = read(folder)
             _refuse_other(held, self._state)
@@ -299,14 +311,16 @@ def _refuse_no_job(folder: Path) -> None:
 
 def _refuse_other(held: State, asked: State) -> None:
     if held.kind != asked.kind:
-        raise FileFault(f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it.")
+        raise FileFault(
+            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {ANEW}."
+        )
     differing = dict(_differing(held.identity, asked.identity))
     if differing:
         words = " and ".join(f"{name} ({one!r}, not {other!r})" for name, (one, other) in differing.items())
         redrawn = "a loader that shuffles or draws anew gives other data each time; " if "data" in words else ""
         raise FileFault(
             f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
-            "another path or delete it."
+            f"another path or delete it, or {ANEW}."
         )
 
 

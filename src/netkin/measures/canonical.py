@@ -198,6 +198,7 @@ def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by={"rotation", "translation"},
     is_metric=True,
     whitens=lambda settings: settings["alpha"] < 1,
@@ -258,6 +259,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
 @measure(
     higher_is_closer=True,
     bounds=(0.0, math.inf),
+    unit="nats",
     unchanged_by=AFFINE,
     whitens=True,
     convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",

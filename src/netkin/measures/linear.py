@@ -86,6 +86,7 @@ def cka_uncentered(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
@@ -150,6 +151,7 @@ def procrustes_distance(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,

@@ -17,10 +17,21 @@ def plot_barrier(
     title: str = "",
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
+    *,
+    overwrite: bool = False,
 ) -> Any:
     """Return a figure of losses along a line, beside the straight one between its ends; write it to `path` if given.
 
     With `ax`, matplotlib axes of yours, it is drawn there. Accuracies have a scale of their own, on the right.
+
+    Args:
+        weights: Of the second stitch, along the line.
+        losses: At each weight.
+        accuracies: At each weight, relative ones; none if they are not known.
+        title: Above the figure.
+        path: File to write to, ending in .png, .svg or .pdf.
+        ax: Matplotlib axes to draw into.
+        overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
     matplotlib("matplotlib")
@@ -33,7 +44,7 @@ def plot_barrier(
     write_words(axes.set_xlabel, "weight of the second stitch", fontsize=9)
     write_words(axes.set_title, title, fontsize=9)
     if path is not None:
-        write_figure(axes.figure, path, kind)
+        write_figure(axes.figure, path, kind, overwrite=overwrite)
     return axes.figure
 
 

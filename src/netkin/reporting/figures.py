@@ -44,6 +44,7 @@ def plot(
     *,
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
+    overwrite: bool = False,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
 
@@ -59,6 +60,7 @@ def plot(
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
+        overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
     refuse_file(measure)
@@ -70,7 +72,7 @@ def plot(
     else:
         figure = _of(results, measure, ax, steps, profile)
     if path is not None:
-        write_figure(figure, path, kind)
+        write_figure(figure, path, kind, overwrite=overwrite)
     return figure
 
 

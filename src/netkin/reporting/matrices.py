@@ -17,10 +17,20 @@ def plot_matrix(
     title: str = "",
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
+    *,
+    overwrite: bool = False,
 ) -> Any:
     """Return a figure of a matrix, on one scale to both sides of zero; write it where a `path` is given.
 
     With `ax`, matplotlib axes of yours, it is drawn there. The ending of `path` chooses PNG, SVG or PDF.
+
+    Args:
+        matrix: Numbers of any sign.
+        names: What rows and columns are.
+        title: Above the figure.
+        path: File to write to.
+        ax: Matplotlib axes to draw into.
+        overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
     matrix = np.asarray(matrix, dtype=float)
@@ -30,7 +40,7 @@ def plot_matrix(
     axes = empty_figure(4.6, 4.0).add_subplot() if ax is None else ax
     _draw(axes, matrix, names, title)
     if path is not None:
-        write_figure(axes.figure, path, kind)
+        write_figure(axes.figure, path, kind, overwrite=overwrite)
     return axes.figure
 
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.comparison import NUMBERS, Comparison, unpacked
-from netkin.results.extras import optional
-from netkin.results.packing import Arrays, packed
-from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild, same_fields
+from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.packing import facts, packed_many, series_unpacked
+from netkin.results.records import freeze, frozen_mapping, optional, plain_fields, rebuild, same_fields
 from netkin.results.series_text import series_as_text
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
@@ -198,25 +197,27 @@ class Series:
         ax: Any = None,
         *,
         steps: Sequence[int] | None = None,
+        overwrite: bool = False,
     ) -> Any:
         """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
 
-        Into `ax`, axes of yours, only the lines are drawn.
+        Args:
+            measure: the only one to draw; all of them if not given.
+            path: a file that ends in .png, .svg or .pdf.
+            ax: axes of yours, into which only the lines are drawn.
+            steps: those whose heatmaps are drawn.
+            overwrite: write also over a file that is no figure of netkin's.
         """
-        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps)
+        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the series to one file; the file appears whole or not at all."""
-        headers, arrays = [], Arrays()
-        for position, comparison in enumerate(self.comparisons):
-            header, own = packed(comparison, f"{position}/")
-            headers.append(header)
-            arrays |= own
-        files.write(path, "series", plain_fields(self) | {"comparisons": headers}, arrays)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the series to one file, whole or not at all; over one that holds no series only with `overwrite`."""
+        headers, arrays = packed_many(self.comparisons)
+        files.write(path, "series", facts(self) | {"comparisons": headers}, arrays, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Series:
@@ -255,13 +256,6 @@ class Series:
                     f"the comparisons of a series share their {kind}; {self.unit} {step} has {len(own)} "
                     f"({', '.join(own[:3])}, ...) and the final one {len(wanted)} ({', '.join(wanted[:3])}, ...)."
                 )
-
-
-def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
-    """Return the series that `save` took apart into a header and arrays."""
-    own = {name: value for name, value in header.items() if name not in ("kind", "format", "comparisons")}
-    parts = [unpacked(one, arrays, f"{position}/") for position, one in enumerate(header["comparisons"])]
-    return Series(comparisons=tuple(parts), **own)
 
 
 def _listed(steps: Sequence[int], most: int = 6) -> str:

@@ -154,6 +154,7 @@ def test_a_damaged_standing_is_refused(tmp_path):
     path.write_bytes(whole[:500])
     with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
         trained(joined(a, "1", b, "1", data), data, settings)
+    path.unlink()
     files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0, "created": ""}, {})
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         trained(joined(a, "1", b, "1", data), data, settings)

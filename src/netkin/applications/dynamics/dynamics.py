@@ -16,8 +16,9 @@ from netkin import files
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare
+from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
-from netkin.identity import call_text, in_words, settings_digest, weights_digest
+from netkin.identity import described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
@@ -26,8 +27,7 @@ from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
-from netkin.results.comparison import unpacked
-from netkin.results.packing import packed
+from netkin.results.packing import packed, unpacked
 from netkin.sources.checkpoints import Architecture
 from netkin.sources.runs import Run, open_run
 
@@ -52,6 +52,7 @@ def dynamics(
     transform: Transform | None = None,
     forward: Forward | None = None,
     save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     partial: bool = False,
     name: str | None = None,
     progress: ProgressOption = None,
@@ -68,9 +69,9 @@ def dynamics(
 
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
-    A file of another run, other data or other options is refused, functions being known by their code. A step whose
-    weights have changed is compared again. With ``partial=True`` Ctrl-C returns the steps that are finished.
-    `progress` is None (a bar in a terminal), False or a function of (done, total, what).
+    A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
+    code. A step whose weights have changed is compared again. With ``partial=True`` Ctrl-C returns the steps that are
+    finished. `progress` is None (a bar in a terminal), False or a function of (done, total, what).
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
@@ -79,16 +80,18 @@ def dynamics(
         >>> series.reached(0.999)
         {'0': 50, '1': 50, '2': None}
     """
-    given = dict(locals())
     chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
     found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
     how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
     options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
-    call = call_text(dynamics, given, without=("save", "partial", "progress"))
     opened = open_run(run, model, name=name).only(steps)
+    call = described_call(
+        "nk.dynamics", run=opened.name, data=name_of_data(data), measure=[one.id for one in found], layers=chosen,
+        pairs=pairs, shape=shape, resize=resize, examples=examples, seed=seed, transform=transform, forward=forward,
+    )  # fmt: skip
     with showing(progress), random_states_kept(data=[data]):
         held = Held(data, examples, spare(torch.device("cpu")))
-        return _Study(opened, held, options, call).series(save, partial)
+        return _Study(opened, held, options, call).series(save, partial, overwrite)
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,12 @@ class _Study:
         self.done: dict[int, Comparison] = {}
         self.weights: dict[int, str] = {}
 
-    def series(self, save: str | os.PathLike[str] | None, partial: bool) -> Series:
+    def series(self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool) -> Series:
         """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
         self._look()
-        if save is not None and Path(save).exists():
-            files.read_header(save, "series")
+        files.refuse_output(save, "series", overwrite=overwrite)
         identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self._question.items()}
-        with Job.beside(save, "series", identity, call=self.call) as job:
+        with Job.beside(save, "series", identity, call=self.call, overwrite=overwrite) as job:
             job.expect(map(self._part, self.run.steps))
             try:
                 self._compare_all(job, save)

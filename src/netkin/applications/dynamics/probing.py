@@ -58,6 +58,7 @@ class Probe:
         transform: Transform | None = None,
     ):
         self.model, self._layers, self._shape = model, layers, shape
+        self.settings = {"layers": layers, "shape": shape, "forward": forward, "transform": transform}
         self._forward, self._transform = forward, transform
         self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
         Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins

@@ -140,5 +140,6 @@ def _table(measure: Measure, rows: Sequence[str], columns: Sequence[str], found:
         bounds=measure.facts.bounds,
         symmetric=measure.facts.symmetric,
         conventions=measure.facts.convention,
+        unit=measure.facts.unit,
         statistic="Rows",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -60,7 +61,8 @@ def class_sensitivity(
     rows = ModelRunner("layers", model, layers, shape, logits.run, transform, device)
     comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()
-    return comparison
+    tables = {name: replace(table, axes=("layer", "class")) for name, table in comparison.tables.items()}
+    return replace(comparison, tables=tables)
 
 
 class Logits(Runner):

@@ -82,10 +82,8 @@ def fitted(
         meetings = met(a, b, pairs, first, resize=resize, names=names)
         if look is not None:
             look(take(first, 4))
-        digest, gathering = (
-            UnorderedDigest(),
-            Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items()),
-        )
+        gathering = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items())
+        digest = UnorderedDigest()
         with _both(a, b, meetings, gathering, names) as fold:
             for batch in chain([first], batches):
                 fold(batch)

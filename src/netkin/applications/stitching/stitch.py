@@ -20,11 +20,13 @@ from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import refuse_unfit_rank
+from netkin.comparing.request import name_of
 from netkin.errors import ValueFault
-from netkin.identity import call_text, settings_digest, weights_digest
+from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of
+from netkin.representations.layers import unwrapped
 
 
 def stitch(
@@ -63,8 +65,11 @@ def stitch(
         >>> round(stitch(model, "1", model, "1", batches, test=batches).relative_accuracy, 3)
         1.0
     """
-    call = call_text(stitch, dict(locals()), without=("progress",))
     way, pair = way_of(how, seed, training), (layer_a, layer_b)
+    call = described_call(
+        "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=name_of(data), how=way.id,
+        examples=examples, resize=resize, seed=seed,
+    )  # fmt: skip
     order = _Order(examples, resize, seed, names, call)
     if way.training is not None:
         _refuse_iterator(data)
@@ -96,8 +101,9 @@ def fit_all(
 
     They are found by ``(layer_a, layer_b), how``. With `test` all are judged, in one more pass.
     """
-    call = call_text(fit_all, dict(locals()))
     ways = {str(how): way_of(how, seed) for how in listed(hows)}
+    given: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
+    call = described_call("fit_all", **given, hows=list(ways), examples=examples, resize=resize, seed=seed)
     for how in ways:
         find(how)  # refuses a training
     with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
@@ -127,9 +133,8 @@ def started(
     rank = None if way.training is None else way.training.rank
     refuse_unfit_rank(rank, fit.meetings[pair])  # by its own name: the start would call it `k`
     network = stitched_network(a, b, pair, fit.map(pair, way.start), fit.meetings[pair], rank=rank, cuts=cuts)
-    settings = settings_digest(
-        {"how": way.identity, "start": way.start, "resize": network.transformation.meeting.resize}
-    )
+    asked = {"layers": pair, "how": way.identity, "start": way.start, "seed": seed}
+    settings = settings_digest(asked | {"resize": fit.meetings[pair].resize})
     provenance = {**origin, "data digest": str(fit.digest), "settings digest": settings}
     examples = 0 if way.is_blind else fit.examples
     return Stitch(network, way.id, examples, names=names, seed=seed, provenance=provenance)
@@ -146,7 +151,8 @@ def trained_stitch(
     """Return a stitch after its transformation was trained, in place, with the record of that."""
     done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
-    return replace(found, examples=done.examples, history=done.history, training=ended)
+    origin = {**found.provenance, "data digest": done.data}
+    return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
 
 
 def _refuse_iterator(data: Any) -> None:

@@ -96,11 +96,12 @@ class Barrier:
             )
         return _height(self.weights, [-value for value in self.relative_accuracies])
 
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the way from one stitch to the other, or draw it into `ax`; write it to a `path` given."""
         barriers = import_module("netkin.reporting.barriers")
         title = f"barrier {self.height:.4f}, {self.examples:,} examples"
-        return barriers.plot_barrier(self.weights, self.cross_entropies, self.relative_accuracies, title, path, ax)
+        numbers = (self.weights, self.cross_entropies, self.relative_accuracies)
+        return barriers.plot_barrier(*numbers, title, path, ax, overwrite=overwrite)
 
     def __str__(self) -> str:
         accuracies = self.relative_accuracies or [float("nan")] * len(self.weights)

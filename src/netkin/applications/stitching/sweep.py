@@ -38,8 +38,7 @@ from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import device_of
 from netkin.results import Comparison
-from netkin.results.comparison import unpacked
-from netkin.results.packing import packed
+from netkin.results.packing import packed, unpacked
 
 FLATTERED = (
     "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "

@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from netkin import files
 from netkin.applications.stitching.asking import Asked, How, asked_ways
 from netkin.applications.stitching.joints import Pair
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.sweep import Sweep
 from netkin.applications.stitching.worth import USUAL, known_scores
 from netkin.comparing.interrupting import Interruption
+from netkin.comparing.request import name_of
 from netkin.errors import FileFault, ValueFault
-from netkin.identity import call_text, weights_digest
+from netkin.identity import described_call, weights_digest
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import random_states_kept
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 
 
@@ -44,6 +47,7 @@ def stitch_all(
     device: torch.device | str | None = None,
     seed: int = 0,
     save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     partial: bool = False,
     each: Callable[[Stitch], None] | None = None,
     names: tuple[str, str] = ("a", "b"),
@@ -62,8 +66,9 @@ def stitch_all(
 
     With `save` the result is written to that file as it grows, and the same call continues there, also after the
     process was killed, and with more methods or layers: what is finished lies beside the file, in a folder such as
-    ``ab.netkin.job`` (see `netkin.jobs`). A file that holds anything else is refused. With ``partial=True`` Ctrl-C
-    returns what is finished. `progress` is None (a bar in a terminal), False or a function of (done, total, what).
+    ``ab.netkin.job`` (see `netkin.jobs`). A file that holds anything else is refused unless `overwrite`. With
+    ``partial=True`` Ctrl-C returns what is finished. `progress` is None (a bar in a terminal), False or a function of
+    (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -73,14 +78,16 @@ def stitch_all(
         >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
         1.0
     """
-    call = call_text(stitch_all, dict(locals()), without=("save", "partial", "each", "progress"))
     asked = Asked(
         ways=asked_ways(hows, seed), scores=known_scores(scores), data=data, test=test, measures=measures,
         layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
         validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
     with showing(progress):
-        (found,) = _swept({(names[0], names[1]): (a, b)}, asked, save, partial, call, several=False)
+        call = _called("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
+        (found,) = _swept(
+            {(names[0], names[1]): (a, b)}, asked, _Results(save, overwrite, several=False), partial, call
+        )
     return found
 
 
@@ -102,6 +109,7 @@ def stitch_many(
     device: torch.device | str | None = None,
     seed: int = 0,
     save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     partial: bool = False,
     each: Callable[[Stitch], None] | None = None,
     progress: ProgressOption = None,
@@ -111,7 +119,6 @@ def stitch_many(
     `models` is a mapping from names to models, or a list, whose names are then 0, 1, 2, ...; all else is as in
     `stitch_all`.
     """
-    call = call_text(stitch_many, dict(locals()), without=("save", "partial", "each", "progress"))
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
@@ -121,8 +128,17 @@ def stitch_many(
         validation=validation, device=device, seed=seed, each=each,
     )  # fmt: skip
     pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
+    call = _called("nk.stitch_many", asked, models=list(given))
     with showing(progress):
-        return Comparisons(_swept(pairs_of_models, asked, save, partial, call, several=True))
+        return Comparisons(_swept(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
+
+
+def _called(name: str, asked: Asked, **models: Any) -> str:
+    """Return the command or the call that asks for a sweep."""
+    options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
+    counts = {"examples": asked.examples, "test_examples": asked.test_examples}
+    test, hows = None if asked.test is None else name_of(asked.test), [way.id for way in asked.ways]
+    return described_call(name, **models, data=name_of(asked.data), test=test, hows=hows, **options, **counts)
 
 
 class _Results:
@@ -131,13 +147,14 @@ class _Results:
     Numbers in it that are not asked for would be lost, and are a reason to refuse.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, several: bool):
-        self.path, self.several = path, several
+    def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
+        self.path, self.overwrite, self.several = path, overwrite, several
+        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
         self.found: dict[Pair, Comparison] = {}
 
     def load(self, sweeps: Sequence[Sweep]) -> None:
         """Take over what the file holds, if there is one and all of it is asked for again."""
-        if self.path is None or not Path(self.path).exists():
+        if self.path is None or self.overwrite or not Path(self.path).exists():
             return
         held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
         asked = {sweep.names: sweep for sweep in sweeps}
@@ -160,18 +177,17 @@ class _Results:
 def _swept(
     models: Mapping[Pair, tuple[nn.Module, nn.Module]],
     asked: Asked,
-    save: str | os.PathLike[str] | None,
+    results: _Results,
     partial: bool,
     call: str,
-    *,
-    several: bool,
 ) -> list[Comparison]:
     """Return the sweeps of pairs of models, one after the other, as one job."""
     every = {id(model): model for pair in models.values() for model in pair}
     weights = {key: weights_digest(model) for key, model in every.items()}
-    results, interruption, done = _Results(save, several=several), Interruption(partial), list[Comparison]()
+    interruption, done = Interruption(partial), list[Comparison]()
     with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
-        job = Job.beside(save, "sweep", {} if save is None else _identity(models, weights, asked, several), call=call)
+        identity = {} if results.path is None else _identity(models, weights, asked, results.several)
+        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
         sweeps = []
         for names, (a, b) in models.items():
             own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
@@ -179,7 +195,7 @@ def _swept(
         results.load(sweeps)
         with job, interruption.ending("touring", lambda: bool(done)):
             job.expect(name for sweep in sweeps for name in sweep.parts)
-            for sweep in reported(sweeps, "stitching", "pairs of models") if several else sweeps:
+            for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
                 done.append(sweep.run(interruption))
                 if interruption.ended:
                     break

@@ -58,6 +58,7 @@ class Training:
     stopped: bool
     kept: str
     examples: int
+    data: str = ""  # the mark of the examples trained on
 
 
 def trained(
@@ -175,10 +176,9 @@ class _Trainer:
             yield job, "standing"
 
     def _noted(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches, whose examples are noted as they pass if a job is to tell whose training it holds."""
+        """Yield the batches, whose examples are noted as they pass."""
         for batch in batches:
-            if self.settings.resume is not None:
-                self.digests[name].update(batch, batch_length(batch))
+            self.digests[name].update(batch, batch_length(batch))
             yield batch
 
     def _judged_on(self, validation: Any) -> Sample:
@@ -289,7 +289,7 @@ class _Trainer:
         final = {"step": step, **self._judged("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
-            self.course.examples,
+            self.course.examples, str(self.digests["data"]),
         )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Score:
     convention: str
     why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
     higher_is_closer: bool = True
+    unit: str = ""
 
 
 SCORES: Mapping[str, Score] = {
@@ -65,6 +66,7 @@ SCORES: Mapping[str, Score] = {
         "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
         lambda e: _TOO_FAR,
         higher_is_closer=False,
+        unit="nats",
     ),
     "r2": Score(
         lambda e: e.r2,
@@ -161,6 +163,8 @@ class Ledger:
             conventions=f"{score.convention}; stitched by {how}",
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
             exactness=f"on {self.examples:,} test examples",
+            kind="worth",
+            unit=score.unit,
         )
 
 

@@ -11,7 +11,10 @@ function save(name, blob) {
 const fileName = (...parts) => parts.join("-").replace(/[^\p{L}\p{N}._=-]+/gu, "_").slice(0, 120);
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(String(part ?? ""))).join(",")).join("\r\n") + "\r\n";
+/* a text that begins like a formula would be computed by a spreadsheet; an apostrophe keeps it a text */
+const harmless = (part) => (typeof part === "string" && /^[=@+\-\t\r]/.test(part) ? `'${part}` : String(part ?? ""));
+
+const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(harmless(part))).join(",")).join("\r\n") + "\r\n";
 
 function* cellsOf(table, rows, columns) {
   const why = new Map(table.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
