@@ -110,7 +110,12 @@ class _Several(Report):
     """Tells several."""
 
     def __init__(self, reports: Sequence[Report]):
-        super().__init__(lambda count: [report.update(count) for report in reports])
+        super().__init__(self._tell_all)
+        self._reports = reports
+
+    def _tell_all(self, count: int) -> None:
+        for report in self._reports:
+            report.update(count)
 
 
 class _Told(Report):

@@ -42,7 +42,7 @@ class Part:
 
     name: str
     values: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float | None = None
     created: str = ""
 
@@ -101,6 +101,7 @@ class Job:
         self._held: dict[str, Part] = {}  # without a folder
         self._expected: set[str] | None = None
         self._finished: set[str] = set()
+        self._seconds: dict[str, float] = {}
         self._stop, self._writing = threading.Event(), threading.Lock()
         self._stack = ExitStack()
         self._last = time.perf_counter()
@@ -120,6 +121,11 @@ class Job:
         total = None if self._expected is None else len(self._expected)
         return replace(self._state, done=len(self._finished), total=total)
 
+    @property
+    def seconds(self) -> float:
+        """How long all parts took that were found or kept, whenever that was."""
+        return sum(self._seconds.values())
+
     def expect(self, names: Iterable[str]) -> None:
         """Say which parts there will be; those that are there already are done."""
         self._expected = set(names)
@@ -135,6 +141,7 @@ class Job:
             return None
         found = _read_part(self._path(name), name)
         self._note(name)
+        self._seconds[name] = found.seconds or 0.0
         return found
 
     def keep(
@@ -154,6 +161,7 @@ class Job:
             seconds: How long it took; by default the time since the last part, or since the job began.
         """
         seconds = time.perf_counter() - self._last if seconds is None else seconds
+        self._seconds[name] = seconds
         part = Part(name, dict(values), dict(arrays or {}), seconds, now())
         if self.folder is None:
             self._held[name] = part
@@ -230,8 +238,7 @@ class Job:
             held = read(folder)
             _refuse_other(held, self._state)
             self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
-        own = {"status": "running", "started": now(), "pid": os.getpid(), "host": socket.gethostname()}
-        self._state = replace(self._state, **own)
+        self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
         self._stack.callback((folder / CANCEL).unlink, missing_ok=True)

@@ -59,7 +59,7 @@ def find_standing(place: Place, first: Weights) -> Standing | None:
             group, _, own = key.partition("/")
             groups[group][own] = torch.from_numpy(array.copy())
         rest: dict[str, Any] = {count: part.values[count] for count in COUNTS}
-        standing = Standing(**groups, **rest)
+        standing = Standing(groups["first"], groups["now"], groups["best"], adam=groups["adam"], **rest)
     if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
         raise FileFault(
             f"{str(job.folder)!r} holds a training that began from another transformation; give the same one, or "

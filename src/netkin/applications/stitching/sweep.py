@@ -70,9 +70,11 @@ class _Outcome:
     @classmethod
     def unpacked(cls, values: Mapping[str, Any]) -> _Outcome:
         """Return what `packed` was made from."""
-        found = values["evaluation"]
-        numbers = {key: float(x) if isinstance(x, str) and key != "digest" else x for key, x in (found or {}).items()}
-        return cls(**{**values, "few": tuple(values["few"]), "evaluation": found and Evaluation(**numbers)})
+        found: dict[str, Any] = dict(values["evaluation"] or {})
+        for key, number in found.items():
+            found[key] = float(number) if isinstance(number, str) and key != "digest" else number
+        evaluation = Evaluation(**found) if found else None
+        return cls(**{**values, "few": tuple(values["few"]), "evaluation": evaluation})
 
 
 class Sweep:
