@@ -124,6 +124,19 @@ def test_overwriting_begins_anew(tmp_path):
     assert jobs.read(result).identity == {"seed": 1}
 
 
+def test_parts_without_their_state_are_refused(tmp_path):
+    squares(tmp_path / "job")
+    (tmp_path / "job" / "job.json").unlink()
+    with pytest.raises(FileFault, match="holds parts of a job without its job.json; delete it, or begin anew"):
+        squares(tmp_path / "job")
+
+
+def test_an_error_that_can_not_be_encoded_is_told(tmp_path):
+    with pytest.raises(ValueError, match="odd"), Job(tmp_path / "job", "count", {}):
+        raise ValueError("odd \udcff")
+    assert jobs.read(tmp_path / "job").error == "ValueError: odd \udcff"
+
+
 def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path):
     squares(tmp_path / "job")
     squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"b": "22", "c": "33"}})

@@ -101,8 +101,8 @@ def function_digest(function: Callable[..., Any]) -> str:
 
     Of a function written in Python these count: its code, constants, defaults, the values it closes over and the plain
     global values it reads; of a method also its object, of a partial its arguments, of a callable object its
-    attributes. Functions that it calls by a global name, builtins and classes count by their names. Another version of
-    Python may give another digest.
+    attributes and the code by which it is called. Functions that it calls by a global name, builtins and classes count
+    by their names. Another version of Python may give another digest.
 
     Example:
         >>> function_digest(lambda x: x + 1) == function_digest(lambda x: x + 2)
@@ -188,7 +188,9 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
             f"`{place}` is an object of type {type(value).__name__}, which has no digest; use numbers, texts, lists, "
             "mappings, arrays or functions."
         )
-    return f"{_qualified(type(value))} {inner(getattr(value, '__dict__', None), place)}"
+    called = vars(type(value)).get("__call__")
+    code = f" {inner(called, place)}" if isinstance(called, FunctionType) else ""
+    return f"{_qualified(type(value))}{code} {inner(getattr(value, '__dict__', None), place)}"
 
 
 def _qualified(named: Any) -> str:

@@ -231,9 +231,12 @@ class Job:
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
             files.remove_unfinished(place)
         (folder / CANCEL).unlink(missing_ok=True)
-        if self.overwrite:
-            for old in (folder / STATE, *(folder / PARTS).iterdir(), *filter(None, [self.result])):
+        parts = list((folder / PARTS).glob("*.netkin"))
+        if self.overwrite:  # the state last, so that no parts are left without one
+            for old in (*parts, *filter(None, [self.result]), folder / STATE):
                 old.unlink(missing_ok=True)
+        elif parts and not (folder / STATE).exists():
+            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {ANEW}.")
         if (folder / STATE).exists():
             held = read(folder)
             _refuse_other(held, self._state)
