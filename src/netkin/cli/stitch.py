@@ -80,7 +80,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
-@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load_stitch`.")
+@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load`.")
 @FORCE
 @QUIET
 @JSON

@@ -117,7 +117,7 @@ def _margins(table: Values) -> list[list[Any] | None]:
 
 def _about_table(table: Values) -> dict[str, Any]:
     """Return what a table says of itself but for its layers, which the comparison names."""
-    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b", "chunk_sizes")}
+    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b")}
     return own | {"quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 

@@ -23,10 +23,9 @@ from netkin.reporting.drawing import (
 )
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.matching import partners
-from netkin.reporting.naming import told_apart
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
-from netkin.reporting.wording import shortened
+from netkin.reporting.wording import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Series, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors

@@ -16,10 +16,9 @@ from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
-from netkin.reporting.naming import told_apart
 from netkin.reporting.series_page import series_page
 from netkin.reporting.spreads import spread_section
-from netkin.reporting.wording import headline
+from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Series
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
