@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,19 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan
+from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.measures.registry import measures as all_measures
 from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
+from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
+NAMED = 8  # layers that a warning names
 PLAIN = {
     "models": list[str], "origins": dict[str, dict[str, str]], "resizes": bool, "plan": str, "names": dict[str, str],
     "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
@@ -67,10 +69,13 @@ class Statistics:
         """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
-        left_out = [reason for runner in runners for reason in runner.left_out.values()]
+        left_out = {
+            f"{layer!r} of {runner.name!r}": why for runner in runners for layer, why in runner.left_out.items()
+        }
         if left_out:
-            more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
-            self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
+            named = ", ".join(list(left_out)[:NAMED])
+            more = f" and {len(left_out) - NAMED} others" if len(left_out) > NAMED else ""
+            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(left_out.values()))}.")
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -85,10 +90,21 @@ class Statistics:
     @property
     def missing(self) -> str:
         """A sentence if parts of the data have not been merged in, else empty."""
-        expected = self.study.examples
-        if not self.part or expected is None or self.examples >= expected or self.ended:
+        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.ended:
             return ""
-        return f"these numbers rest on {self.examples:,} of {expected:,} examples: not all parts have been merged."
+        return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def expected(self) -> int:
+        """How many examples all parts hold together, as far as the parts here tell."""
+        return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that are expected and not here, as ranges (first, one behind the last)."""
+        ends = [(0, 0), *self.ranges, (self.expected, self.expected)]
+        return [(stop, start) for (_, stop), (start, _) in pairwise(ends) if stop < start]
 
     @property
     def products(self) -> str:
@@ -113,10 +129,10 @@ class Statistics:
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
-        lacking = []
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
         for collectors in self.collectors:
             for collector in collectors:
-                if type(collector) not in measure.facts.reads.collectors:
+                if collector.kind not in known:
                     continue
                 missing = collector.serves(type(collector).settings_for(measure))
                 if missing:
@@ -200,14 +216,9 @@ class Statistics:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
-        arrays: dict[str, np.ndarray] = {}
-        held: list[list[dict[str, Any]]] = []
-        for i, collectors in enumerate(self.collectors):
-            held.append([])
-            for j, collector in enumerate(collectors):
-                tensors, header = collector._state()
-                arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
-                held[-1].append({"kind": collector.kind, "state": header})
+        tensors: dict[str, torch.Tensor] = {}
+        held = packed(self.collectors, tensors, "collectors")
+        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
         files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
@@ -257,25 +268,16 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name, hint in PLAIN.items():
         setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
-    known = {kind.kind: kind for kinds in every for kind in kinds}
-    for i, held in enumerate(header["collectors"]):
-        statistics.collectors[i] = [
-            known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
-        ]
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    statistics.collectors = unpacked(header["collectors"], tensors)
     return statistics
 
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = measure.facts.reads.collectors
+    candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
-
-
-def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    return {name: torch.from_numpy(array.copy()) for name, array in mine.items()}
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:
@@ -289,13 +291,21 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
         yield f"shapes of {name!r}", shapes[0], shapes[1]
     yield "pairs", one.pairs.words, other.pairs.words
     asked = [[list(need.measures) for need in part.needs] for part in (one, other)]
-    yield "measures", asked[0], asked[1]
+    short = list(map(_unshared, asked, asked[::-1]))
+    yield ("measures", *(asked if short[0] == short[1] else short))
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
     for name in {**one.settings, **other.settings}:
         yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
     if one.part and other.part:  # parts of one set; separate loaders may go by other names
         yield "data", one.data, other.data
+
+
+def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
+    """Return in words the measures of one part that the other lacks; all of them where it lacks none."""
+    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
+    found = [name for name in every if name not in others] or every
+    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} others" if len(found) > NAMED else "")
 
 
 def found_measures(asked: Any) -> list[Measure]:

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.matrices import arccos, root
 from netkin.measures.registry import RIGID, measure
+from netkin.measures.spectrum import arccos, root
 from netkin.statistics import Moments
 
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"

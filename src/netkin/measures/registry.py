@@ -1,4 +1,4 @@
-"""The registry: a measure is a pure function of one statistic, with facts declared once and read by everybody else.
+"""The registry: a measure is a pure function of one statistic, with facts that are declared once.
 
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
@@ -350,7 +350,11 @@ def broken_packages() -> dict[str, str]:
 
 @functools.cache
 def _load_entry_points() -> dict[str, str]:
-    return {package: why for entry in entry_points(group="netkin.measures") for package, why in _load(entry).items()}
+    found: dict[str, str] = {}
+    for entry in entry_points(group="netkin.measures"):
+        for package, why in _load(entry).items():
+            found[package] = f"{found[package]} And {why}" if package in found else why
+    return found
 
 
 def _load(entry: EntryPoint) -> dict[str, str]:

@@ -149,6 +149,10 @@ def test_the_first_process_decides_for_all(both):
     assert torch.equal(first["out.weight"], second["out.weight"])
 
 
+def test_a_fault_of_the_first_process_ends_all(both):
+    assert [process["faulty"] for process in both] == [1, 1]
+
+
 def test_a_wrapper_that_waits_for_all_gradients_is_refused(both):
     assert [process["refused"] for process in both] == [2, 2]
 

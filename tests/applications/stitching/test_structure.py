@@ -96,7 +96,9 @@ def test_the_barrier_is_what_single_evaluations_say(pair):
 
 def test_there_is_no_barrier_between_a_stitch_and_itself(pair):
     first, _, data = pair
-    found = barrier(first, first, data, points=3)
+    heard = []
+    found = barrier(first, first, data, points=3, progress=lambda *news: heard.append(news))
+    assert heard[-1][2] == "interpolating"
     assert (found.height, found.drop) == (pytest.approx(0, abs=1e-9), 0)
 
 

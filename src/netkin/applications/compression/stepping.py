@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from netkin.applications.compression.accuracy import accuracy, fewest, has_labels
 from netkin.applications.compression.factoring import Layer, factored, put, refuse_hooked, refuse_unfit, width_of
-from netkin.applications.compression.inputs import Feeding, Inputs, collected, in_order
+from netkin.applications.compression.layer_inputs import Feeding, Inputs, collected, in_order
 from netkin.applications.compression.record import CompressedLayer, Compression, TakenApart
 from netkin.applications.compression.sizes import Size, most_that_saves, multiply_adds, parameters
 from netkin.applications.compression.subspaces import Subspace, subspace

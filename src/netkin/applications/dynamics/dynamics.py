@@ -71,7 +71,29 @@ def dynamics(
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
     A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
     code. A step whose weights have changed is compared again. With ``partial=True`` Ctrl-C returns the steps that are
-    finished. `progress` is None (a bar in a terminal), False or a function of (done, total, what).
+    finished.
+
+    Args:
+        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
+        data: a loader, an iterable of batches or one array of inputs.
+        measure: one measure or several.
+        model: the network that bare weights belong to.
+        steps: those to look at, or how many, evenly spread.
+        layers: which layers (see `nk.layers`).
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        shape: what one example is (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down.
+        examples: the number of examples after which a pass ends.
+        memory: the most bytes that statistics may take.
+        seed: of the sample of rows that some measures look at.
+        device: where the models run.
+        transform: a function of the inputs.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        save: the file that grows with each step, and in which the same call continues.
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        name: what the series calls the run.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))

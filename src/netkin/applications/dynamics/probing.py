@@ -69,7 +69,11 @@ class Probe:
         Of one batch only the layer that has just run is held at full size; of several all wait for the last batch.
         """
         whole = len(examples.batches) == 1
-        reader: Reader = self._reader(lambda name, rows: state_of(rows, reader.shapes[name]) if whole else rows)
+        reader: Reader = self._reader(lambda name, rows: state(name, rows) if whole else rows)
+
+        def state(name: str, rows: Tensor) -> LayerState:
+            return state_of(rows, reader.shapes[name], reader.resolutions[name])
+
         kept: dict[str, list[Any]] = {}
         with self._running(reader):
             for batch in examples.batches:
@@ -78,7 +82,7 @@ class Probe:
             self._axes = reader.axes
             if whole:
                 return {name: state for name, (state,) in kept.items()}
-            return {name: state_of(torch.cat(kept.pop(name)), reader.shapes[name]) for name in list(kept)}
+            return {name: state(name, torch.cat(kept.pop(name))) for name in list(kept)}
 
     def bytes(self, examples: Examples) -> int:
         """Return the most memory that one probe will take, learnt from a run of two examples."""

@@ -45,6 +45,22 @@ class DynamicsRecorder:
 
     Under DistributedDataParallel every process may call everything; only the one of rank 0 does the work.
 
+    Args:
+        model: the model that is trained.
+        probe: the examples it is looked at on.
+        layers: which layers (see `nk.layers`).
+        measure: one measure or several.
+        shape: what one example is (see `nk.shapes`).
+        every: a number of steps, of which only multiples count.
+        examples: how many examples of `probe` are kept; None for all.
+        batch: how many of them run at a time.
+        first: whether layers are also measured against their first probe.
+        log: one or several functions ``log(step, {name: value})``.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs.
+        run: what the series calls the run.
+        unit: what a step is, as epoch.
+
     Example:
         >>> import torch
         >>> model = nn.Linear(4, 8)

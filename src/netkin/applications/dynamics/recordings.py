@@ -167,18 +167,18 @@ class _Described:
 
     step: int
     examples: int
-    layers: tuple[tuple[str, int, str, str], ...]
+    layers: tuple[tuple[str, int, str, str] | tuple[str, int, str, str, float], ...]
 
 
 def _described(moment: Moment) -> dict[str, Any]:
-    layers = [[name, state.width, state.shape, state.fault] for name, state in moment.states.items()]
+    layers = [[name, state.width, state.shape, state.fault, state.resolution] for name, state in moment.states.items()]
     return {"step": moment.step, "examples": moment.examples, "layers": layers}
 
 
 def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
     states = {
-        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault)
-        for i, (name, width, shape, fault) in enumerate(told.layers)
+        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault, *resolution)
+        for i, (name, width, shape, fault, *resolution) in enumerate(told.layers)
     }
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):

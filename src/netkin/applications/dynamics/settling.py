@@ -14,7 +14,6 @@ from netkin.measures.registry import value_of
 from netkin.representations import activations, batches_of
 from netkin.representations.inputs import Forward, device_of
 from netkin.representations.shapes import Shape
-from netkin.statistics import Grams, Moments, Rows
 
 
 class Settling:
@@ -101,16 +100,11 @@ class Settling:
             return None
 
     def _value(self, name: str, now: Tensor, then: Tensor) -> float:
-        facts = self.measure.facts
-        if facts.reads is not Moments:
-            statistic: Any = (
-                Grams.of(now, then, **self.measure.settings) if facts.reads is Grams else Rows.of(now, then)
-            )
-            return value_of(self.measure, statistic)
-        moments = Moments.of(now, then)
-        if facts.whitens and moments.few_examples:
-            raise ValueFault(f"the probe is too small for unit {name!r}: {moments.few_examples}")
-        return value_of(self.measure, moments)
+        pair = self.measure.pair(now, then)
+        few = getattr(pair, "few_examples", None) if self.measure.facts.whitens else None
+        if few:
+            raise ValueFault(f"the probe is too small for unit {name!r}: {few}")
+        return value_of(self.measure, pair)
 
 
 def _similarity(spec: Any, threshold: float) -> Measure:

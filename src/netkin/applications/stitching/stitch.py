@@ -55,8 +55,24 @@ def stitch(
     else on part of `data`. With `test` the stitch is judged at once.
 
     Maps of another size are resized: by `average` where they shrink, else `bilinear`, unless `resize` names another
-    way. `examples` limits those of `data`; `device` is where the models run meanwhile; `progress` is None (a bar in a
-    terminal), False or a function of (done, total, what).
+    way.
+
+    Args:
+        a: the first model.
+        layer_a: its layer.
+        b: the second model.
+        layer_b: its layer.
+        data: the examples the map is found on.
+        how: the method, as text or as a `TaskLoss`.
+        test: the examples it is judged on.
+        examples: how many examples of `data` are read.
+        resize: how maps get another size.
+        device: where the models run meanwhile.
+        seed: of random maps and of training.
+        names: what the result calls the two.
+        validation: what a training is judged on meanwhile.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        training: options of `TaskLoss`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

@@ -17,6 +17,7 @@ from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.stitches import Stitch
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
+from netkin.progress import ProgressOption, showing
 from netkin.representations import guest
 from netkin.representations.inputs import feed, watched
 
@@ -112,8 +113,25 @@ class Barrier:
         return "\n".join(["weight\tcross-entropy\trelative accuracy", *table, f"barrier {self.height:.4f}"])
 
 
-def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examples: int | None = None) -> Barrier:
-    """Return the loss along the straight line between two stitches of the same models and layers, in one pass."""
+def barrier(
+    first: Stitch,
+    second: Stitch,
+    data: Any,
+    *,
+    points: int = 11,
+    examples: int | None = None,
+    progress: ProgressOption = None,
+) -> Barrier:
+    """Return the loss along the straight line between two stitches of the same models and layers, in one pass.
+
+    Args:
+        first: the stitch at one end.
+        second: the stitch at the other.
+        data: the examples on which the loss is taken.
+        points: how many stitches on the line, with its ends.
+        examples: how many examples of `data` are read.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+    """
     _refuse_unlike(first, second)
     if points < 3:
         raise ValueFault(f"`points` must be at least 3, the ends and something between; got {points}.")
@@ -121,7 +139,7 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
-    with guest(network.a, network.b, exact=True):
+    with showing(progress), guest(network.a, network.b, exact=True):
         for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):

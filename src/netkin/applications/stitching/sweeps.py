@@ -67,8 +67,31 @@ def stitch_all(
     With `save` the result is written to that file as it grows, and the same call continues there, also after the
     process was killed, and with more methods or layers: what is finished lies beside the file, in a folder such as
     ``ab.netkin.job`` (see `netkin.jobs`). A file that holds anything else is refused unless `overwrite`. With
-    ``partial=True`` Ctrl-C returns what is finished. `progress` is None (a bar in a terminal), False or a function of
-    (done, total, what).
+    ``partial=True`` Ctrl-C returns what is finished.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples the maps are found on.
+        test: the examples they are judged on.
+        hows: one method or several.
+        pairs: "corresponding", "all" or a list of (layer, layer).
+        layers: which layers (see `nk.layers`), for all models or by "a" and "b".
+        measures: similarities to stand beside.
+        scores: numbers of an evaluation.
+        shape: what one example is for the similarities.
+        resize: how maps get another size.
+        examples: how many examples of `data` are read.
+        test_examples: how many of `test`.
+        validation: what a training is judged on meanwhile.
+        device: where the models run meanwhile.
+        seed: of random maps and of training.
+        save: the file that grows with the result, and in which the same call continues.
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        each: a function that is called with every `Stitch`.
+        names: what the result calls the two.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -116,8 +139,29 @@ def stitch_many(
 ) -> Comparisons:
     """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
 
-    `models` is a mapping from names to models, or a list, whose names are then 0, 1, 2, ...; all else is as in
-    `stitch_all`.
+    Everything is as in `stitch_all`.
+
+    Args:
+        models: a mapping from names to models, or a list, whose names are then 0, 1, 2, ...
+        data: the examples the maps are found on.
+        test: the examples they are judged on.
+        hows: one method or several.
+        pairs: "corresponding", "all" or a list of (layer, layer).
+        layers: which layers (see `nk.layers`).
+        measures: similarities to stand beside.
+        scores: numbers of an evaluation.
+        shape: what one example is for the similarities.
+        resize: how maps get another size.
+        examples: how many examples of `data` are read.
+        test_examples: how many of `test`.
+        validation: what a training is judged on meanwhile.
+        device: where the models run meanwhile.
+        seed: of random maps and of training.
+        save: the file that grows with the result, and in which the same call continues.
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        each: a function that is called with every `Stitch`.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
