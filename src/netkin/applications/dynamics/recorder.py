@@ -10,7 +10,7 @@ from torch import nn
 
 from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
 from netkin.applications.dynamics.recordings import Progress, read, recorded, restored, write
-from netkin.applications.dynamics.standing import Moment, Origin, between, comparison
+from netkin.applications.dynamics.standing import Moment, Origin, between, comparison, reads_states
 from netkin.applications.dynamics.states import LayerState, refuse_unfit
 from netkin.errors import ForwardError, ValueFault
 from netkin.measures.registry import Measure, find
@@ -19,7 +19,6 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
-from netkin.statistics import Moments
 
 Log = Callable[[int, dict[str, float]], Any]
 
@@ -234,7 +233,7 @@ def _found(measures: Any) -> list[Measure]:
     if not found:
         raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
     for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=measure.facts.reads is Moments)
+        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
 
 
