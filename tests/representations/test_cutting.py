@@ -6,7 +6,8 @@ from torch import nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.hooks import recording
+from netkin.representations.hooks import recording, watching
+from netkin.representations.inputs import call
 
 
 @pytest.fixture
@@ -200,3 +201,18 @@ def test_a_name_that_is_not_one_layer_is_refused(residual, images):
         run_from(residual, "layer?.0", None, images)
     with pytest.raises(UnknownName, match="no layer named 'fcc'"), replacing(residual, "fcc", torch.relu):
         pass
+
+
+def test_a_forward_that_was_stopped_counts_for_none_that_follows():
+    model, seen = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
+
+    def react(name, output):
+        seen.append(name)
+        if len(seen) == 1:
+            raise KeyboardInterrupt  # no `Exception`, of which torch would tell the hooks
+
+    with watching(model, ["0"], react):
+        with pytest.raises(KeyboardInterrupt):
+            call(model, torch.ones(1, 2))
+        call(model, torch.ones(1, 2))
+    assert seen == ["0", "0"]

@@ -19,7 +19,6 @@ from netkin.representations.hooks import (
     is_plain_tensor,
     keeping,
     main_tensor,
-    one_forward,
     unrecordable,
     watching,
 )
@@ -211,8 +210,7 @@ class Reader:
             return self._run(batch)
         spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
         try:
-            with one_forward(self.model):  # which ends also where a hook stops it
-                return self._run(batch)
+            return self._run(batch)
         except UnclearAxis:
             put_back()
             self.learning_passes += 1

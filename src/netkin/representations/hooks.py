@@ -165,12 +165,22 @@ def apart(value: Any, output: Tensor) -> Any:
     return value.clone() if same else value
 
 
+def _watches(root: nn.Module) -> list[Watch]:
+    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
+    return [owner for owner in owners if isinstance(owner, Watch)]
+
+
+def end_forward(root: nn.Module) -> None:
+    """Tell those who watch a model that its forward has ended, where torch does not."""
+    for watch in _watches(root):
+        watch.end(root)
+
+
 @contextmanager
 def one_forward(model: nn.Module) -> Iterator[None]:
     """Make all that `model` does inside the `with` count as one forward, however many of its parts are called."""
     root = unwrapped(model)
-    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
-    watches = [(owner, owner.depth) for owner in owners if isinstance(owner, Watch)]
+    watches = [(watch, watch.depth) for watch in _watches(root)]
     for watch, _ in watches:
         watch.begin(root)
     try:

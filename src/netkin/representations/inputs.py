@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.progress import reporting
-from netkin.representations.hooks import one_forward
+from netkin.representations.hooks import end_forward, one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
@@ -46,9 +46,15 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
         with one_forward(model):
             return forward(model, batch)
     inputs = inputs_of(batch)
-    if isinstance(inputs, Mapping):
-        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-    return model(inputs)
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+        return model(inputs)
+    except Exception:
+        raise
+    except BaseException:  # what stops a forward half way: torch tells the hooks of an `Exception` alone
+        end_forward(model)
+        raise
 
 
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:

@@ -15,14 +15,13 @@ import torch
 
 from netkin import files
 from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.standing import Moment, Origin, comparison
+from netkin.applications.dynamics.standing import Moment, Origin, comparison, reads_states
 from netkin.applications.dynamics.states import LayerState, refuse_unfit
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
 from netkin.results import Series
 from netkin.results.records import checked
-from netkin.statistics import Moments
 
 KIND = "recording"
 State = dict[str, Any]
@@ -93,7 +92,7 @@ def linear_measures(measures: Any) -> list[Measure]:
     if not found:
         raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
     for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=measure.facts.reads is Moments)
+        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
 
 
