@@ -20,29 +20,30 @@ MAY_IMPORT = {
     "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
+    "jobs": "errors files progress",
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",
     "sources": "errors identity",
     "representations": "errors settings arrays identity progress",
-    "comparing": "errors settings arrays files identity memory progress results statistics measures sources "
+    "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
     "training": "errors settings arrays files identity memory progress results statistics measures sources "
     "representations",
     # a folder a question; none imports another, which a test of its own sees to
-    "applications": "errors arrays files identity memory progress results statistics measures sources representations "
-    "comparing training",
-    "integrations": "errors arrays files identity memory progress results statistics measures sources representations "
-    "comparing training applications",
+    "applications": "errors arrays files identity memory progress jobs results statistics measures sources "
+    "representations comparing training",
+    "integrations": "errors arrays files identity memory progress jobs results statistics measures sources "
+    "representations comparing training applications",
     # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
     "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
-    "__init__": "errors arrays files identity memory progress results statistics measures sources representations "
+    "__init__": "errors arrays files identity memory progress jobs results statistics measures sources representations "
     "comparing training applications integrations reporting",
     "__main__": "cli",
 }
-WITHOUT_TORCH = ("errors", "files", "progress", "results", "reporting")
+WITHOUT_TORCH = ("errors", "files", "progress", "jobs", "results", "reporting")
 
 
 def room_of(path, house=HOUSE):

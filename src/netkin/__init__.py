@@ -70,6 +70,7 @@ _ROOMS = {
     "netkin.applications.stitching": [
         "TaskLoss", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
+    "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {

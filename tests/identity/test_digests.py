@@ -252,3 +252,19 @@ def test_a_call_is_described_by_its_options_or_by_the_command():
     with commanded("netkin f --k 1"):
         assert described_call("nk.f", k=1) == command() == "netkin f --k 1"
     assert command() == ""
+
+
+def test_a_callable_object_is_known_by_its_code_too():
+    def of(power):
+        class Scaled:
+            def __init__(self, by):
+                self.by = by
+
+        def call(self, x):
+            return self.by * x**power
+
+        Scaled.__call__ = call
+        return Scaled
+
+    assert function_digest(of(2)(3)) == function_digest(of(2)(3))
+    assert len({function_digest(one) for one in (of(2)(3), of(3)(3), of(2)(4))}) == 3

@@ -15,6 +15,7 @@ from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
 from netkin.cli.explain import explain
+from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
@@ -51,7 +52,7 @@ def cli(debug: bool) -> None:
 
 COMMANDS = (
     demo, compare, explain, collect, merge, dynamics, stitch, compress, report, show, measures, layers, data,
-    reproduce, doctor, completion,
+    reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

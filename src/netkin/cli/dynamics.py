@@ -47,9 +47,8 @@ def dynamics(
     outputs.check("--save", save, "series")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    outputs.clear(save, "series")
     try:
-        series = _followed(run, save, **options)
+        series = _followed(run, save, overwrite=force, **options)
     except KeyboardInterrupt:
         _tell_how_far(save)
         raise

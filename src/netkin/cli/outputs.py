@@ -55,13 +55,6 @@ class Outputs:
         files.refuse_output(path, kind, inputs=self.inputs, overwrite=self.force, option=option)
         self.places[option] = path
 
-    def clear(self, path: Path | None, kind: str) -> None:
-        """Take away, with --force, what is no result of this kind, where the library goes on in a file of its own."""
-        from netkin import files
-
-        if self.force and path is not None and path.is_file() and files.kind_of(path) != kind:
-            path.unlink()
-
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
         """Write a file if it is asked for, and say so on stderr; what fails waits until the numbers are shown."""
         if path is None:

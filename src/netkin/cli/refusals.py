@@ -27,9 +27,9 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with commanded(_command_line()):
                 command(*arguments, **options)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
-            _leave("interrupted.", INTERRUPTED)
+            _leave(str(stop) or "interrupted.", INTERRUPTED)
         except BrokenPipeError:
             raise
         except (NetkinError, OSError) as error:

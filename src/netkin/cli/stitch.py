@@ -111,14 +111,13 @@ def stitch(
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     outputs.check("--map", map_file, "stitch")
-    outputs.clear(save, kind)
     if len(models) < 2:
         raise click.UsageError("two models are needed, and one was given; to stitch a model with itself name it twice.")
     if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
     layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
-    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save}
+    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
         found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.progress import reporting
 from netkin.representations.hooks import end_forward, one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
@@ -161,6 +162,14 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
         yield batch
     if not gave_some:
         raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
+
+
+def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
+    """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
+    with reporting(examples_in(data, examples), doing, "examples") as report:
+        for batch in batches_of(data, examples):
+            yield batch
+            report.update(length_if_known(batch) or 0)
 
 
 def batch_length(batch: Any) -> int:

@@ -289,7 +289,7 @@ def test_a_recording_is_read_without_the_model(tmp_path):
         assert np.array_equal(mine.to_numpy(measure), theirs.to_numpy(measure), equal_nan=True)
     assert np.array_equal(found.series("svcca").to_numpy(), recorder.series("svcca").to_numpy(), equal_nan=True)
     assert found.provenance["final weights"] == nk.identity.weights_digest(model)
-    assert found.provenance["call"].startswith("nk.DynamicsRecorder(model=Sequential, probe=Tensor, run='mine'")
+    assert found.provenance["call"].startswith("nk.DynamicsRecorder(model=Sequential, probe='Tensor', run='mine'")
     other = nk.DynamicsRecorder(model, images().flip(0), measure=["cka", "nbs"], run="mine", shape="flatten")
     other.probe(0)
     for digest in ("data digest", "settings digest"):

@@ -16,6 +16,7 @@ from netkin.applications.compression.stepping import Work
 from netkin.applications.compression.subspaces import PROJECTIONS
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, showing
+from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec
 
@@ -92,10 +93,10 @@ def compress(
     if not 0 < cut <= 1:
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
-    work = Work(
-        model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
-    )
-    with showing(progress):
+    with showing(progress), random_states_kept(model, data=[data, test]):
+        work = Work(
+            model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
+        )
         return work.compressed(from_the_top=order == "from_the_top")
 
 

@@ -15,14 +15,13 @@ import torch
 
 from netkin import files
 from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.standing import Moment, Origin, comparison
+from netkin.applications.dynamics.standing import Moment, Origin, comparison, reads_states
 from netkin.applications.dynamics.states import LayerState, refuse_unfit
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
 from netkin.results import Series
 from netkin.results.records import checked
-from netkin.statistics import Moments
 
 KIND = "recording"
 State = dict[str, Any]
@@ -93,7 +92,7 @@ def linear_measures(measures: Any) -> list[Measure]:
     if not found:
         raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
     for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=measure.facts.reads is Moments)
+        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
 
 
@@ -124,6 +123,10 @@ def recorded(
 def restored(state: Mapping[str, Any], examples: Examples, unit: str) -> tuple[list[Moment], list[Progress]]:
     """Return the probes that `recorded` described, if they were taken on the same examples."""
     header = state["header"]
+    if len(header["digest"]) != len(examples.digest):
+        raise ValueFault(
+            "these probes were recorded by an older netkin, which told examples apart in another way; record anew."
+        )
     if header["digest"] != examples.digest:
         raise ValueFault(
             f"these probes were taken on other examples of {header['data']!r} than those of {examples.name!r} given "
@@ -163,12 +166,7 @@ class _Described:
 
     step: int
     examples: int
-    layers: tuple[tuple[str, int, str, str, float] | tuple[str, int, str, str], ...]
-
-    def states(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, LayerState]:
-        """Return the state of each layer, given all rows."""
-        found: Any = self.layers
-        return {name: LayerState(tensors[f"{self.step}/{i}"].cpu(), *facts) for i, (name, *facts) in enumerate(found)}
+    layers: tuple[tuple[str, int, str, str] | tuple[str, int, str, str, float], ...]
 
 
 def _described(moment: Moment) -> dict[str, Any]:
@@ -177,7 +175,10 @@ def _described(moment: Moment) -> dict[str, Any]:
 
 
 def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
-    states = told.states(tensors)
+    states = {
+        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault, *resolution)
+        for i, (name, width, shape, fault, *resolution) in enumerate(told.layers)
+    }
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
             raise ValueError(f"layer {name!r} has no matrix of rows")

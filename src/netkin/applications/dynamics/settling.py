@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from netkin.errors import NoValue, ValueFault
+from netkin.errors import ForwardError, NoValue, ValueFault
 from netkin.measures import Measure, find
 from netkin.measures.registry import value_of
 from netkin.representations import activations, batches_of
@@ -117,10 +117,20 @@ def _similarity(spec: Any, threshold: float) -> Measure:
     return found
 
 
-def _from_first_process(compute: Any) -> Any:
-    """Return what `compute` gives on the first process, on all of them."""
+def _from_first_process(compute: Callable[[], Any]) -> Any:
+    """Return what `compute` gives on the first process, on all of them; what it raises there ends all of them."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return compute()
-    answer = [compute() if dist.get_rank() == 0 else None]
+    fault: BaseException | None = None
+    answer: list[Any] = [None, ""]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = compute()
+        except BaseException as raised:  # told to the others first, who wait
+            fault, answer[1] = raised, f"{type(raised).__name__}: {raised}"
     dist.broadcast_object_list(answer, src=0)
+    if fault is not None:
+        raise fault
+    if answer[1]:
+        raise ForwardError(f"the first process could not look at the model: {answer[1]}")
     return answer[0]

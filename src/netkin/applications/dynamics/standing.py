@@ -68,6 +68,11 @@ class StateRows(LinearRows):
         return Moments(x, y)
 
 
+def reads_states(measure: Measure) -> bool:
+    """Tell whether a measure can be read from states."""
+    return any(kind.kind == StateRows.kind for kind in getattr(measure.facts.reads, "collectors", ()))
+
+
 def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
     """Return each layer at moment `a` against itself at moment `b`, without those that have no value."""
     shared = [(layer, layer) for layer in b.states if layer in a.states]

@@ -35,7 +35,7 @@ class Stitch:
 
     `method` is how the transformation was found, from so many `examples`. `network` is an ordinary module that holds
     both models themselves, not copies. Of a training on the task loss `history` has a record every so many steps, and
-    `training` says how it ended.
+    `training` says how it ended. `provenance` has the digests of weights, data and settings, and the call.
     """
 
     network: Stitched

@@ -15,12 +15,11 @@ from netkin.applications.stitching.evaluating import Answers
 from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
 from netkin.applications.stitching.stitches import Stitch
-from netkin.applications.stitching.watching import watched
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations import guest
-from netkin.representations.inputs import feed
+from netkin.representations.inputs import feed, watched
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:

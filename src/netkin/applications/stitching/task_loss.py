@@ -45,7 +45,7 @@ class TaskLoss:
     examples, by what is minimised. The last stitch is taken, with a warning if it is worse than the first; with
     `patience` the best one is, and training ends after so many judgements without a better one. After a training with
     `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are kept.
-    With `resume`, a file, an interrupted training of the same models on the same data goes on where it was.
+    With `resume`, a folder, an interrupted training of the same models on the same data goes on where it was.
 
     Args:
         labels: "soft", "true" or a function.
@@ -143,9 +143,8 @@ class TaskLoss:
 
     @property
     def course(self) -> dict[str, Any]:
-        """The options on which the course of a training depends, fit for JSON."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
-        return own | {"labels": _spoken(self.labels)}
+        """The options on which the course of a training depends."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
 
     def __str__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
