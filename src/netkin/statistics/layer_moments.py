@@ -226,11 +226,6 @@ class LayerMoments(Collector):
         raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
 
     @property
-    def groups(self) -> list[Rectangle]:
-        """Which layers have been found to give the same rows, and are crossed by one product."""
-        return [(list(block.rows), list(block.columns)) for block in self._blocks]
-
-    @property
     def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
         return {name: size[0] for name, size in self.sizes.items()}
