@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import netkin as nk
-from netkin.sources.architectures import seeded
-from netkin.sources.residual import resnet18
+from netkin.sources.architectures import resnet18, seeded
 
 
 def nets() -> tuple[nn.Module, nn.Module]:

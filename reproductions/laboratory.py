@@ -24,9 +24,7 @@ from torch import Tensor, nn
 from netkin import files
 from netkin.errors import SourceError, UnknownName, did_you_mean
 from netkin.sources import load_data
-from netkin.sources.architectures import ConvNet, seeded, tiny10
-from netkin.sources.classics import svcca_convnet
-from netkin.sources.residual import ResNet, thin
+from netkin.sources.architectures import ConvNet, ResNet, seeded, svcca_convnet, thin, tiny10
 from reproductions import training
 from reproductions.training import Images, Record
 

@@ -21,8 +21,7 @@ from torch import nn
 
 from netkin.errors import SourceError
 from netkin.sources import load_data
-from netkin.sources.architectures import ConvNet, seeded, tiny10
-from netkin.sources.residual import BasicBlock, thin
+from netkin.sources.architectures import BasicBlock, ConvNet, seeded, thin, tiny10
 from netkin.sources.weights import load_weights
 from reproductions import training
 from reproductions.laboratory import Lab, Recipe, keep_weights

@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 import netkin as nk
-from netkin.sources.architectures import seeded
-from netkin.sources.sequences import CharLSTM
+from netkin.sources.architectures import CharLSTM, seeded
 from reproductions.claims import Finding, Measured, claim, verdict
 from reproductions.laboratory import Lab
 from reproductions.svcca.bottom_up import order

@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "netkin.comparing": [
-        "Statistics", "Subject", "collect", "compare_many", "explain", "merge", "model_directions",
+        "Statistics", "Subject", "collect", "compare_many", "explain", "merge",
     ],
     "netkin.comparing.compare": ["compare"],
     "netkin.reporting": ["plot", "report"],
@@ -63,12 +63,14 @@ _ROOMS = {
     "netkin.representations": ["activations", "gradients", "layers", "recording", "shapes"],
     "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
+    "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
     "netkin.applications.compression": ["compress", "load_compressed", "save_compressed"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
     "netkin.applications.stitching": [
-        "TaskLoss", "barrier", "interpolate", "load_stitch", "stitch", "stitch_all", "stitch_many",
+        "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
+    "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {
@@ -85,8 +87,11 @@ _UNLISTED = {
     ],
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
     "netkin.applications.compression": ["Compression"],
-    "netkin.applications.stitching": ["Stitch"],
+    "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
+    "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.files": ["read_header"],
+    "netkin.results": ["document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

@@ -7,7 +7,7 @@ called as ``progress(done, total, what)``; it may raise to end the work.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
@@ -22,7 +22,10 @@ Item = TypeVar("Item")
 
 PAUSE = 0.1  # seconds between two calls of a function
 DELAY = 2  # seconds before a bar is shown
+Hearing = Callable[[int, int | None, str], object]
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
+_listeners: ContextVar[tuple[Hearing, ...]] = ContextVar("listeners", default=())
+_command: ContextVar[str] = ContextVar("command", default="")
 
 
 @contextmanager
@@ -44,6 +47,16 @@ def showing(progress: ProgressOption) -> Iterator[None]:
 
 
 @contextmanager
+def listening(function: Hearing) -> Iterator[None]:
+    """Inside the `with`, `function` hears of all progress as well, however that is shown."""
+    token = _listeners.set((*_listeners.get(), function))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+
+
+@contextmanager
 def reporting(
     total: int | None, what: str, unit: str, progress: ProgressOption = None, *, done: int = 0
 ) -> Iterator[Report]:
@@ -58,16 +71,17 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
+    heard = [_Told(one, total, what, done) for one in _listeners.get()]
     if callable(chosen):
         told = _Told(chosen, total, what, done)
-        yield told
+        yield _Several([told, *heard]) if heard else told
         told.finish()
     else:
         hidden = chosen is False or not sys.stderr.isatty()
         with tqdm(
             total=total, desc=what, unit=f" {unit}", initial=done, delay=DELAY, leave=False, disable=hidden
         ) as bar:
-            yield Report(bar.update)
+            yield _Several([Report(bar.update), *heard]) if heard else Report(bar.update)
 
 
 def reported(
@@ -92,6 +106,18 @@ class Report:
         self._update(count)
 
 
+class _Several(Report):
+    """Tells several."""
+
+    def __init__(self, reports: Sequence[Report]):
+        super().__init__(self._tell_all)
+        self._reports = reports
+
+    def _tell_all(self, count: int) -> None:
+        for report in self._reports:
+            report.update(count)
+
+
 class _Told(Report):
     """Calls a function, ten times a second at most, and once more at the end if it has not heard of that."""
 
@@ -112,3 +138,18 @@ class _Told(Report):
     def _tell(self) -> None:
         self._last, self._at = self._done, monotonic()
         self._function(self._done, self._total, self._what)
+
+
+@contextmanager
+def commanded(text: str) -> Iterator[None]:
+    """Inside the `with`, the work is done for that command, which results then name as their origin."""
+    token = _command.set(text)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def command() -> str:
+    """Return the command for which the work is done; empty where there is none."""
+    return _command.get()

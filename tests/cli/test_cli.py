@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -140,3 +141,20 @@ def test_a_refusal_is_one_sentence_on_stderr_and_an_exit_code(error, code, words
 def test_a_fault_of_ours_is_not_hidden():
     result = click.testing.CliRunner().invoke(command_that_raises(ZeroDivisionError()))
     assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_debug_shows_where_a_refusal_came_from(netkin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nk_debugged.py").write_text("def make():\n    raise KeyError('pixels')\n    yield\n")
+    line = "compare netkin:digits --data nk_debugged:make"
+    plain, whole = netkin(line), netkin(f"--debug {line}")
+    assert (plain.exit_code, whole.exit_code) == (1, 1)
+    assert "Traceback" not in plain.stderr
+    assert "KeyError: 'pixels'" in whole.stderr
+    assert whole.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+
+
+def test_two_models_without_weights_are_drawn_apart(netkin):
+    result = netkin("compare netkin:digits netkin:digits --data digits:test --examples 50 --layers fc --json")
+    document = json.loads(result.stdout)
+    assert [f"drawn from seed {seed}" in " ".join(document["warnings"]) for seed in (0, 1)] == [True, True]

@@ -24,7 +24,7 @@ from worlds import Worlds
 
 SPECTRAL = ["cka", "nbs", "cca_mean", "svcca", "procrustes_distance", "linear_regression_r2"]
 BY_ROWS = ["cka_minibatch(batch=16)", "cka_minibatch(batch=8, kernel=rbf)", "cka_rbf", "cka_rbf_debiased"]
-EVERY = [name for name in measures() if name != "dft_cca"] + BY_ROWS[:2]
+EVERY = [name for name in measures(matrices=True) if name != "dft_cca"] + BY_ROWS[:2]
 SEVERAL = ["cka", "cka_debiased", "cca_mean", "procrustes_distance", *BY_ROWS]
 
 
@@ -243,7 +243,8 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         ({"shape": "flatten"}, r"their layers of 'a' differ, .*'conv1', 4.*'conv1', 256"),
         ({"errors": True, "chunks": 4}, "their numbers of chunks differ, 0 and 4"),
         ({"seed": 3}, "their seeds differ, 0 and 3"),
-        ({"measures": "cka_minibatch(batch=8)"}, "their measures differ"),
+        ({"measures": "cka_minibatch(batch=8)"}, r"their measures differ, cka and cka_minibatch\(batch=8\)"),
+        ({"measures": None}, r"their measures differ, cka and (\w+, ){7}\w+ and 15 others"),
         ({"names": ("a", "c")}, r"their models differ, \['a', 'b'\] and \['a', 'c'\]"),
         ({"transforms": lambda images: 2 * images}, "their settings of 'transform of a' differ"),
         ({"pairs": "corresponding"}, "their pairs differ, all and corresponding"),

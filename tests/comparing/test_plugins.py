@@ -243,9 +243,9 @@ def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, im
 
 
 def test_feeds_that_no_pass_gives_are_refused(theirs, maps, images):
-    kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"gradients"}), "kind": "Slopes"})
+    kind = type("Slopes", (theirs.LayerSigns,), {"feeds": frozenset({"outputs"}), "kind": "Slopes"})
     offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "slopes")
-    with pytest.raises(ValueFault, match="the collector Slopes of 'slopes' wants gradients; a pass feeds activations"):
+    with pytest.raises(ValueFault, match="the collector Slopes of 'slopes' wants outputs; a pass feeds activations"):
         nk.compare(maps(), maps(), images, "slopes")
 
 

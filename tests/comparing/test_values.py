@@ -10,7 +10,7 @@ from netkin.measures import measures
 from netkin.statistics import Grams, Moments
 from netkin.statistics import rows as row_statistics
 
-EVERY = sorted(measures())
+EVERY = sorted(measures(matrices=True))
 LINEAR = [name for name in EVERY if measures()[name].facts.reads is Moments]
 
 

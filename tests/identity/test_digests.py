@@ -227,3 +227,44 @@ def test_a_changed_global_number_is_noticed(monkeypatch):
 def test_what_is_no_function_is_refused():
     with pytest.raises(ValueFault, match="a function is needed; got int"):
         function_digest(3)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype.*:UserWarning")
+def test_nested_weights_have_a_digest_that_changes_with_them(layout):
+    def digest(*parts):
+        return weights_digest({"weight": torch.nested.nested_tensor(list(parts), layout=layout)})
+
+    assert digest(torch.ones(2), torch.ones(3)) == digest(torch.ones(2), torch.ones(3))
+    assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(3), torch.ones(2))
+    assert digest(torch.ones(2), torch.ones(3)) != digest(torch.ones(2), torch.zeros(3))
+
+
+def test_a_call_is_described_by_its_options_or_by_the_command():
+    from netkin.identity import described_call
+    from netkin.progress import command, commanded
+
+    assert (
+        described_call("nk.f", model=nn.Linear(1, 1), k=[1, 2], how=len, data=None)
+        == "nk.f(model=Linear, k=[1, 2], how=len)"
+    )
+    assert len(described_call("nk.f", layers=list(range(1000)))) < 250
+    with commanded("netkin f --k 1"):
+        assert described_call("nk.f", k=1) == command() == "netkin f --k 1"
+    assert command() == ""
+
+
+def test_a_callable_object_is_known_by_its_code_too():
+    def of(power):
+        class Scaled:
+            def __init__(self, by):
+                self.by = by
+
+        def call(self, x):
+            return self.by * x**power
+
+        Scaled.__call__ = call
+        return Scaled
+
+    assert function_digest(of(2)(3)) == function_digest(of(2)(3))
+    assert len({function_digest(one) for one in (of(2)(3), of(3)(3), of(2)(4))}) == 3

@@ -12,8 +12,8 @@ from netkin.measures.registry import INVARIANCES
 from netkin.statistics import Grams, Moments, Rows
 from worlds import RANDOM, Worlds
 
-NAMES = list(measures())
-FACTS = {name: found.facts for name, found in measures().items()}
+NAMES = list(measures(matrices=True))
+FACTS = {name: found.facts for name, found in measures(matrices=True).items()}
 CHANGES = {
     "rotation": lambda worlds, X: X @ worlds.rotation(X.shape[1]),
     "scaling": lambda worlds, X: 3.7 * X,

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+import netkin as nk
 from netkin.errors import InflatedWarning
 from netkin.measures import measures
+from netkin.statistics import Spectra
 
 NORMS = [
     "cka", "cka_debiased", "cka_uncentered", "angular_cka", "cka_rbf", "cka_rbf_debiased", "cka_minibatch", "nbs",
@@ -92,7 +94,7 @@ def test_gradients_at_equal_eigenvalues_are_right(worlds, name):
     assert checked(name, as_is, as_is, X, Y, **keep_all.get(name, {}))
 
 
-@pytest.mark.parametrize("name", measures())
+@pytest.mark.parametrize("name", measures(matrices=True))
 def test_gradients_are_finite_with_idle_units_of_their_own(worlds, name):
     X, Y = leaf(worlds.with_idle_units(20, 3)), leaf(worlds.with_idle_units(20, 4))
     measures()[name].function(X, Y).backward()
@@ -110,7 +112,7 @@ def test_gradients_at_a_copy_of_oneself_are_finite(worlds, name):
         assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", measures())
+@pytest.mark.parametrize("name", measures(matrices=True))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_gradients_come_in_the_precision_of_the_tensor(worlds, name, dtype):
     X, Y = worlds.related(20, 4, 3)
@@ -146,9 +148,20 @@ def test_a_gradient_step_brings_layers_nearer(worlds):
 def test_the_input_keeps_its_values_and_its_flags(worlds):
     X, Y = worlds.related(20, 4, 3)
     x, y = leaf(X), torch.from_numpy(Y.copy())
-    for found in measures().values():
+    for found in measures(matrices=True).values():
         found.function(x, y)
     assert torch.equal(x.detach(), torch.from_numpy(X))
     assert torch.equal(y, torch.from_numpy(Y))
     assert x.requires_grad
     assert not y.requires_grad
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.0}, {"whitening": "covariance"}], ids=str)
+def test_shape_distance_has_a_gradient_through_frequencies(options):
+    draw = torch.Generator().manual_seed(0)
+    X, Y, step = (torch.randn(60, c, 4, 4, generator=draw, dtype=torch.float64) for c in (3, 2, 3))
+    X.requires_grad_()
+    (gradient,) = torch.autograd.grad(nk.shape_distance(Spectra.of(X, Y), **options), X)
+    with torch.no_grad():
+        ends = [nk.shape_distance(Spectra.of(X + h * step, Y), **options).item() for h in (1e-5, -1e-5)]
+    assert (gradient * step).sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)

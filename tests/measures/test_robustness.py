@@ -14,7 +14,7 @@ from netkin import measures as m
 from netkin.errors import NetkinError, NoValue, ShapeError, ValueFault
 from netkin.measures import measures
 
-NAMES = list(measures())
+NAMES = list(measures(matrices=True))
 ABOUT_THE_ORIGIN = ("cka_uncentered", "nbs_uncentered", "eigenspace_overlap_uncentered", "magnitude_difference")
 CENTRED = [name for name in NAMES if name not in ABOUT_THE_ORIGIN]
 SCALE_FREE = [name for name in NAMES if "scaling" in measures()[name].facts.unchanged_by]

@@ -203,8 +203,8 @@ def test_the_headline_is_computed_from_the_numbers(made):
 
 
 def test_classes_correspond_to_no_layers(made):
-    some = made.table(rows=("0", "1", "2"), columns=("0", "1"))
-    text = read(made.comparison(some, a="layers", b="classes", provenance={"model b": "logits"})).text
+    some = made.table(rows=("0", "1", "2"), columns=("0", "1"), axes=("layer", "class"))
+    text = read(made.comparison(some, a="layers", b="classes")).text
     assert "By cka, the closest pair of layer and class is 0 × 0 at 0.91." in text
     for words in ("3 layers × 2 classes", "Every layer with every class", "layers in rows, classes in columns"):
         assert words in text
@@ -344,3 +344,23 @@ def test_the_labels_go_along_with_the_data(made):
     for word in ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
         assert found[word] == dict(getattr(comparison, word))
     assert found["layers_a"] == list(comparison.layers_a)
+
+
+def test_a_page_and_a_figure_are_written_over_nothing_else(made, tmp_path):
+    comparison = made.comparison()
+    for name, write in (("ab.html", report), ("ab.png", plotted), ("ab.svg", plotted), ("ab.pdf", plotted)):
+        path = tmp_path / name
+        path.write_bytes(b"%PDF-1.4 precious")
+        with pytest.raises(
+            FileFault, match=f"this would write over '.*{name}', which holds no (page|figure) of netkin's"
+        ):
+            write(comparison, path)
+        assert path.read_bytes() == b"%PDF-1.4 precious"
+        write(comparison, path, overwrite=True)
+        write(comparison, path)
+        assert b"precious" not in path.read_bytes()
+
+
+def plotted(comparison, path, **how):
+    pytest.importorskip("matplotlib")
+    comparison.plot(path=path, **how)

@@ -326,3 +326,8 @@ def test_a_model_elsewhere_gets_its_batches_there(residual, images):
     assert there["fc"].device.type == "cpu"
     assert torch.allclose(there["fc"], here["fc"], atol=1e-3)
     assert activations(residual, data=images, device="cuda")["fc"].is_cuda
+
+
+def test_a_model_on_the_meta_device_is_refused():
+    with pytest.raises(ValueFault, match="a model on the 'meta' device computes no numbers; load its weights"):
+        nk.activations(nn.Linear(4, 3, device="meta"), data=[torch.ones(5, 4)])

@@ -6,7 +6,8 @@ from torch import nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.cutting import replacing, run_from, run_until
-from netkin.representations.hooks import recording
+from netkin.representations.hooks import recording, watching
+from netkin.representations.inputs import call
 
 
 @pytest.fixture
@@ -210,3 +211,18 @@ def test_a_run_that_is_cut_off_is_a_whole_forward_for_others_who_watch():
             assert list(outputs) == ["0"]
         model(torch.ones(3, 4))
         assert list(outputs) == ["0"]
+
+
+def test_a_forward_that_was_stopped_counts_for_none_that_follows():
+    model, seen = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
+
+    def react(name, output):
+        seen.append(name)
+        if len(seen) == 1:
+            raise KeyboardInterrupt  # no `Exception`, of which torch would tell the hooks
+
+    with watching(model, ["0"], react):
+        with pytest.raises(KeyboardInterrupt):
+            call(model, torch.ones(1, 2))
+        call(model, torch.ones(1, 2))
+    assert seen == ["0", "0"]

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from netkin.errors import ForwardError, UnknownName
+import netkin as nk
+from netkin.errors import ForwardError, UnknownName, ValueFault
 from netkin.representations.hooks import recording
 from netkin.representations.inputs import feed
 
@@ -297,3 +298,57 @@ def test_torchs_fused_transformer_is_seen_through():
         "layers.1.linear1": (2, 5, 16),
     }
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.relu, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.last(self.relu(self.first(inputs)))
+
+
+@pytest.fixture
+def steps():
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return Steps().eval()
+
+
+GRAPHS = {
+    "scripted": lambda net: torch.jit.script(net),
+    "traced": lambda net: torch.jit.trace(net, torch.ones(2, 4)),
+    "frozen": lambda net: torch.jit.freeze(torch.jit.script(net)),
+    "exported": lambda net: torch.export.export(
+        net, (torch.ones(2, 4),), dynamic_shapes=({0: torch.export.Dim("n")},)
+    ).module(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_the_output_of_a_compiled_or_flattened_model_is_recorded_and_compared(steps, kind):
+    graph, inputs = GRAPHS[kind](steps), torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    assert nk.layers(graph) == [""]
+    assert torch.allclose(nk.activations(graph, data=[inputs])[""], steps(inputs))
+    assert nk.compare(graph, steps, data=[inputs], layers=[""])["", ""] == pytest.approx(1)
+    with pytest.raises(UnknownName, match=r"no layer named 'first'.*runs as a whole.*torch\.export\.unflatten"):
+        nk.activations(graph, "first", data=[inputs])
+    assert torch.allclose(graph(inputs), steps(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_part_of_a_model_is_one_of_its_layers(steps):
+    model, inputs = nn.Sequential(torch.jit.script(steps), nn.ReLU(), nn.Linear(3, 2)), torch.ones(5, 4)
+    found = nk.activations(model, data=[inputs])
+    assert list(found) == ["0", "1", "2"]
+    assert torch.allclose(found["0"], steps(inputs))
+
+
+def test_an_exported_program_is_refused_with_what_makes_a_module_of_it(steps):
+    program = torch.export.export(steps, (torch.ones(5, 4),))
+    with pytest.raises(ValueFault, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
+        nk.layers(program)
+    with pytest.raises(ValueFault, match=r"got ExportedProgram\. `torch\.export\.unflatten` makes a module"):
+        nk.compare(program, data=[torch.ones(5, 4)])

@@ -254,3 +254,38 @@ def test_data_that_cannot_be_read_are_refused():
         list(batches_of(X, 0))
     with pytest.raises(ShapeError, match="a batch of type str holds no tensor or array.*leave `examples` out"):
         list(batches_of(["text"], 3))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, pixels, scale=1.0):
+        return self.linear(pixels) * scale
+
+
+@pytest.mark.parametrize(
+    "batch, fault",
+    [
+        ({"image": X, "labels": Y}, "keys 'image', which do not fit Scaled: missing a required argument: 'pixels'"),
+        ({"pixels": X, "id": Y}, "keys 'pixels', 'id'.*unexpected keyword argument 'id'"),
+        ({"labels": Y}, "keys of labels alone"),
+        ({1: X}, "keys 1, .*keywords must be strings"),
+    ],
+)
+def test_keys_that_the_model_does_not_take_are_refused_with_transforms_named(batch, fault):
+    with pytest.raises(ForwardError, match=f"{fault}.*`transform` .`transforms` for several models. or `forward`"):
+        nk.activations(Scaled(), data=[batch])
+
+
+def test_a_fault_inside_the_model_is_not_taken_for_one_of_the_keys():
+    with pytest.raises(TypeError, match="only integer tensors"):
+        call(Scaled(), {"pixels": X, "scale": "no number"})
+
+
+def test_none_instead_of_a_batch_is_refused():
+    with pytest.raises(ValueFault, match="the data gave None instead of a batch; a batch is a tensor"):
+        list(batches_of([X, None]))
+    with pytest.raises(ValueFault, match="the data gave None instead of a batch"):
+        nk.compare(nn.Linear(2, 3), data=[None])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from netkin.sources.classics import svcca_convnet
+from netkin.sources.architectures import svcca_convnet
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Recipe
 from reproductions.svcca import compression

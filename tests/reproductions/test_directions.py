@@ -7,8 +7,7 @@ import torch
 
 import netkin as nk
 from netkin.errors import SourceError
-from netkin.sources.classics import svcca_convnet
-from netkin.sources.residual import ResNet
+from netkin.sources.architectures import ResNet, svcca_convnet
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Recipe
 from reproductions.svcca import classes, few_directions, subspaces, toy

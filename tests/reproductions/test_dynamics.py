@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from netkin.errors import SourceError
-from netkin.sources.architectures import seeded
-from netkin.sources.classics import svcca_convnet
-from netkin.sources.residual import ResNet
+from netkin.sources.architectures import ResNet, seeded, svcca_convnet
 from reproductions.laboratory import Lab, Run
 from reproductions.svcca import bottom_up, recurrent
 

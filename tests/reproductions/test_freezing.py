@@ -2,8 +2,7 @@
 
 import pytest
 
-from netkin.sources.classics import svcca_convnet
-from netkin.sources.residual import ResNet
+from netkin.sources.architectures import ResNet, svcca_convnet
 from reproductions import laboratory
 from reproductions.claims import Measured
 from reproductions.laboratory import Lab, Recipe

@@ -11,8 +11,7 @@ import torch
 import netkin as nk
 from netkin.applications.stitching import interpolate
 from netkin.errors import NoValue, SourceError
-from netkin.sources.architectures import ConvNet, seeded
-from netkin.sources.residual import ResNet
+from netkin.sources.architectures import ConvNet, ResNet, seeded
 from reproductions import laboratory
 from reproductions.claims import verdict
 from reproductions.laboratory import Lab, Recipe

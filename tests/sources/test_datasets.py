@@ -193,3 +193,27 @@ def test_a_folder_without_its_kind_is_taken_for_images(tmp_path, monkeypatch):
         UnknownName, match="no data set named 'photos'; it is a folder: did you mean 'images:photos'\\?"
     ):
         load_data("photos")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def make():\n    yield torch.ones(2, 3)\n    raise KeyError('pixels')\n",
+        "class Broken(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n        return 3\n"
+        "    def __getitem__(self, place):\n        raise KeyError('pixels')\n"
+        "def make():\n    return Broken()\n",
+    ],
+)
+def test_an_error_inside_a_users_data_becomes_one_sentence(workshop, body):
+    workshop.write("nk_broken", f"import torch\n{body}")
+    data = load_data("nk_broken:make")
+    with pytest.raises(SourceError, match="^'nk_broken:make' raised KeyError: 'pixels'.$") as refusal:
+        list(data)
+    assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_a_function_that_returns_a_single_number_is_refused(workshop):
+    workshop.write("nk_number", "import torch\ndef make():\n    return torch.tensor(1.0)\n")
+    with pytest.raises(SourceError, match="'nk_number:make' returned a single number; the first axis"):
+        load_data("nk_number:make")

@@ -14,7 +14,7 @@ import netkin
 from netkin.errors import ForwardError, SourceError
 from netkin.representations import layers, recording
 from netkin.sources import load_model
-from netkin.sources.vetting import clean_program
+from netkin.sources.exported import clean_program
 
 
 class Net(nn.Module):
@@ -209,6 +209,8 @@ def test_sizes_are_not_evaluated(path, hostile):
 @pytest.mark.parametrize(
     "expression",
     ["exec('1')", "Symbol('s0').args", "(lambda: 1)()", "[].append(1)", "Symbol('os.system')", "9**9**9",
+     "Pow(9, Pow(9, 9))", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "Pow(2, Symbol('s0'))",
+     "Pow(Pow(Pow(9, 64), 64), 64)", "Pow(9)",
      "Integer(10**9)", "Function('f')", "Symbol(*'a1')", "Lambda(s0, s0)"],
 )  # fmt: skip
 def test_sizes_are_arithmetic_only(expression):
@@ -218,7 +220,13 @@ def test_sizes_are_arithmetic_only(expression):
 
 @pytest.mark.parametrize(
     "expression",
-    ["Symbol('s77', positive=True, integer=True)", "Add(Mul(Integer(4), Symbol('s0')), Integer(-1))", "2*s0 + 1"],
+    [
+        "Symbol('s77', positive=True, integer=True)",
+        "Add(Mul(Integer(4), Symbol('s0')), Integer(-1))",
+        "2*s0 + 1",
+        "Pow(Symbol('s0'), Integer(2))",
+        "Mul(Rational(1, 2), Pow(Symbol('s0'), Integer(-1)))",
+    ],
 )
 def test_sizes_that_torch_writes_are_kept(expression):
     assert clean_program({"expr_str": expression}) == {"expr_str": expression}

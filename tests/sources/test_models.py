@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+import netkin
 from netkin.errors import SourceError, UnknownName
 from netkin.sources import load_model
+from netkin.sources.models import remark_on
 
 NET = "from torch import nn\ndef make():\n    return nn.Linear(3, 2)\n"
 
@@ -22,8 +24,8 @@ def test_fresh_weights_are_the_same_each_time_and_leave_random_numbers_alone():
 
 
 def test_a_function_builds_a_model_the_same_each_time(workshop):
-    workshop.write("nk_net", NET)
-    first, second = load_model("nk_net:make"), load_model("nk_net:make")
+    workshop.write("nk_bare", NET)
+    first, second = load_model("nk_bare:make"), load_model("nk_bare:make")
     assert isinstance(first, nn.Linear)
     assert torch.equal(first.weight, second.weight)
 
@@ -85,3 +87,42 @@ def test_a_function_that_returns_no_model_is_refused(workshop):
 def test_a_folder_is_refused_with_what_to_write(tmp_path):
     with pytest.raises(SourceError, match="is a folder; for a Hugging Face model write 'hf:"):
         load_model(str(tmp_path))
+
+
+def test_weights_that_are_random_are_told_until_others_come():
+    model = load_model("netkin:digits", seed=3)
+    assert remark_on(model) == "'netkin:digits' was given no weights, so they are random, drawn from seed 3."
+    model.load_state_dict(load_model("netkin:digits").state_dict())
+    assert remark_on(model) == ""
+
+
+def test_seeds_tell_random_models_apart_and_are_repeated():
+    first, second, again = (load_model("netkin:digits", seed=seed).fc.weight for seed in (0, 1, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(second, again)
+
+
+def test_weights_from_a_file_are_not_called_random(tmp_path):
+    torch.save(load_model("netkin:digits").state_dict(), tmp_path / "net.pt")
+    assert remark_on(load_model(f"netkin:digits@{tmp_path / 'net.pt'}")) == ""
+
+
+def test_comparisons_say_that_weights_are_random(workshop):
+    workshop.write(
+        "nk_bare", "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n"
+    )
+    first, second = load_model("nk_bare:net"), load_model("nk_bare:net", seed=1)
+    inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    comparison = netkin.compare(first, second, data=[inputs])
+    words = (
+        "'nk_bare:net' was given no weights, so they are random, drawn from seed {}, unless its function reads some."
+    )
+    assert [words.format(seed) in comparison.warnings for seed in (0, 1)] == [True, True]
+    assert comparison.provenance["random weights b"] == words.format(1)
+    assert comparison["0", "0"] < 0.999
+
+
+def test_a_function_that_draws_nothing_is_not_called_random(workshop):
+    imported = "from netkin.sources.training import untrained_digits_net"
+    workshop.write("nk_self_seeded", f"{imported}\ndef net():\n    return untrained_digits_net(1)\n")
+    assert remark_on(load_model("nk_self_seeded:net")) == ""

@@ -64,7 +64,8 @@ def test_unpaired_labels_and_missing_axes_are_refused(tmp_path):
 def test_objects_are_refused_and_nothing_in_them_runs(tmp_path, hostile):
     np.savez(tmp_path / "a.npz", x=np.array([[hostile]], dtype=object))
     with pytest.raises(
-        SourceError, match="'x' in .* holds Python objects; only numbers are read, and nothing is unpick"
+        SourceError,
+        match="'x' in .* holds Python objects; only real numbers of at most 64 bits are read, and nothing is unpick",
     ):
         load_data(f"npz:{tmp_path / 'a.npz'}")
     np.savez(tmp_path / "b.npz", x=np.array([["a", "b"]]))
@@ -107,3 +108,22 @@ def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path):
     np.savez(tmp_path / "probe.npz", x=np.ones((3, 2)))
     with pytest.raises(SourceError, match=r"found no npz file '.*prob.npz'; did you mean 'probe.npz'\?"):
         load_data(f"npz:{tmp_path / 'prob.npz'}")
+
+
+def test_a_single_label_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array(1))
+    with pytest.raises(SourceError, match="the labels in .*a.npz' are a single number; there must be one for each"):
+        load_data(f"npz:{tmp_path / 'a.npz'}")
+
+
+@pytest.mark.parametrize("x", [np.ones(()), np.ones((3, 0)), np.ones((0, 3))])
+def test_examples_without_numbers_are_refused(tmp_path, x):
+    np.savez(tmp_path / "a.npz", x=x)
+    with pytest.raises(SourceError, match="there must be another, none of them empty"):
+        load_data(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_numbers_that_torch_has_not_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2), np.longdouble))
+    with pytest.raises(SourceError, match="holds values of type .*; only real numbers of at most 64 bits are read"):
+        load_data(f"npz:{tmp_path / 'a.npz'}")

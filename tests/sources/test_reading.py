@@ -39,7 +39,7 @@ def test_weights_that_may_not_be_read_are_refused(tmp_path, monkeypatch):
 
     torch.save({}, tmp_path / "net.pt")
     save_file({"a": torch.ones(1)}, tmp_path / "net.safetensors")
-    monkeypatch.setattr("netkin.sources.weights.tarfile.is_tarfile", refuse)
+    monkeypatch.setattr("netkin.sources.weights.vet_torch_file", refuse)
     monkeypatch.setattr("netkin.sources.weights.safetensors.torch.load_file", refuse)
     for name in ("net.pt", "net.safetensors"):
         with pytest.raises(SourceError, match="cannot be read: permission denied"):
@@ -67,7 +67,7 @@ def test_a_link_to_itself_is_refused(tmp_path):
 
 def test_what_is_no_plain_file_is_refused_unopened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SourceError, match="found no file '.*pipe'"):
+    with pytest.raises(SourceError, match="pipe' is a pipe or a device and is not opened"):
         content(tmp_path / "pipe")
 
 
@@ -83,3 +83,18 @@ def test_a_checkpoint_that_grows_beyond_measure_is_refused(tmp_path):
             entry.write(bytes(10_000_000))
     with pytest.raises(SourceError, match="that would become 120,000,000 in memory"):
         load_model(f"netkin:digits@{tmp_path / 'net.pt'}")
+
+
+@pytest.mark.parametrize("spec", ["npz:{}/a", "text:{}/a", "model netkin:digits@{}/a.pt", "model {}/a.pt2"])
+def test_pipes_are_not_opened_by_any_reader(tmp_path, spec):
+    for name in ("a", "a.pt", "a.pt2"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="is a pipe or a device and is not opened; copy it to a plain file"):
+        (load_model if spec.startswith("model ") else load_data)(spec.removeprefix("model ").format(tmp_path))
+
+
+def test_pipes_beside_the_weights_of_a_pretrained_model_are_not_opened(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    os.mkfifo(tmp_path / "generation_config.json")
+    with pytest.raises(SourceError, match="generation_config.json' is a pipe or a device and is not opened"):
+        load_model(f"hf:{tmp_path}")

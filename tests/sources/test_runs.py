@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
-from netkin.sources.checkpoints import as_checkpoint, built, step_in
-from netkin.sources.runs import open_run
+from netkin.sources.runs import as_checkpoint, built, open_run, step_in
 
 
 def net(width=3):
@@ -285,3 +284,18 @@ def test_a_home_folder_is_found(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(place.parent))
     assert open_run(f"~/{place.name}", net).steps == (1, 2)
     assert as_checkpoint(f"~/{place.name}/step_1.pt", 1).given == place / "step_1.pt"
+
+
+def test_the_last_checkpoint_of_a_pretrained_model_names_its_folder(tmp_path):
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / f"checkpoint-{step}" / name).touch()
+    assert open_run(tmp_path).whole == [f"hf:{tmp_path / 'checkpoint-2'}"]
+    assert open_run(tmp_path, "netkin:digits").whole == []
+
+
+def test_a_name_with_a_raised_digit_is_no_number(tmp_path):
+    for name in ("²1.pt", "²2.pt"):
+        torch.save({}, tmp_path / name)
+    assert open_run(tmp_path, "netkin:digits").steps == (1, 2)

@@ -1,6 +1,7 @@
 import io
 import pickle
 import tarfile
+import warnings
 
 import pytest
 import torch
@@ -185,3 +186,65 @@ def test_weights_in_an_unknown_wrapper_are_refused_with_where_we_look(state, tmp
         SourceError, match="epoch, net are no tensors. netkin looks .* at the top and under 'state_dict', 'mod"
     ):
         read_state(saved({"epoch": 3, "net": state}, tmp_path / "net.pt"))
+
+
+@pytest.mark.parametrize(
+    "weight, words",
+    [
+        (lambda: torch.full((2, 3), 1 + 2j), r"0\.weight \(complex in the file, real in the model\)"),
+        (lambda: torch.eye(2, 3).to_sparse(), r"0\.weight \(sparse in the file, real in the model\)"),
+        (lambda: torch.eye(2, 3, device="meta"), r"0\.weight \(without values in the file, real in the model\)"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            r"0\.weight \(nested in the file, real",
+        ),
+    ],
+)
+def test_weights_of_another_kind_are_refused(model, state, tmp_path, weight, words):
+    before = model[0].weight.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        saved(dict(state) | {"0.weight": weight()}, tmp_path / "net.pt")
+    with pytest.raises(SourceError, match=f"do not fit my:net: 1 of another kind: {words}"):
+        load_weights(model, tmp_path / "net.pt", name="my:net")
+    assert torch.equal(model[0].weight, before)
+
+
+def test_quantised_weights_are_refused_with_what_to_save(state, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantised = torch.quantize_per_tensor(torch.eye(2, 3), 0.1, 0, torch.qint8)
+        saved(dict(state) | {"0.weight": quantised}, tmp_path / "net.pt")
+    with pytest.raises(SourceError, match=r"quantised tensors: save them as `tensor\.dequantize\(\)`"):
+        read_state(tmp_path / "net.pt")
+
+
+def test_complex_weights_fit_a_complex_model(tmp_path):
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    state = {"weight": torch.full((2, 3), 1 + 2j), "bias": torch.zeros(2, dtype=torch.complex64)}
+    load_weights(model, saved(state, tmp_path / "net.pt"))
+    assert bool((model.weight == 1 + 2j).all())
+
+
+def test_a_torchscript_archive_is_refused_with_what_to_do(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls TorchScript deprecated
+        torch.jit.save(torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)), tmp_path / "net.pt")
+    with pytest.raises(SourceError, match=r"asks for TorchScript.*return `torch\.jit\.load\(\.\.\.\)` from a function"):
+        read_state(tmp_path / "net.pt")
+
+
+def test_what_checkpoints_usually_hold_beside_weights_passes_the_trial_reading(model, state, tmp_path):
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    beside = {
+        "optimizer": optimizer.state_dict(), "random": torch.get_rng_state(), "sizes": torch.Size([1, 2]),
+        "text": b"abc", "names": {"a", "b"}, "where": torch.device("cpu"), "kind": torch.float16,
+        "parameter": nn.Parameter(torch.ones(2)), "pairs": {(0, "a"): 1}, "buffer": bytearray(b"abc"),
+        "empty": torch.empty(0), "half": torch.ones(2).bfloat16(),
+    }  # fmt: skip
+    for zipped in (True, False):
+        torch.save({"state_dict": state, **beside}, tmp_path / "net.ckpt", _use_new_zipfile_serialization=zipped)
+        load_weights(model, tmp_path / "net.ckpt")
+        assert holds_the_state(model)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET, refuse_missing_folder
+from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, refuse_crash
+from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,23 +51,24 @@ class Amount(click.ParamType):
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@FORCE
 @QUIET
 @JSON
 @refusing
-def compress(model: str, save: Path | None, json: bool, **options: Any) -> None:
+def compress(model: str, save: Path | None, force: bool, json: bool, **options: Any) -> None:
     """Restrict layers of MODEL to the few directions of their inputs that matter, and show what that saves.
 
-    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load_compressed(FILE, model)`.
+    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load(FILE, model)`.
     """
     from netkin.applications.compression import save_compressed
 
-    refuse_missing_folder(save, "--save")
+    outputs = Outputs(force, model, options["against"], options["data"], options["test"])
+    outputs.check("--save", save, "compressed")
     small = _compressed(model, **options)
     table: Any = small.compression
     click.echo(as_json(table.to_header()) if json else str(table))
-    if save:
-        save_compressed(small, save)
-        click.echo(f"saved to {save}", err=True)
+    outputs.write(save, partial(save_compressed, small), f"saved to {save}")
+    outputs.finish()
 
 
 def _compressed(
@@ -73,18 +76,20 @@ def _compressed(
 ) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
-    from netkin.sources import load_data, load_model
+    from netkin.sources import load_data
 
-    whole = load_model(model)
-    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"))
+    whole, *others = loaded_models([model, against] if against else [model])
+    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
-    return compress_model(
+    small = compress_model(
         whole,
         list(layers),
         data=batches,
-        test=load_data(test) if test else None,
-        against=load_model(against) if against else "logits",
+        test=load_data(test, models=[model]) if test else None,
+        against=others[0] if others else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
         **options,
     )
+    tell_random_weights([whole, *others])
+    return small

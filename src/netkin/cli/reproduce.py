@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.errors import SourceError
 
@@ -48,10 +49,13 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="FILE",
     help="Write all that is recorded as a page for the browser to this file.",
 )
+@FORCE
 @QUIET
 @JSON
 @refusing
-def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bool, **options: Any) -> None:
+def reproduce(
+    names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
+) -> None:
     """Measure what papers claim, and record what was found.
 
     Each claim is recorded as soon as it is finished, so that an interrupted run goes on where it was; recorded claims
@@ -60,8 +64,7 @@ def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bo
     """
     if not (names or listing or page):
         raise click.UsageError("name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all.")
-    refuse_missing_folder(page, "--page")
-    refuse_other_page(page, "--page")
+    Outputs(force).check("--page", page, "page")
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
     if listing:
@@ -70,7 +73,7 @@ def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bo
         _print(make(tables.listed(names), out), json)
     failed = _measure(root, names, out, json, **options) if names and not listing else False
     if page:
-        _write_page(out, page)
+        _write_page(out, page, force)
     if failed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -117,8 +120,8 @@ def _print(content: Any, json: bool) -> None:
     click.echo(as_json(content) if json else content)
 
 
-def _write_page(out: Path, page: Path) -> None:
+def _write_page(out: Path, page: Path, force: bool) -> None:
     from netkin.reporting.claims import report_claims
     from netkin.results.claim import recorded
 
-    click.echo(f"page: open {report_claims(recorded(out), page)}", err=True)
+    click.echo(f"page: open {report_claims(recorded(out), page, overwrite=force)}", err=True)

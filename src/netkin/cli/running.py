@@ -25,25 +25,45 @@ def called(
     function: Callable[..., Result], a: str, b: str | None, data: str, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
-    from netkin.sources import load_model
-
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
-    models = [load_model(spec) for spec in specs]
+    models = loaded_models(specs)
     chosen = {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
-    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"))
+    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"), specs)
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)
 
 
-def loaded(spec: str, batch_size: int, examples: int | None, seed: int, balanced: bool = False) -> Batches | Borrowed:
-    """Return the data that `spec` names, or a sample of so many of its examples."""
+def loaded_models(specs: Sequence[str]) -> list[nn.Module]:
+    """Return the models that `specs` name; those without weights have other random ones each."""
+    from netkin.sources import load_model
+
+    return [load_model(spec, seed=place) for place, spec in enumerate(specs)]
+
+
+def tell_random_weights(models: Sequence[nn.Module]) -> None:
+    """Say on stderr which models have random weights, where a result does not carry that."""
+    from netkin.sources.models import remark_on
+
+    for remark in filter(None, map(remark_on, models)):
+        click.echo(f"warning: {remark}", err=True)
+
+
+def loaded(
+    spec: str,
+    batch_size: int,
+    examples: int | None,
+    seed: int,
+    balanced: bool = False,
+    models: Sequence[str] = (),
+) -> Batches | Borrowed:
+    """Return the data that `spec` names, as its `models` take them, or a sample of so many of its examples."""
     from netkin.sources import load_data
-    from netkin.sources.sampling import sample
+    from netkin.sources.batches import sample
 
     if balanced and examples is None:
         raise click.UsageError("--balanced goes with --examples N, which says how many.")
-    return sample(load_data(spec, batch_size=batch_size), examples, seed=seed, balanced=balanced)
+    return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
 def _names(a: str, b: str | None) -> tuple[str, str]:
@@ -54,12 +74,14 @@ def _names(a: str, b: str | None) -> tuple[str, str]:
 @contextmanager
 def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterator[None]:
     """Inside the `with`, what a model raises while it runs becomes a refusal that names it and what it was fed."""
+    from torch import nn
+
     running: list[str] = []  # at most one
     with ExitStack() as stack:
         for spec, model in zip(specs, models, strict=True):
-            begin = model.register_forward_pre_hook(partial(_begin, running, spec), with_kwargs=True)
+            begin = nn.Module.register_forward_pre_hook(model, partial(_begin, running, spec), with_kwargs=True)
             stack.callback(begin.remove)
-            stack.callback(model.register_forward_hook(partial(_end, running)).remove)
+            stack.callback(nn.Module.register_forward_hook(model, partial(_end, running)).remove)
         try:
             yield
         except NetkinError:

@@ -138,10 +138,6 @@ class Alignment:
         """Return the rows as the models gave them, and those of averaged maps."""
         return {**rows, **{key: _average(rows[x.key], x, y.space) for key, (x, y) in self._averaged.items()}}
 
-    @property
-    def resizes(self) -> bool:
-        return bool(self._averaged)
-
     def plainly(self, sentence: str) -> str:
         """Return a sentence with the layers' own names."""
         for key, (layer, _) in self._averaged.items():

@@ -90,7 +90,7 @@ class Feed:
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
-            if self.paired:
+            if self.paired and len(every) > 1:
                 _refuse_uneven(found)
             yield {runner: batch for runner, batch in found.items() if batch is not None}
 
@@ -122,14 +122,10 @@ def slices(start: int, stop: int) -> list[slice]:
     return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
 
 
-def _halves(part: Any) -> Any:
-    return part.split("/") if isinstance(part, str) else part
-
-
 def parsed_part(part: Any) -> tuple[int, int]:
     """Return a part, written as "3/16" or (3, 16), as two numbers."""
     try:
-        which, count = (operator.index(int(one) if isinstance(part, str) else one) for one in _halves(part))
+        which, count = map(int, part.split("/")) if isinstance(part, str) else map(operator.index, part)
     except (TypeError, ValueError):
         raise ValueFault(f"a part is written as '3/16', the third of sixteen; got {part!r}.") from None
     if not 1 <= which <= count:

@@ -159,7 +159,7 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
 
 
 def memory_limit(memory: int | None, device: Any = None) -> int:
-    """Return the bytes that statistics may take: what is asked for, or a quarter of all there is.
+    """Return the bytes that statistics may take: the user's limit, or a quarter of all memory.
 
     What is free at the moment does not count, so that parts of one study choose the same collectors.
     """
@@ -169,7 +169,7 @@ def memory_limit(memory: int | None, device: Any = None) -> int:
 # --- explaining -------------------------------------------------------------------------------------------------------
 
 
-def explained(
+def make_explanation(
     runners: Sequence[Runner],
     measures: Sequence[Measure],
     pairs: Pairs,
@@ -182,7 +182,7 @@ def explained(
     """
     findings = _Findings(runners, measures, pairs, study)
     if batches is None:
-        findings.weigh()
+        findings.read_weights()
     else:
         findings.look(batches)
     try:
@@ -194,7 +194,7 @@ def explained(
 
 
 def refuse_stream(data: Any) -> None:
-    """Refuse data that can be read only once: a look at them would take the first batch away."""
+    """Refuse data that can be read only once: reading the first batch would remove it."""
     if isinstance(data, Iterator):
         raise ValueFault(
             "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a list."
@@ -225,7 +225,7 @@ class _Findings:
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
 
-    def weigh(self) -> None:
+    def read_weights(self) -> None:
         """Note the layers as their weights show them."""
         for one in self.runners:
             self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in one.weights().items()}
@@ -293,7 +293,7 @@ class _Findings:
         for model, found in self.layers.items():
             yield f"{model}: {_layers_in_words(found)}"
         for runner in self.runners:
-            yield from (f"  left out: {reason}" for reason in runner.left_out.values())
+            yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
         yield f"pairs: {plan.pairs:,}"
         if self.holes:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,22 @@ from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.progress import ProgressOption, showing
+from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
-from netkin.results.records import now
+from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
 from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
-PLAIN = (
-    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
-    "created",
-)  # fmt: skip
+NAMED = 8  # layers that a warning names
+PLAIN = {
+    "models": list[str], "origins": dict[str, dict[str, str]], "resizes": bool, "plan": str, "names": dict[str, str],
+    "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
+    "created": str,
+}  # fmt: skip
 
 
 class Statistics:
@@ -56,6 +59,7 @@ class Statistics:
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
+        self.unverified = ""  # the file without a checksum from which it was loaded
 
     def open(self, plan: Plan, collectors: Sequence[list[Collector]]) -> None:
         """Take the collectors that a plan has chosen."""
@@ -65,10 +69,15 @@ class Statistics:
         """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
-        left_out = [reason for runner in runners for reason in runner.left_out.values()]
+        remarks = [origin["random weights"] for origin in self.origins.values() if "random weights" in origin]
+        self.warnings += dict.fromkeys(remarks)
+        left_out = {
+            f"{layer!r} of {runner.name!r}": why for runner in runners for layer, why in runner.left_out.items()
+        }
         if left_out:
-            more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
-            self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
+            named = ", ".join(list(left_out)[:NAMED])
+            more = f" and {len(left_out) - NAMED} others" if len(left_out) > NAMED else ""
+            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(left_out.values()))}.")
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -122,10 +131,10 @@ class Statistics:
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
-        lacking = []
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
         for collectors in self.collectors:
             for collector in collectors:
-                if type(collector) not in measure.facts.reads.collectors:
+                if collector.kind not in known:
                     continue
                 missing = collector.serves(type(collector).settings_for(measure))
                 if missing:
@@ -148,9 +157,21 @@ class Statistics:
         found = found_measures(collected if measures is None else measures)
         for measure in found if any(self.collectors) else ():
             self.collector(measure)
-        with showing(progress):
+        with showing(progress), self._doubted():
             made = [comparison_of(self, found, pair) for pair in self.pairs.of]
         return made[0] if len(made) == 1 else Comparisons(made)
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
+        try:
+            yield
+        except NetkinError:
+            raise
+        except Exception as fault:
+            if not self.unverified:
+                raise
+            raise FileFault(f"{self.unverified!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
@@ -195,12 +216,12 @@ class Statistics:
         copy.__dict__.update(self.__dict__)
         return copy
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all to one file; the file appears whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
         tensors: dict[str, torch.Tensor] = {}
         held = packed(self.collectors, tensors, "collectors")
         arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-        files.write(path, KIND, self._header() | {"collectors": held}, arrays)
+        files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PLAIN} | {
@@ -219,18 +240,22 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        return _restored(header, arrays)
+        statistics = _restored(header, arrays)
+    statistics.unverified = "" if files.has_checksum(path) else str(path)
+    return statistics
 
 
 def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
     """Refuse a file that needs a package which is not installed here."""
-    for need in header.get("needs", []):
-        try:
-            find(need["measures"][0])
-        except UnknownName as absent:
-            raise FileFault(
-                f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
-            ) from absent
+    with files.damage_reported(path):
+        for need in header.get("needs", []):
+            measures = typed(need["measures"], list[str], "measures")
+            try:
+                find(measures[0])
+            except UnknownName as absent:
+                raise FileFault(
+                    f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
+                ) from absent
 
 
 def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
@@ -242,8 +267,8 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     study = Study(alignment.layers, alignment.rectangles, **header["study"])
     needs = [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
-    for name in PLAIN:
-        setattr(statistics, name, header[name])
+    for name, hint in PLAIN.items():
+        setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     statistics.collectors = unpacked(header["collectors"], tensors)
@@ -268,13 +293,21 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
         yield f"shapes of {name!r}", shapes[0], shapes[1]
     yield "pairs", one.pairs.words, other.pairs.words
     asked = [[list(need.measures) for need in part.needs] for part in (one, other)]
-    yield "measures", asked[0], asked[1]
+    short = list(map(_unshared, asked, asked[::-1]))
+    yield ("measures", *(asked if short[0] == short[1] else short))
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
     for name in {**one.settings, **other.settings}:
         yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
     if one.part and other.part:  # parts of one set; separate loaders may go by other names
         yield "data", one.data, other.data
+
+
+def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
+    """Return in words the measures of one part that the other lacks; all of them where it lacks none."""
+    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
+    found = [name for name in every if name not in others] or every
+    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} others" if len(found) > NAMED else "")
 
 
 def found_measures(asked: Any) -> list[Measure]:
@@ -296,6 +329,7 @@ def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
         "plan": statistics.plan,
         **({"data digest": statistics.digest.hex} if statistics.examples else {}),
         **({"settings digest": settings_digest(statistics.settings)} if statistics.settings else {}),
+        **({"call": command()} if command() else {}),
         "products": statistics.products,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The registry: a measure is a pure function of one statistic, with facts declared once and read by everybody else.
+"""The registry: a measure is a pure function of one statistic, with facts that are declared once.
 
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
@@ -66,6 +66,7 @@ class Facts:
     shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
+    unit: str = ""  # of its values: radians or nats; none for shares and correlations
     by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def at(self, settings: Settings) -> Facts:
@@ -102,6 +103,11 @@ class Measure:
         changed = {key: value for key, value in self.settings.items() if key in shows or self.defaults[key] != value}
         inside = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
         return f"{self.name}({inside})" if inside else self.name
+
+    @property
+    def takes_matrices(self) -> bool:
+        """Whether a matrix of each layer is enough to call it."""
+        return getattr(self.facts.reads, "takes_matrices", True)
 
     @property
     def summary(self) -> str:
@@ -189,6 +195,7 @@ def measure(
     shows: tuple[str, ...] = (),
     smooth: bool | str | Callable[[Settings], bool | str] = True,
     debiased_as: str = "",
+    unit: str = "",
 ) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
@@ -209,6 +216,7 @@ def measure(
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
         debiased_as: the name of the same measure without the bias of small samples.
+        unit: of its values, such as radians; none for shares and correlations.
     """
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
@@ -231,6 +239,7 @@ def measure(
             shows=shows,
             smooth=True if callable(smooth) else smooth,
             debiased_as=debiased_as,
+            unit=unit,
             by_settings=rules,
         )
         public = _callable_with_matrices(function, facts)
@@ -253,11 +262,15 @@ def _pair_type(function: Callable[..., Any]) -> type[Any]:
     )
 
 
-def measures() -> dict[str, Measure]:
-    """Return all measures by name: ours, and those that installed packages offer."""
+def measures(*, matrices: bool = False) -> dict[str, Measure]:
+    """Return all measures by name: ours, and those that installed packages offer.
+
+    With `matrices`, those alone that a matrix of each layer is enough for.
+    """
     for sentence in broken_packages().values():
         _warn_of(sentence)
-    return dict(_MEASURES)
+    chosen = dict(_MEASURES)
+    return {name: one for name, one in chosen.items() if one.takes_matrices} if matrices else chosen
 
 
 def find(spec: str | Callable[..., Any] | Measure) -> Measure:

@@ -128,6 +128,7 @@ def _conventions(table: Values) -> dict[str, Any]:
         "conventions": table.conventions or "not said",
         "direction": direction(table),
         "range": range_of(table),
+        "unit": table.unit or "none",
         "symmetric": "yes" if table.symmetric else "no: exchanging the models changes the values",
         "statistic": table.statistic,
         "exactness": table.exactness,

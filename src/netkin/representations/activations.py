@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
+from netkin.representations.example_axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import (
     apart,
     is_plain_tensor,
     keeping,
     main_tensor,
-    one_forward,
     unrecordable,
     watching,
 )
@@ -68,7 +67,7 @@ def activations(
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
-    positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
+    positions) is left out; one chosen by name is refused. `Reader.left_out` holds the reasons.
 
     Args:
         model: the model, which is left as it was.
@@ -245,8 +244,7 @@ class Reader:
             return self._run(batch)
         spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
         try:
-            with one_forward(self.model):  # which ends also where a hook stops it
-                return self._run(batch)
+            return self._run(batch)
         except UnclearAxis:
             put_back()
             self.learning_passes += 1

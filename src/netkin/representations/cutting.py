@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.guests import model_lock
-from netkin.representations.hooks import main_tensor, one_forward, watching
+from netkin.representations.hooks import main_tensor, watching
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call
 from netkin.representations.nesting import copied, path_to_tensor, replaced_at
@@ -37,8 +37,7 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
         raise _Reached(output)
 
     try:
-        # one forward for other watchers too, which ends where this one stops it
-        with model_lock(), watching(model, [_one_call(model, layer)], stop), one_forward(model):
+        with model_lock(), watching(model, [_one_call(model, layer)], stop):
             feed(model, batch, forward)
     except _Reached as reached:
         return reached.output

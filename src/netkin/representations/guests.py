@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ def precision_in_words(dtype: str, rounded: Sequence[str]) -> str:
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Inside the `with`, the models are in evaluation mode; afterwards each module has its own training flag again."""
     with model_lock():
-        modules = [module for model in models for module in model.modules()]
+        # a frozen ScriptModule has no training mode
+        modules = [module for model in models for module in model.modules() if hasattr(module, "training")]
         flags = [module.training for module in modules]
         try:
             # set one by one: `eval()` may be overridden to do more (adapters merge their weights there)
@@ -116,13 +118,21 @@ def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
 
 
 @contextmanager
-def random_states_kept(*models: nn.Module) -> Iterator[None]:
-    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it."""
+def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator[None]:
+    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it.
+
+    So do the generators of loaders in `data`, so that a training loader may serve.
+    """
     put_back = random_states(*models)
+    owners = [owner for one in data for owner in (one, getattr(one, "sampler", None))]
+    generators = [one for one in (getattr(owner, "generator", None) for owner in owners) if one is not None]
+    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     try:
         yield
     finally:
         put_back()
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def random_states(*models: nn.Module) -> Callable[[], None]:

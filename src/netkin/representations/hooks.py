@@ -75,13 +75,15 @@ def watching(
     What `react` returns, unless None, takes the place of the output.
     """
     watch, known = Watch(names, react, begin), modules(model)
+    # called on the class: a ScriptModule refuses the method, and yet its hooks run
+    after = nn.Module.register_forward_hook
     root = known[""]
     with ExitStack() as stack:
         stack.enter_context(uncompiled(model))
-        stack.callback(root.register_forward_pre_hook(watch.begin, prepend=True).remove)
+        stack.callback(nn.Module.register_forward_pre_hook(root, watch.begin, prepend=True).remove)
         for stem in watch.wanted:
-            stack.callback(known[stem].register_forward_hook(partial(watch.called, stem)).remove)
-        stack.callback(root.register_forward_hook(watch.end, always_call=True).remove)
+            stack.callback(after(known[stem], partial(watch.called, stem)).remove)
+        stack.callback(after(root, watch.end, always_call=True).remove)
         yield
 
 
@@ -165,12 +167,22 @@ def apart(value: Any, output: Tensor) -> Any:
     return value.clone() if same else value
 
 
+def _watches(root: nn.Module) -> list[Watch]:
+    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
+    return [owner for owner in owners if isinstance(owner, Watch)]
+
+
+def end_forward(root: nn.Module) -> None:
+    """Tell those who watch a model that its forward has ended, where torch does not."""
+    for watch in _watches(root):
+        watch.end(root)
+
+
 @contextmanager
 def one_forward(model: nn.Module) -> Iterator[None]:
     """Make all that `model` does inside the `with` count as one forward, however many of its parts are called."""
     root = unwrapped(model)
-    owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
-    watches = [(owner, owner.depth) for owner in owners if isinstance(owner, Watch)]
+    watches = [(watch, watch.depth) for watch in _watches(root)]
     for watch, _ in watches:
         watch.begin(root)
     try:

@@ -8,6 +8,7 @@ one that writes into its input changes neither the caller's data nor what the ne
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.representations.hooks import one_forward
+from netkin.progress import reporting
+from netkin.representations.hooks import end_forward, one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
@@ -45,9 +47,42 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
         with one_forward(model):
             return forward(model, batch)
     inputs = inputs_of(batch)
-    if isinstance(inputs, Mapping):
-        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-    return model(inputs)
+    try:
+        if isinstance(inputs, Mapping):
+            return _call_with(model, {key: value for key, value in inputs.items() if key not in LABELS})
+        return model(inputs)
+    except Exception:
+        raise
+    except BaseException:  # what stops a forward half way: torch tells the hooks of an `Exception` alone
+        end_forward(model)
+        raise
+
+
+def _call_with(model: nn.Module, keywords: dict[Any, Any]) -> Any:
+    """Return what `model` gives for keywords; those that it does not take, or lacks, are refused."""
+    try:
+        return model(**keywords)
+    except (TypeError, RuntimeError) as fault:
+        misfit = _misfit(model, keywords)
+        if not misfit:
+            raise
+        raise ForwardError(
+            f"a batch has the keys {', '.join(map(repr, keywords)) or 'of labels alone'}, which do not fit "
+            f"{type(model).__name__}: {misfit}; choose the inputs in a function given as `transform` (`transforms` for "
+            "several models) or `forward`."
+        ) from fault
+
+
+def _misfit(model: nn.Module, keywords: dict[Any, Any]) -> str:
+    """Return in words why the model's `forward` does not take these keywords, or nothing if it does."""
+    try:
+        signature = inspect.signature(model.forward)
+        signature.bind(**keywords)
+    except TypeError as fault:
+        return f"{fault}"
+    except ValueError:  # no signature that Python knows
+        return ""
+    return ""
 
 
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
@@ -121,10 +156,20 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
     batches = (batch for batch in _iterated(data, batch_size) if length_if_known(batch) != 0)
     gave_some = False
     for batch in batches if examples is None else _limited(batches, examples):
+        if batch is None:
+            raise ValueFault("the data gave None instead of a batch; a batch is a tensor, or inputs with their labels.")
         gave_some = True
         yield batch
     if not gave_some:
         raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
+
+
+def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
+    """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
+    with reporting(examples_in(data, examples), doing, "examples") as report:
+        for batch in batches_of(data, examples):
+            yield batch
+            report.update(length_if_known(batch) or 0)
 
 
 def batch_length(batch: Any) -> int:

@@ -17,7 +17,8 @@ So a ResNet gives ``conv1, bn1, layer1.0, layer1.1, ..., fc``; a BERT gives ``em
 pooler``; ``nn.Sequential(Linear, ReLU, Linear)`` gives ``0, 1, 2``.
 
 Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are looked through, wherever they are: names
-are those of the model inside.
+are those of the model inside. A ScriptModule, scripted or traced, and the module of an exported program are one layer:
+what is inside them does not run as modules.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -37,7 +39,7 @@ Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
 
 
 def layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that netkin looks at by default.
+    """Return the names of the layers that netkin compares by default.
 
     Example:
         >>> layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -75,8 +77,17 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the direct children of `module` by name, each without its wrappers."""
-    return {name: unwrapped(child) for name, child in module._modules.items() if child is not None}
+    """Return the direct children of `module` by name, each without its wrappers; what runs as a whole has none."""
+    inside = {} if _runs_whole(module) else module._modules
+    return {name: unwrapped(child) for name, child in inside.items() if child is not None}
+
+
+def _runs_whole(module: nn.Module) -> str:
+    """Return what a module is whose parts do not run as modules, or an empty text."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a ScriptModule"
+    # by the child that checks its inputs
+    return "the module of an exported program" if "_guards_fn" in module._modules else ""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -85,6 +96,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise ValueFault(
             f"a model must be a `torch.nn.Module`; got {type(model).__name__}."
             + " `nk.load_model` makes a model of a text." * isinstance(model, str)
+            + " `torch.export.unflatten` makes a module of it." * isinstance(model, torch.export.ExportedProgram)
         )
     while isinstance(model, (nn.DataParallel, DistributedDataParallel)) or "_orig_mod" in model._modules:
         model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]  # type: ignore[assignment]
@@ -92,13 +104,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_lazy(*models: nn.Module) -> None:
-    """Refuse models with lazy modules that have no weights yet: running them here would draw these weights."""
+    """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
     for model in models:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
                 raise ValueFault(
                     f"{layer_label(name.rpartition('.')[0])} is a lazy module without weights yet; run the model once "
                     "on your own data first, which draws them."
+                )
+            if tensor.is_meta:
+                raise ValueFault(
+                    "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
 
 
@@ -182,6 +198,11 @@ def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
         return _of_type(known, names, one)
     # the name of a type, for those who can't pass the type itself: the command line
     of_type = [name for name in names if type(known[name]).__name__ == one.rpartition(".")[2]]
+    if not of_type and _runs_whole(known[""]):
+        raise UnknownName(
+            f"no layer named {one!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can be "
+            "recorded; pass the model it was made from, or `torch.export.unflatten(torch.export.export(model, ...))`."
+        )
     return of_type or _globbed(names, one)
 
 

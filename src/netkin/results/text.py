@@ -257,9 +257,10 @@ def direction(table: Values) -> str:
 
 def _range(table: Values) -> str:
     low, high = (f"{bound:.4g}" for bound in table.bounds)
+    unit = f" {table.unit}" if table.unit else ""
     if math.isinf(table.bounds[1]):
-        return "unbounded" if math.isinf(table.bounds[0]) else f"from {low}"
-    return f"at most {high}" if math.isinf(table.bounds[0]) else f"{low} to {high}"
+        return f"unbounded{unit}" if math.isinf(table.bounds[0]) else f"from {low}{unit}"
+    return (f"at most {high}" if math.isinf(table.bounds[0]) else f"{low} to {high}") + unit
 
 
 def has_errors(table: Values) -> bool:

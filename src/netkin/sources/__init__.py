@@ -3,7 +3,13 @@
 `load_model("netkin:tiny10@seed0.pt")` gives a model, `load_data("digits:test")` gives batches.
 """
 
+import sys
+
+from netkin.sources import architectures
 from netkin.sources.datasets import Batches, load_data
 from netkin.sources.models import load_model
 
 __all__ = ["Batches", "load_data", "load_model"]
+
+# the networks lay in three more modules once
+sys.modules.update({f"{__name__}.{earlier}": architectures for earlier in ("classics", "residual", "sequences")})

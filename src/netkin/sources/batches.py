@@ -1,16 +1,28 @@
-"""Batches: examples handed out in the same order each time."""
+"""Batches: examples handed out in the same order each time, all of them or a sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
-# what is stored, its labels, and how a batch of the stored becomes what a model is fed
-Examples = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.sources.names import in_short
+
+# what is stored, its labels, how a batch of the stored becomes what a model is fed, and what to remark on the data
+Examples = tuple[Unpack[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]], Unpack[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +30,7 @@ class Batches:
     """Examples with their labels, handed out batch by batch, in the same order each time.
 
     `stored` holds all examples as compactly as they came; `prepare` makes of some of them what a model is fed. Without
-    labels a batch is the examples alone.
+    labels a batch is the examples alone. `remarks` say what a reader of results should know: they become warnings.
     """
 
     name: str
@@ -26,6 +38,7 @@ class Batches:
     labels: Tensor | None = None
     batch_size: int = 128
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
+    remarks: tuple[str, ...] = ()
 
     @property
     def examples(self) -> int:
@@ -67,9 +80,126 @@ class Borrowed:
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.again() if self.again else self.batches)
+        try:
+            yield from self.again() if self.again else self.batches
+        except NetkinError:
+            raise
+        except Exception as error:  # a function's own code may raise anything
+            raise SourceError(f"{self.name!r} raised {in_short(error)}") from error
 
 
 def as_they_are(examples: Tensor) -> Tensor:
     """Return `examples`, which need nothing done to them."""
     return examples
+
+
+Data = Batches | Borrowed
+
+
+def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = False) -> Data:
+    """Return `examples` of the data, drawn by chance over the whole set; `balanced` takes as many of each class.
+
+    They keep the order of the set, and the name of the data says what they are. Where the examples cannot be reached
+    by number, as in a stream, the data stay as they are under a name that says that only the first are taken; who reads
+    them stops after `examples`. As many as there are, or more, are the whole set.
+
+    Example:
+        >>> from netkin.sources import load_data
+        >>> some = sample(load_data("digits:test"), 50)
+        >>> some.name, some.examples
+        ('digits:test, a sample of 50 of 360 (seed 0)', 50)
+    """
+    if examples is None:
+        return data
+    if examples < 1:
+        raise ValueFault(f"`examples` must be at least 1; got {examples}.")
+    total = data.examples if _is_indexable(data) else None
+    if total is None:
+        if balanced:
+            raise SourceError(_without_labels(data))
+        return replace(data, name=f"{data.name}, the first {examples:,} examples")
+    if examples >= total and not balanced:
+        return data
+    drawn = torch.Generator().manual_seed(seed)
+    places = _balanced(data, examples, drawn) if balanced else torch.randperm(total, generator=drawn)[:examples]
+    kind = "a balanced sample" if balanced else "a sample"
+    return _picked(data, places.sort().values, f"{data.name}, {kind} of {examples:,} of {total:,} (seed {seed})")
+
+
+def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
+    """Return the places of as many examples of each class; what is left over goes to classes drawn by chance."""
+    labels = _labels(data)
+    if labels is None:
+        raise SourceError(_without_labels(data))
+    classes, counts = labels.unique(return_counts=True)
+    if examples < len(classes):
+        raise ValueFault(
+            f"{examples:,} examples can't be spread over the {len(classes):,} classes of {data.name!r}; take at least "
+            f"{len(classes):,}."
+        )
+    wanted = torch.full((len(classes),), examples // len(classes))
+    wanted[torch.randperm(len(classes), generator=drawn)[: examples % len(classes)]] += 1
+    if (wanted > counts).any():
+        rare = int(counts.argmin())
+        raise ValueFault(
+            f"class {int(classes[rare])} of {data.name!r} has {int(counts[rare]):,} examples, too few for a balanced "
+            f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}."
+        )
+    places = [(labels == one).nonzero().flatten() for one in classes]
+    return torch.cat(
+        [at[torch.randperm(len(at), generator=drawn)[:k]] for at, k in zip(places, wanted.tolist(), strict=True)]
+    )
+
+
+def _picked(data: Data, places: Tensor, name: str) -> Data:
+    if isinstance(data, Batches):
+        labels = None if data.labels is None else data.labels[places]
+        return replace(data, name=name, stored=data.stored[places], labels=labels)
+    loader: Any = data.batches
+    chosen = DataLoader(
+        Subset(loader.dataset, places.tolist()),
+        batch_size=loader.batch_size,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
+    return replace(data, name=name, batches=chosen)
+
+
+def _is_indexable(data: Data) -> bool:
+    """Tell whether every example of the data can be reached by its number."""
+    if isinstance(data, Batches):
+        return True
+    loader = data.batches
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    # a sampler or batch sampler of one's own may leave examples out, or repeat them
+    whole = isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)
+    plain = type(loader.sampler) in (SequentialSampler, RandomSampler) and type(loader.batch_sampler) is BatchSampler
+    return plain and whole and len(loader.sampler) == len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _labels(data: Data) -> Tensor | None:
+    """Return the class numbers of all examples, or None where they are not known without running through the data."""
+    found = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
+    if found is None:
+        return None
+    labels = torch.as_tensor(found)
+    return labels if labels.ndim == 1 and not labels.is_floating_point() and len(labels) == data.examples else None
+
+
+def _labels_of(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1] if len(dataset.tensors) > 1 else None
+    if isinstance(dataset, Subset):
+        inner = _labels_of(dataset.dataset)
+        return None if inner is None else torch.as_tensor(inner)[torch.as_tensor(dataset.indices)]
+    return getattr(dataset, "targets", getattr(dataset, "labels", None))
+
+
+def _without_labels(data: Data) -> str:
+    return (
+        f"the classes of {data.name!r} are not known, so no balanced sample of them can be drawn; use data with "
+        "labels, such as an image folder, or a Dataset with the attribute `targets`."
+    )

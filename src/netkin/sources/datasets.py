@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
-from netkin.sources.cifar import cifar10, cifar100
-from netkin.sources.functions import call, find_function
+from netkin.sources.examples import npz, text
 from netkin.sources.images import digits, image_folder
-from netkin.sources.mnist import mnist
-from netkin.sources.npz import npz
-from netkin.sources.options import fitted, split_options
+from netkin.sources.names import call, find_function, fitted, split_options
+from netkin.sources.pretrained import load_processor, preprocessing
+from netkin.sources.published import cifar10, cifar100, mnist, svhn
 from netkin.sources.reading import refusing_unreadable
-from netkin.sources.svhn import svhn
-from netkin.sources.text import text
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
@@ -37,6 +34,7 @@ class DataSource:
     load: Callable[..., Examples] | None = None
     needs_place: bool = True
     options: str = ""
+    has_images: bool = False
 
 
 def _parts(name: str, what: str, where: str, load: Callable[..., Examples], options: str) -> list[DataSource]:
@@ -48,7 +46,8 @@ def _parts(name: str, what: str, where: str, load: Callable[..., Examples], opti
             where,
             f"{name}{ending}:data",
             partial(load, _part=part),
-            options=f"normalise={name} (if not said otherwise){options}",
+            options=f"normalise={name} (if not said otherwise){options}; processor=DIR of a Hugging Face model",
+            has_images=True,
         )
         for ending, part, word in (("", "test", "test"), ("-train", "train", "training"))
     ]
@@ -98,7 +97,9 @@ CATALOGUE: list[DataSource] = [
         "DIR: images, or one folder of images for each class",
         "images,size=64,normalise=imagenet:photos",
         image_folder,
-        options=f"size=PIXELS (the shorter side, then the centre); {_NORMALISE}",
+        options="size=PIXELS (the shorter side, then the centre); broken=refuse (if not said otherwise) or skip; "
+        f"{_NORMALISE}; processor=DIR of a Hugging Face model",
+        has_images=True,
     ),
     DataSource(
         "npz",
@@ -110,11 +111,11 @@ CATALOGUE: list[DataSource] = [
     ),
     DataSource(
         "text",
-        "characters as whole numbers in pieces of 64, for netkin:char_lstm",
+        "characters as whole numbers in pieces of 64, for netkin:char_lstm; tokens for hf:DIR",
         "FILE: text in UTF-8",
         "text,window=128:input.txt",
         text,
-        options="window=CHARACTERS",
+        options="window=CHARACTERS or tokens; tokenizer=DIR of a Hugging Face model",
     ),
     DataSource(
         "package.module:function",
@@ -126,7 +127,7 @@ CATALOGUE: list[DataSource] = [
 NAMED = {source.name: source for source in CATALOGUE if source.load}
 
 
-def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Borrowed:
+def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
     `spec` is `NAME:PLACE`; `CATALOGUE` and `netkin data` list the names and where each is looked for. Options stand
@@ -134,6 +135,10 @@ def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Bor
     normalise="imagenet")`. Images are ``(x / 255 - mean) / std``, by default with the set's own statistics.
     `package.module:function` is called without arguments and returns an iterable of batches, a Dataset, a DataLoader or
     a tensor; it may lie in the current directory.
+
+    `models` are the names of the models that will be fed. For `hf:DIR` text is split by the tokenizer in that folder,
+    and images pass through its image processor unless `normalise` is given: so `text:FILE` means
+    `text,tokenizer=DIR:FILE`, and `images:PHOTOS` means `images,processor=DIR:PHOTOS`.
 
     Example:
         >>> images, labels = next(iter(load_data("digits:test", batch_size=32)))
@@ -145,7 +150,8 @@ def load_data(spec: str, batch_size: int = 128, **options: Any) -> Batches | Bor
     head, colon, place = spec.partition(":")
     name = head.partition(",")[0]
     if name in NAMED:
-        return _named(NAMED[name], spec, place, split_options(head)[1] | options, batch_size)
+        chosen = split_options(head)[1] | options
+        return _named(NAMED[name], spec, place, chosen | _suited(NAMED[name], chosen, models), batch_size)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
         if Path(spec).is_dir():
@@ -168,17 +174,45 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     assert source.load is not None
     if source.needs_place and not place:
         raise SourceError(f"{spec!r} says not where it lies; write {_spoken(source)[1:-1]!r}.")
-    chosen = fitted(source.load, options, source.name, skip=1)
+    processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
+    given = {option: value for option, value in options.items() if option not in processor}
+    chosen = fitted(source.load, given, source.name, skip=1)
     with refusing_unreadable(place):
-        stored, labels, prepare = source.load(place, **chosen)
-    head = ",".join([source.name, *(f"{option}={value}" for option, value in chosen.items())])
-    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare)
+        stored, labels, prepare, *remarks = source.load(place, **chosen)
+        if processor:
+            prepare = _processing(stored, processor["processor"], spec)
+    head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
+    return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
+
+
+def _suited(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+    """Return the option by which text or images become what Hugging Face models expect, where none is given."""
+    folders = [model.removeprefix("hf:") for model in models if model.startswith("hf:")]
+    option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
+    if not folders or not option or option in options or "normalise" in options:
+        return {}
+    kinds = [preprocessing(folder, "text" if option == "tokenizer" else "images") for folder in folders]
+    other = next((folder for folder, kind in zip(folders, kinds, strict=True) if kind != kinds[0]), None)
+    if other is not None:
+        raise SourceError(
+            f"{folders[0]!r} and {other!r} have different {option}s, so their models do not take the same inputs; "
+            f"choose one with `{option}=DIR` after {source.name!r}, or pass `transforms` in Python."
+        )
+    return {option: folders[0]}
+
+
+def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Tensor]:
+    if stored.dtype != uint8 or stored.ndim != 4:
+        raise SourceError(f"{spec!r} gives no images of bytes, which an image processor needs; leave `processor` out.")
+    return load_processor(folder)
 
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
     data = call(function, spec)
     if isinstance(data, Tensor):
+        if not data.ndim:
+            raise SourceError(f"{spec!r} returned a single number; the first axis of a tensor must be the examples.")
         return Batches(spec, data, None, batch_size, as_they_are)
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))

@@ -1,9 +1,29 @@
-"""Exported programs: the path of a `.pt2` file, which needs no Python class."""
+"""Exported programs: the path of a `.pt2` file, which needs no Python class; it is vetted before torch reads it.
+
+torch says of its own `torch.export.load` that it is not for files from strangers. In torch 2.13 we saw a file run code
+through sizes (`sympy.sympify` evaluates them), through the trees of inputs and outputs (they import modules by name)
+and through guards (they become Python source). Its text has further ways: weights, constants and sample inputs may be
+pickles, read without limits; the target of a node may be any function that can be reached from `torch`, such as
+`torch.os.system`; names become source, too; and a package may hold compiled code.
+
+So the archive is read as data first, and torch is shown only a copy with the program and its tensors. Nodes may call
+operators of `aten` that touch no files, and arithmetic on sizes. Sizes are made of symbols, whole numbers and sympy's
+arithmetic; trees of tuples, lists and dictionaries; names of letters, digits and a few signs; tensors of raw numbers.
+Anything else is left out where the program runs without it (sample inputs, guards, stack traces, extra files) and
+refused where it does not. The copy is written anew, so that torch reads no byte of the archive that was not looked at.
+"""
 
 from __future__ import annotations
 
+import ast
+import io
+import json
 import logging
+import math
+import re
 import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +31,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, SourceError
-from netkin.sources.reading import content
-from netkin.sources.vetting import vetted
+from netkin.sources.reading import content, refuse_bomb
 
 
 def load_exported(path: Path) -> nn.Module:
     """Return the network of an exported program, its layers by the module paths they had before.
 
-    The file is vetted first, see `vetting`: nothing in it is unpickled or evaluated. A program that was exported with a
+    The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
     fixed number of examples in a batch says so when it meets another.
     """
     copy = vetted(content(path, "exported program"), str(path))
@@ -80,3 +99,211 @@ def _explain_fixed_batches(model: nn.Module, program: Any, path: Path) -> None:
             )
 
     model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+_WORD = re.compile(r"[\w.@-]*")
+_TEXT = re.compile(r"[\w .,:<>=/+-]*")
+_OPERATOR = re.compile(
+    r"torch\.ops\.aten\.\w+(\.\w+)?|torch\.ops\.higher_order\.wrap_with_set_grad_enabled|torch\.sym_\w+"
+    r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pos|pow|eq|ne|lt|le|gt|ge|and_|or_|getitem)"
+    r"|math\.(ceil|floor|trunc|sqrt)"
+)
+_WITH_FILES = re.compile(r"torch\.ops\.aten\.(from_file|save|load)\b")
+_STACK = re.compile(r"[^,\"\\\n]*,[\w.@]*,[\w.]*")
+_ARITHMETIC = {
+    *("Symbol", "Integer", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "PythonMod", "FloorDiv", "CeilDiv"),
+    *("CleanDiv", "ModularIndexing", "IntTrueDiv", "FloatTrueDiv", "TruncToInt", "FloorToInt", "CeilToInt", "ToFloat"),
+    *("Equality", "Unequality", "StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan", "PowByNatural"),
+    *("floor", "ceiling", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"),
+}
+_MOST_BITS = 4096
+# what torch knows the archive by; it compares these and runs nothing in them
+_MARKS: tuple[str, ...] = ("archive_format", "archive_version", "byteorder", ".data/version", "version")
+_TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+_REFUSED_ARGUMENTS = {"as_operator": "a function as argument", "as_custom_obj": "an object of its own"}
+
+
+class _Refused(Exception):
+    """The archive holds something that an exported network does not need."""
+
+
+def vetted(archive: bytes, name: str) -> io.BytesIO:
+    """Return a copy of a `.pt2` archive that torch can load without running anything of the file's own."""
+    try:
+        refuse_bomb(io.BytesIO(archive), name, len(archive))
+        with zipfile.ZipFile(io.BytesIO(archive)) as source:
+            return _copied(_entries(source))
+    except SourceError:
+        raise
+    except _Refused as refusal:
+        raise SourceError(
+            f"{name!r} holds {refusal}, and netkin runs nothing of a file's own; export the network alone with "
+            "`torch.export.save` of torch 2.8 or newer."
+        ) from None
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        raise SourceError(f"{name!r} is damaged or no exported program; write it with `torch.export.save`.") from error
+
+
+def _entries(source: zipfile.ZipFile) -> dict[str, bytes]:
+    """Return what lies in the archive, by its name below the one folder at the top."""
+    names = source.namelist()
+    if len(set(names)) < len(names):
+        raise _Refused("two entries of one name")
+    return {name.partition("/")[2]: source.read(name) for name in names}
+
+
+def _copied(entries: dict[str, bytes]) -> io.BytesIO:
+    compiled = [name for name in entries if name.startswith(("data/aotinductor/", "data/executorch/"))]
+    if compiled:
+        raise _Refused("compiled code")
+    if "models/model.json" not in entries:
+        raise _Refused(f"{'an older layout' if 'serialized_exported_program.json' in entries else 'no program'}")
+    kept = {name: entries[name] for name in _MARKS if name in entries}
+    kept["models/model.json"] = _rewritten(entries["models/model.json"], clean_program)
+    for kind in ("weights", "constants"):
+        kept |= _tensors(entries, kind)
+    kept["data/sample_inputs/model.pt"] = b""
+    return _written(kept)
+
+
+def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
+    table = f"data/{kind}/model_{kind}_config.json"
+    if table not in entries:
+        raise _Refused(f"{kind} in an older layout")
+    config = json.loads(entries[table])
+    for meta in config["config"].values():
+        if meta.get("use_pickle") is not False or not re.fullmatch(r"(weight|tensor)_\d+", meta["path_name"]):
+            raise _Refused(f"{kind} that are pickled")
+        sizes = [size.get("as_int") for size in meta["tensor_meta"]["sizes"]]
+        if not entries[f"data/{kind}/{meta['path_name']}"] and 0 not in sizes:
+            # torch would make zeros of any size that is written there
+            raise _Refused("a tensor without its numbers")
+    files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
+    return {table: json.dumps(_clean("", config)).encode()} | {name: entries[name] for name in sorted(files)}
+
+
+def _rewritten(content: bytes, clean: Callable[[Any], Any]) -> bytes:
+    return json.dumps(clean(json.loads(content))).encode()
+
+
+def _written(entries: dict[str, bytes]) -> io.BytesIO:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in entries.items():
+            archive.writestr(f"vetted/{name}", content)
+    target.seek(0)
+    return target
+
+
+def clean_program(program: Any) -> Any:
+    """Return the JSON of a program with every part of it looked at, and without what it does not need."""
+    return _clean("", program)
+
+
+def _clean(key: str, value: Any) -> Any:
+    if key in _REFUSED_ARGUMENTS:
+        raise _Refused(_REFUSED_ARGUMENTS[key])
+    if key == "metadata":
+        return _module_stack(value)
+    if key == "guards_code":
+        return []
+    if isinstance(value, dict):
+        return {_word(inner): _clean(inner, part) for inner, part in value.items()}
+    if isinstance(value, list):
+        return [_clean(key, part) for part in value]
+    return _CHECKS.get(key, _word)(value) if isinstance(value, str) else value
+
+
+def _module_stack(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return which modules a node lies in, the one part of its metadata that the layers are found by."""
+    stack = metadata.get("nn_module_stack")
+    if stack is None:
+        return {}
+    if not all(_STACK.fullmatch(part) for part in stack.split(";")):
+        raise _Refused(f"a module of the name {_short(stack)}")
+    return {"nn_module_stack": stack}
+
+
+def _word(text: str) -> str:
+    if not _WORD.fullmatch(text):
+        raise _Refused(f"the name {_short(text)}")
+    return text
+
+
+def _plain_text(text: str) -> str:
+    if not _TEXT.fullmatch(text):
+        raise _Refused(f"the text {_short(text)}")
+    return text
+
+
+def _operator(target: str) -> str:
+    if not _OPERATOR.fullmatch(target) or _WITH_FILES.match(target):
+        raise _Refused(f"a call of {_short(target)}")
+    return target
+
+
+def _expression(text: str) -> str:
+    tree = ast.parse(text, mode="eval") if len(text) <= 2000 else None
+    if tree is None or not all(_is_arithmetic(node) for node in ast.walk(tree)) or _bits(tree.body) > _MOST_BITS:
+        raise _Refused(f"the size {_short(text)}")
+    return text
+
+
+def _bits(node: ast.AST) -> float:
+    """Return a bound on the bits of an expression's value; infinity where it has powers that are not small."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("Pow"):
+        base, exponent = (*node.args, None, None)[:2]
+        return _bits(base) * _power(exponent) if base is not None and exponent is not None else math.inf
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value.bit_length()
+    inside = [_bits(part) for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.keyword))]
+    return sum(inside) or 64
+
+
+def _power(node: ast.AST) -> float:
+    """Return the size of an exponent that is a number, such as `Integer(-2)`; infinity for any other."""
+    if isinstance(node, ast.UnaryOp):
+        return _power(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Rational"):
+        return _power(node.args[0]) if node.args else math.inf
+    return abs(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) else math.inf
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        small = isinstance(node.value, (bool, int, float)) and abs(node.value) < 2**63
+        return small or (isinstance(node.value, str) and bool(re.fullmatch(r"[a-z]+\d+", node.value)))
+    if isinstance(node, ast.Name):
+        return node.id in _ARITHMETIC or bool(re.fullmatch(r"[a-z]+\d+|true|false", node.id))
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _ARITHMETIC
+    operators = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.USub)
+    return isinstance(node, (ast.Expression, ast.Load, ast.keyword, ast.BinOp, ast.UnaryOp, *operators))
+
+
+def _tree(text: str) -> str:
+    protocol, top = json.loads(text)
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        context = json.loads(node["context"]) if isinstance(node["context"], str) else node["context"]
+        plain = context is None or (isinstance(context, list) and all(isinstance(key, str) for key in context))
+        if node["type"] not in _TREES or not plain:
+            raise _Refused(f"inputs or outputs of type {_short(str(node['type']))}")
+        waiting += node["children_spec"]
+    return json.dumps([protocol, top])
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")
+
+
+_CHECKS: dict[str, Callable[[str], str]] = {
+    "target": _operator,
+    "expr_str": _expression,
+    "in_spec": _tree,
+    "out_spec": _tree,
+    "torch_version": _plain_text,
+    "as_string": _plain_text,
+    "as_strings": _plain_text,
+}

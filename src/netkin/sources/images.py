@@ -1,21 +1,59 @@
-"""Image files: the digits that come with netkin, and `images:DIR`, folders of images."""
+"""Images: pixels as a network was trained on them, the digits that come with netkin, and `images:DIR`."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from netkin.errors import MissingExtra, SourceError, UnknownName, did_you_mean
+from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Examples
-from netkin.sources.normalising import normalisation
-from netkin.sources.reading import LARGEST, refuse_absent, unreadable
+from netkin.sources.names import in_short
+from netkin.sources.reading import LARGEST, content, most_in_memory, unreadable
+
+# mean and standard deviation of each channel of the training images, on a scale from 0 to 1
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0,), (1.0,)),
+}
+
+
+def normalisation(name: str, channels: int = 3) -> Callable[[Tensor], Tensor]:
+    """Return the function that makes ``(x / 255 - mean) / std`` of images with so many `channels`.
+
+    `name` is the image set whose mean and standard deviation are meant, or `none` for pixels from 0 to 1.
+
+    Example:
+        >>> normalisation("none")(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
+        tensor([1., 1., 1.])
+    """
+    fitting = [each for each, (mean, _) in STATISTICS.items() if len(mean) in (1, channels)]
+    if name not in fitting:
+        have = ", ".join(f"`{each}`" for each in fitting)
+        raise UnknownName(
+            f"no normalisation {name!r} for {channels} channels{did_you_mean(name, fitting) or '.'} We have {have}."
+        )
+    return partial(_normalised, name=name)
+
+
+def _normalised(images: Tensor, name: str) -> Tensor:
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in STATISTICS[name])
+    return (images.float() / 255 - mean) / std
+
 
 DIGIT_PARTS = {"": slice(None), "train": slice(1437), "test": slice(1437, None)}
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -34,26 +72,59 @@ def digits(part: str = "") -> Examples:
     return images[rows].unsqueeze(1), labels[rows].long(), lambda ink: ink.float() / 16
 
 
-def image_folder(directory: str, normalise: str = "none", size: int = 0) -> Examples:
+def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> Examples:
     """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
 
     All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
-    folder without folders gives images without labels.
+    folder without folders gives images without labels. With `broken=skip` files that cannot be read as images are left
+    out, and a remark on the data names them. Grey images of 16 bits and of floating numbers from 0 to 1 keep their
+    precision.
     """
     prepare = normalisation(normalise)
-    folder = Path(directory).expanduser()
-    paths, labels = _image_paths(folder)
-    first = _pixels(paths[0], size)
-    if first.nbytes * len(paths) > LARGEST:
+    if broken not in ("refuse", "skip"):
+        raise ValueFault(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
+    paths, labels = _image_paths(Path(directory).expanduser())
+    images, kept, faults = _read(paths, size, broken == "skip", directory)
+    stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    remarks = [f"{len(faults):,} of {len(paths):,} images were left out as broken: {_named(faults)}."] if faults else []
+    return stored, torch.tensor(labels)[kept] if labels else None, prepare, *remarks
+
+
+def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np.ndarray, list[int], list[str]]:
+    """Return all images, the places of those that could be read, and why the others could not."""
+    images, kept, faults = np.empty(0, dtype=np.uint8), list[int](), list[str]()
+    for place, path in enumerate(paths):
+        try:
+            image = _pixels(path, size)
+        except SourceError as fault:
+            if not skips:
+                raise
+            faults.append(str(fault))
+            continue
+        if not kept:
+            images = _room_for(image, len(paths), directory)
+        first = paths[kept[0]] if kept else path
+        if image.dtype.itemsize > images.dtype.itemsize:
+            images = images.astype(image.dtype)
+        images[len(kept)] = _of_one_size(image, images[0], path, first)
+        kept.append(place)
+    if not kept:
+        raise SourceError(f"none of the {len(paths):,} images in {directory!r} could be read: {faults[0]}")
+    return images[: len(kept)], kept, faults
+
+
+def _room_for(first: np.ndarray, count: int, directory: str) -> np.ndarray:
+    if first.nbytes * count > LARGEST:
         raise SourceError(
-            f"{len(paths):,} images of {first.shape[0]} × {first.shape[1]} in {directory!r} need more than "
+            f"{count:,} images of {first.shape[0]} × {first.shape[1]} in {directory!r} need more than "
             f"{LARGEST:,} bytes; choose fewer, or a smaller `size`, as in `images,size=64:DIR`."
         )
-    images = np.empty((len(paths), *first.shape), dtype=np.uint8)
-    for place, path in enumerate(paths):
-        images[place] = _of_one_size(_pixels(path, size), first, path, paths[0])
-    stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-    return stored, torch.tensor(labels) if labels else None, prepare
+    return np.empty((count, *first.shape), dtype=first.dtype)
+
+
+def _named(faults: list[str], most: int = 3) -> str:
+    names = [fault.split("'")[1] if "'" in fault else fault for fault in faults]
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
@@ -86,21 +157,49 @@ def _is_image(path: Path) -> bool:
 
 
 def _pixels(path: Path, size: int) -> np.ndarray:
-    """Return an image as height × width × 3 bytes."""
+    """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is finer than that."""
     pillow, operations = _pillow("PIL.Image"), _pillow("PIL.ImageOps")
-    refuse_absent(path, "image")
+    stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # beyond its limit of pixels Pillow warns, and we refuse
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(path, formats=FORMATS) as image:
-                plain = image.convert("RGB")
-            return np.asarray(operations.fit(plain, (size, size)) if size else plain)
+            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
+                if image.width * image.height * 3 > most_in_memory(len(stored)):
+                    raise pillow.DecompressionBombError(f"{image.width} × {image.height}.")
+                depth = _depth(image, path)
+                plain = image.convert("F" if depth else "RGB")
+            values = np.asarray(operations.fit(plain, (size, size)) if size else plain)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
+    except SourceError:
+        raise
     except Exception as error:  # the bytes may be anything, and so may be the error
-        raise SourceError(f"{str(path)!r} is damaged or no image of a kind that is read here: {error}.") from error
+        reason = f"{str(path)!r} is damaged or no image of a kind that is read here: {in_short(error)}"
+        raise SourceError(reason) from error
+    return _from_grey(values, depth, path) if depth else values
+
+
+def _depth(image: Any, path: Path) -> float:
+    """Return the value of white in a grey image finer than bytes; 0 for all others."""
+    if image.mode == "F":
+        return 1.0
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which have 16 bits and may come as 32
+        raise SourceError(
+            f"{str(path)!r} holds whole numbers of 32 bits, whose white is unknown; save it with 16 bits."
+        )
+    return 65535.0 if image.mode.startswith("I") else 0.0
+
+
+def _from_grey(values: np.ndarray, white: float, path: Path) -> np.ndarray:
+    low, high = float(values.min()), float(values.max())
+    if not 0 <= low <= high <= white:  # false for NaN, too
+        raise SourceError(
+            f"{str(path)!r} holds numbers from {low:g} to {high:g}; an image of floating numbers goes from 0 for black "
+            "to 1 for white, so scale it first."
+        )
+    return np.repeat((values * (255 / white)).astype(np.float32)[:, :, None], 3, axis=2)
 
 
 def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: Path) -> np.ndarray:

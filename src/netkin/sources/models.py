@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from netkin.errors import SourceError, did_you_mean
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
-from netkin.sources.functions import call, find_function
-from netkin.sources.huggingface import load_huggingface
+from netkin.sources.names import call, find_function
+from netkin.sources.pretrained import load_huggingface
 from netkin.sources.reading import refusing_unreadable
 from netkin.sources.weights import load_weights
 
 
-def load_model(spec: str) -> nn.Module:
+def load_model(spec: str, seed: int = 0) -> nn.Module:
     """Return the model that `spec` names, on the CPU and in evaluation mode.
 
     `spec` is one of
 
     - `BUILDER[@WEIGHTS]`. The builder is `netkin:NAME[,option=value]`, one of our reference architectures, or
       `package.module:function`, which is called without arguments and may lie in the current directory. The weights are
-      a `.safetensors` file or a state dict saved by torch. Without weights the model has fresh ones, always drawn from
-      seed 0; torch's own random numbers go on undisturbed.
+      a `.safetensors` file or a state dict saved by torch. Without weights the model has fresh ones, drawn from `seed`,
+      and results say so; torch's own random numbers go on undisturbed.
     - `hf:DIR`, a Hugging Face model in the folder that `save_pretrained` wrote.
     - the path of an exported program, which ends in `.pt2`.
 
@@ -34,10 +36,25 @@ def load_model(spec: str) -> nn.Module:
         Linear(in_features=64, out_features=10, bias=True)
     """
     with refusing_unreadable(spec):
-        return _loaded(spec).eval()
+        return _loaded(spec, seed).eval()
 
 
-def _loaded(spec: str) -> nn.Module:
+def remark_on(model: nn.Module) -> str:
+    """Return that a model's weights are random, if it was loaded without any and has got no others since."""
+    remark, versions = _drawn.get(model, ("", []))
+    return remark if versions == _versions(model) else ""
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """Return how often each weight was written to, as torch counts it."""
+    return [-1 if weight.is_inference() else weight._version for weight in model.parameters()]
+
+
+# what to say of models that were loaded without weights, and the state of those they have
+_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
+
+
+def _loaded(spec: str, seed: int) -> nn.Module:
     if spec.startswith("hf:") and spec != "hf:":
         return seeded(partial(load_huggingface, spec.removeprefix("hf:")))
     # no builder's name holds an "@", while a path may
@@ -46,10 +63,20 @@ def _loaded(spec: str) -> nn.Module:
         return load_exported(Path(spec).expanduser())
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
-    model = seeded(_builder(builder))
+    model, draws = seeded(partial(_watched, _builder(builder)), seed)
     if weights:
         load_weights(model, Path(weights).expanduser(), name=builder)
+    elif draws:
+        unless = "" if builder.startswith("netkin:") else ", unless its function reads some"
+        remark = f"{spec!r} was given no weights, so they are random, drawn from seed {seed}{unless}."
+        _drawn[model] = remark, _versions(model)
     return model
+
+
+def _watched(builder: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:
+    """Return what `builder` makes, and whether it drew random numbers of torch's."""
+    before = torch.get_rng_state()
+    return builder(), not torch.equal(before, torch.get_rng_state())
 
 
 def _builder(name: str) -> Callable[[], nn.Module]:

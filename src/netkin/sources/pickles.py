@@ -1,37 +1,56 @@
-"""CIFAR's pickles, read without running anything that is in them.
+"""Pickles, read without running anything that is in them: CIFAR's own, and a trial reading of torch's.
 
-A pickle is a program. The reader here lets it build numbers, text, lists, dictionaries and plain arrays of bytes. The
-few names of NumPy that such files call are answered by stand-ins of our own, which note what they are given; any other
-name is refused before it is even looked up.
+A pickle is a program. The reader here knows the instructions that build numbers, text, bytes, lists, tuples and
+dictionaries; names are answered by stand-ins of our own, which note what they are given. What a file of a few bytes
+could use to fill the memory or to compute for ever is refused: keys that are nested tuples, buffers of an announced
+size, text that is encoded again and again.
+
+`read_plain_pickle` gives the arrays of CIFAR's files. `vet_torch_file` reads the pickle of a torch file this way before
+`torch.load(weights_only=True)` does, which runs no code but trusts every size.
 """
 
 from __future__ import annotations
 
+import _compat_pickle
 import io
 import math
 import pickle
+import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from netkin.errors import SourceError
-from netkin.sources.reading import content
+from netkin.sources.reading import content, refuse_bomb
 
 # the largest published file, the training part of CIFAR-100, holds 155 MB
 LARGEST = 400 * 1024**2
+_INSTRUCTIONS = (
+    *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1"),
+    *("BININT2", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE"),
+    *("BINUNICODE8", "SHORT_BINUNICODE", "BINBYTES", "BINBYTES8", "SHORT_BINBYTES", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
+    *("TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "PERSID", "BINPERSID"),
+)
+_ITEM_SIZES = {
+    **{"Half": 2, "BFloat16": 2, "Short": 2, "Float": 4, "Int": 4, "Double": 8, "Long": 8},
+    **{"ComplexFloat": 8, "ComplexDouble": 16},
+}
+_PLAIN = (str, bytes, int, float, type(None))
 
 
-class _Refused(Exception):
-    """The pickle asks for more than plain arrays."""
+class Refused(Exception):
+    """The pickle asks for more than the reader gives."""
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:
     """Return the dictionary pickled at `path`: its arrays of bytes as NumPy arrays, all else plain."""
     pickled = content(path, "file of the Python version", LARGEST)
     try:
-        found = _plain(_Reader(io.BytesIO(pickled), encoding="bytes").load())
-    except _Refused as refusal:
+        found = _plain(_Reader(io.BytesIO(pickled), _ArrayNames(len(pickled)), _refuse_outside).load())
+    except Refused as refusal:
         raise SourceError(
             f"{str(path)!r} asks for {refusal}, which no CIFAR file needs, and netkin runs nothing that comes in a "
             "file; get the published one again."
@@ -43,32 +62,180 @@ def read_plain_pickle(path: Path) -> dict[str, Any]:
     return {_text(key): value for key, value in found.items()}
 
 
-class _Type:
-    """Stands for `numpy.ndarray`, which a file names but never calls."""
+def vet_torch_file(path: Path) -> None:
+    """Raise `Refused` for a file saved by torch that would take memory or time out of proportion; nothing runs."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(4) == b"PK\x03\x04":  # as torch tells its two layouts apart
+            refuse_bomb(file, str(path), size)
+            pickled = _zipped_pickle(file)
+            _Reader(io.BytesIO(pickled), _TorchNames(len(pickled)), _Storages(None)).load()
+            return
+        file.seek(0)
+        rest = _Rest(file, size)
+        names, storages = _TorchNames(size), _Storages(size)
+        for _ in range(5):  # a magic number, the protocol, the machine, the content and the list of storages
+            _Reader(rest, names, storages).load()  # type: ignore[arg-type]
 
 
-class _Dtype:
-    """Stands for `numpy.dtype`: notes its code and believes nothing else."""
+def _zipped_pickle(file: BinaryIO) -> bytes:
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        if len({name.lower() for name in names}) < len(names):  # torch looks names up without regard to case
+            raise Refused("two entries of one name")
+        inside = [name for name in names if name.partition("/")[2] == "data.pkl"]
+        if any(name.endswith("constants.pkl") for name in names):
+            raise Refused("TorchScript, which is a program: return `torch.jit.load(...)` from a function of yours")
+        return archive.read(inside[0])
+
+
+class _Rest:
+    """A file from which no more is asked than it holds."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size, self.readline = file, size, file.readline
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(min(count, self._size))
+
+
+class _Reader(pickle._Unpickler):
+    # the reader in Python: the one in C gives a memo of any size that a file asks for
+    dispatch: ClassVar[dict[int, Any]] = {
+        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS
+    }
+
+    stack: list[Any]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, file: BinaryIO, names: Callable[[str, str], Any], outside: Callable[[Any], Any]) -> None:
+        super().__init__(file, encoding="bytes")
+        self._names, self._outside = names, outside
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._names(module, name)
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._outside(number)
+
+    def _set_items(self) -> None:
+        pairs = self.pop_mark()
+        self._put(self.stack[-1], pairs)
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._put(self.stack[-1], [key, value])
+
+    def _dictionary(self) -> None:
+        pairs = self.pop_mark()
+        self.append({})
+        self._put(self.stack[-1], pairs)
+
+    def _put(self, target: dict[Any, Any], pairs: list[Any]) -> None:
+        refuse_nested(pairs[::2])
+        target.update(zip(pairs[::2], pairs[1::2], strict=True))
+
+    def _byte_array(self) -> None:
+        # Python's own would take the memory before it sees how much the file holds
+        count = int.from_bytes(self.read(8), "little")
+        found = self.read(count)
+        if len(found) != count:
+            raise EOFError("the file ends within a buffer")
+        self.append(bytes(found))
+
+    def _build(self) -> None:
+        # Python's own way would also set attributes of classes and functions
+        state, built = self.stack.pop(), self.stack[-1]
+        if isinstance(built, StandIn):
+            built.take(state)
+        elif not isinstance(built, dict):  # an ordered one brings attributes that say nothing of its content
+            raise Refused("a changed object")
+
+    def _new_object(self) -> None:
+        arguments, kind = self.stack.pop(), self.stack.pop()
+        self.append(kind(*arguments))
+
+    dispatch |= {
+        pickle.SETITEMS[0]: _set_items,
+        pickle.SETITEM[0]: _set_item,
+        pickle.DICT[0]: _dictionary,
+        pickle.BYTEARRAY8[0]: _byte_array,
+        pickle.BUILD[0]: _build,
+        pickle.NEWOBJ[0]: _new_object,
+    }
+
+
+def refuse_nested(keys: Iterable[Any]) -> None:
+    """Refuse keys other than plain values and flat tuples of them: hashing nested ones may take for ever."""
+    for key in keys:
+        parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) > 100 or not all(isinstance(part, _PLAIN) for part in parts):
+            raise Refused("keys that are no plain values")
+
+
+class StandIn:
+    """Stands for what a name makes; takes its state without believing it."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def take(self, state: Any) -> None:
+        """Take no notice of the state that the file gives it."""
+
+
+class _Dtype(StandIn):
+    """Stands for `numpy.dtype`: notes its code; for bytes, the state says nothing that the code does not."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = _text(code)
 
-    def __setstate__(self, state: Any) -> None:
-        """Take no notice: for bytes, the state says nothing that the code does not."""
 
-
-class _Array:
+class _Array(StandIn):
     """Stands for an array until its bytes arrive."""
 
     values: np.ndarray
 
-    def __setstate__(self, state: Any) -> None:
+    def take(self, state: Any) -> None:
         _, shape, dtype, is_fortran, raw = state
         self.values = _bytes_array(raw, shape, dtype, "F" if is_fortran else "C")
 
 
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
+class _Names:
+    """Answers names by stand-ins; what these write anew may not be more than the file holds."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def spend(self, count: int) -> None:
+        """Count what is copied out of the file, which an honest one asks for once."""
+        self._left -= count
+        if self._left < 0:
+            raise Refused("copies of its content")
+
+    def encode(self, text: Any, encoding: Any = "") -> bytes:
+        """Return text as the bytes it stands for; other encodings may make it grow."""
+        if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
+            raise Refused("an encoding")
+        self.spend(len(text))
+        return text.encode("latin1")
+
+
+class _ArrayNames(_Names):
+    """The few names of NumPy that CIFAR's files call; any other is refused before it is even looked up."""
+
+    def __call__(self, module: str, name: str) -> Any:
+        known: dict[tuple[str, str], Any] = {
+            ("numpy", "ndarray"): StandIn,
+            ("numpy", "dtype"): _Dtype,
+            ("_codecs", "encode"): self.encode,
+            **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+            **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
+        }
+        if (module, name) not in known:
+            raise Refused(repr(f"{module}.{name}"[:80]))
+        return known[module, name]
 
 
 def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> _Array:
@@ -77,49 +244,17 @@ def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> 
     return array
 
 
-def _encode(text: Any, encoding: Any) -> bytes:
-    if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
-        raise _Refused("an encoding")
-    return text.encode("latin1")
-
-
-STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _Type,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
-}
-
-
-def _build(reader: Any) -> None:
-    """Give a stand-in its state; Python's own way would also set attributes of classes and functions."""
-    state, built = reader.stack.pop(), reader.stack[-1]
-    if not isinstance(built, (_Array, _Dtype)):
-        raise _Refused("a changed object")
-    built.__setstate__(state)
-
-
-class _Reader(pickle._Unpickler):
-    # the reader in Python: the one in C gives a memo of any size that a file asks for
-    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in STAND_INS:
-            raise _Refused(repr(f"{module}.{name}"[:80]))
-        return STAND_INS[module, name]
-
-    def persistent_load(self, _: Any) -> Any:
-        raise _Refused("something outside the file")
+def _refuse_outside(_: Any) -> Any:
+    raise Refused("something outside the file")
 
 
 def _bytes_array(raw: Any, shape: Any, dtype: Any, order: str) -> np.ndarray:
-    sizes = [size for size in shape if type(size) is int and size >= 0]
+    sizes = [size for size in shape[:4] if type(size) is int and size >= 0]
     if not isinstance(dtype, _Dtype) or dtype.code not in ("u1", "|u1", "uint8", "B"):
-        raise _Refused("an array of other things than bytes")
-    if len(sizes) != len(shape) or math.prod(sizes) != len(raw) or not isinstance(raw, (bytes, bytearray)):
+        raise Refused("an array of other things than bytes")
+    if not isinstance(raw, bytes) or len(sizes) != len(shape) or math.prod(sizes) != len(raw):
         raise ValueError("an array's bytes do not fit its shape")
-    return np.frombuffer(bytes(raw), dtype=np.uint8).reshape(sizes, order="F" if order == "F" else "C")
+    return np.frombuffer(raw, dtype=np.uint8).reshape(sizes, order="F" if order == "F" else "C")
 
 
 def _plain(found: Any) -> Any:
@@ -127,6 +262,77 @@ def _plain(found: Any) -> Any:
     if isinstance(found, dict):
         return {key: value.values if isinstance(value, _Array) else value for key, value in found.items()}
     return found
+
+
+class _TorchNames(_Names):
+    """Any name: torch decides which it allows; those that take memory or time by their arguments are looked at."""
+
+    def __call__(self, module: str, name: str) -> Any:
+        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+        full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+        own = {
+            "collections.OrderedDict": self._mapping,
+            "collections.Counter": self._mapping,
+            "builtins.set": self._set,
+            "builtins.bytearray": self._bytearray,
+            "_codecs.encode": self.encode,
+            "torch._tensor._rebuild_from_type_v2": self._typed,
+        }
+        return own.get(full) or _Call(full)
+
+    def _mapping(self, pairs: Any = ()) -> dict[Any, Any]:
+        refuse_nested(pair[0] for pair in pairs)
+        return {pair[0]: pair[1] for pair in pairs}
+
+    def _set(self, items: Any = ()) -> StandIn:
+        refuse_nested(items)
+        return StandIn()
+
+    def _bytearray(self, content: Any = b"", *_: Any) -> StandIn:
+        if not isinstance(content, bytes):
+            raise Refused("a buffer of an announced size")
+        self.spend(len(content))
+        return StandIn()
+
+    def _typed(self, function: Any, *_: Any) -> StandIn:
+        if not (isinstance(function, _Call) and function.name.startswith("torch._utils._rebuild_")):
+            raise Refused("a call within a call")
+        return StandIn()
+
+
+class _Call(StandIn):
+    """A name of torch, and what comes of calling it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *arguments: Any) -> StandIn:
+        kind = self.name.rpartition(".")[2]
+        if kind == "_rebuild_qtensor":
+            raise Refused("quantised tensors: save them as `tensor.dequantize()`")
+        if kind.startswith("_rebuild_device_tensor") or kind.endswith(("Tensor", "Storage")):
+            raise Refused(f"a new {kind}")
+        return _Call(f"{self.name}()")
+
+
+class _Storages:
+    """Notes the storages that a file names; in the older layout torch takes their memory before it reads them."""
+
+    def __init__(self, size: int | None) -> None:
+        self._size, self._seen = size, dict[Any, int]()
+
+    def __call__(self, number: Any) -> StandIn:
+        if self._size is not None and isinstance(number, tuple) and len(number) > 4:
+            refuse_nested([number[2]])
+            self._seen[number[2]] = _item_size(number[1]) * int(number[4])
+            if sum(self._seen.values()) > self._size:
+                raise Refused("more numbers than it holds")
+        return StandIn()
+
+
+def _item_size(kind: Any) -> int:
+    name = kind.name.rpartition(".")[2].removesuffix("Storage") if isinstance(kind, _Call) else ""
+    return _ITEM_SIZES.get(name, 1)
 
 
 def _text(value: Any) -> str:

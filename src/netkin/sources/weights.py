@@ -6,7 +6,6 @@ import pickle
 import re
 import tarfile
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import SourceError
-from netkin.sources.reading import refuse_absent, refuse_bomb, unreadable
+from netkin.sources.pickles import Refused, vet_torch_file
+from netkin.sources.reading import refuse_absent, unreadable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
@@ -68,17 +68,32 @@ def _bare(name: str) -> str:
 
 
 def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return in words what is missing, unexpected or of another shape in `state`; nothing where it fits."""
+    """Return in words what is missing, unexpected, of another kind or shape in `state`; nothing where it fits."""
     # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]
+    kinds = {name: (_kind(state[name]), _kind(wanted[name])) for name in wanted if name in state}
+    strange = [
+        f"{name} ({one} in the file, {other} in the model)" for name, (one, other) in kinds.items() if one != other
+    ]
     differing = [
         f"{name} ({_shape(state[name])} in the file, {_shape(wanted[name])} in the model)"
-        for name in wanted
-        if name in state and state[name].shape != wanted[name].shape
+        for name, (one, other) in kinds.items()
+        if one == other and one != "nested" and state[name].shape != wanted[name].shape
     ]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
-    return [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]
+    faults = {"missing": missing, "unexpected": unexpected, "of another kind": strange, "of another shape": differing}
+    return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return what sort of numbers a tensor holds, as far as copying one sort into another would lose something."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "without values"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    return "quantised" if tensor.is_quantized else "complex" if tensor.is_complex() else "real"
 
 
 def listed(names: list[str]) -> str:
@@ -101,21 +116,44 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
+    refuse_hostile(path)
     try:
-        # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
-        if tarfile.is_tarfile(path):
-            raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
-        if zipfile.is_zipfile(path):
-            refuse_bomb(path, str(path), path.stat().st_size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        raise SourceError(_why_unreadable(path, error)) from error
+
+
+def refuse_hostile(path: Path) -> None:
+    """Refuse a file saved by torch that `torch.load(weights_only=True)` should not see, for all its care."""
+    try:
+        # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
+        if _is_tar(path):
+            raise SourceError(f"{str(path)!r} is in torch's old tar layout; save it again with `torch.save`.")
+        vet_torch_file(path)
     except SourceError:
         raise
-    except PermissionError as error:
+    except Refused as refusal:
+        raise SourceError(
+            f"{str(path)!r} holds or asks for {refusal}; netkin reads plain state dicts: save `model.state_dict()` "
+            "alone, or as safetensors."
+        ) from None
+    except OSError as error:
         raise SourceError(unreadable(path, error)) from error
     except Exception as error:  # the bytes may be anything, and so may be the error
         raise SourceError(_why_unreadable(path, error)) from error
+
+
+def _is_tar(path: Path) -> bool:
+    """Tell by its first block, as the rest, or what it is packed with, may be of any size."""
+    with path.open("rb") as file:
+        block = file.read(tarfile.BLOCKSIZE)
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:

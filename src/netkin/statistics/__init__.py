@@ -2,8 +2,9 @@
 
 from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, chunk_of
 from netkin.statistics.frequencies import off_block_share
-from netkin.statistics.grams import Grams, LayerGrams
+from netkin.statistics.grams import Grams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
+from netkin.statistics.layer_grams import LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from netkin.arrays import summing_dtype
 from netkin.statistics.collector import Key, label, summed
 from netkin.statistics.products import squared_norm
 from netkin.statistics.sides import CovarianceSide
@@ -121,6 +122,19 @@ class CrossSums(Stored):
             for side, keys in ((self.rows, left), (self.columns, right))
         )
         return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
+
+
+def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
+    """Return what is taken off all rows of a layer: the mean of its first ones, of units with far examples the median.
+
+    One far example would draw the mean off all others, and what is left of these without it would be rounding.
+    """
+    rows, double = rows.detach(), summing_dtype(rows.device)
+    mean, median = rows.mean(0, dtype=double), rows.median(0).values
+    # what is taken off must be exact in the precision of the products
+    mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
+    spread = (rows - median).abs().median(0).values
+    return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
 
 
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:

@@ -21,7 +21,6 @@ from netkin.statistics.statistic import Statistic, Stored
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FEEDS = ("activations", "gradients", "outputs", "weights")
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
@@ -102,7 +101,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Price:
-    """What a collector would cost: bytes held, multiply-adds, and the words in which a plan tells it.
+    """What a collector would cost: bytes held, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
     measure's collector is explained.
@@ -203,7 +202,7 @@ class Collector(Statistic):
         """Return this collector in the form that can be merged with `other`."""
         return self
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, in words."""
         return self.exactness
 

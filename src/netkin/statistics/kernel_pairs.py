@@ -15,7 +15,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study, keys_of, label
-from netkin.statistics.kernels import power_of_two
+from netkin.statistics.products import power_of_two
 from netkin.statistics.rows import CAP, LayerRows, SampleSettings
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class KernelSide:
 
 class KernelPair:
     """Two layers, each with the kernels of its features and gradients."""
+
+    takes_matrices: ClassVar[bool] = False  # a layer is a pair of them
 
     def __init__(self, x: KernelSide, y: KernelSide):
         if len(x.signs) != len(y.signs):
@@ -255,8 +257,8 @@ class LayerKernels(Collector):
     def release(self) -> None:
         self._sides: dict[tuple[Key, int | None], KernelSide] = {}
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        return self.features.told(pairs)
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        return self.features.exactness_of(pairs)
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from netkin.statistics.block_sums import (
     add_product,
     by_chunk,
     common_blocks,
+    first_shift,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -39,7 +39,6 @@ from netkin.statistics.collector import (
     Owned,
     Price,
     Rectangle,
-    Settings,
     Study,
     chunk_of,
     keys_of,
@@ -51,8 +50,9 @@ from netkin.statistics.collector import (
     refuse_other_width,
     row_examples,
 )
-from netkin.statistics.kernels import power_of_two
+from netkin.statistics.linear_costs import LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import power_of_two
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:
@@ -60,41 +60,6 @@ if TYPE_CHECKING:
 
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
 CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
-
-
-@dataclass(frozen=True)
-class LinearSettings(Settings):
-    """What the linear measures want: precision, sums, and what reading them will hold in memory."""
-
-    precise: bool = False  # products in float64
-    debiased: bool = False  # the debiasing sums
-    whitens: bool = False  # each layer is decomposed
-    rotates: bool = False  # wide layers are rotated into their row space
-    uncentred: bool = False  # layers are looked at about the origin
-    unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
-
-    @classmethod
-    def of(cls, measure: Any) -> LinearSettings:
-        facts = measure.facts
-        unfit = "rotation" not in facts.unchanged_by or facts.debiases
-        return cls(
-            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
-            "translation" not in facts.unchanged_by, measure.name if unfit else "",
-        )  # fmt: skip
-
-    def joined(self, other: LinearSettings) -> LinearSettings:
-        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return LinearSettings(*(mine or theirs for mine, theirs in both))
-
-    def precision(self, study: Study) -> torch.dtype:
-        """Return the precision of the products: never less than the data's own."""
-        return torch.float64 if self.precise or study.doubles else torch.float32
-
-    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
-        """Return what a collector with such products and sums lacks; empty if nothing."""
-        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
-        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
-        return " and ".join(lacks)
 
 
 class LayerMoments(Collector):
@@ -116,9 +81,9 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
-    stored = (
+    stored: ClassVar[tuple[str, ...]] = (
         "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
-        "_batches", "_numbers", "_counts",
+        "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -137,36 +102,13 @@ class LayerMoments(Collector):
         self._waiting: list[tuple[dict[Key, Tensor], dict[Key, np.ndarray]]] = []  # rows, and the chunk of each
         self._batches, self._numbers = 0, Numbers()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
         self.release()
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
-        if study.spectral:
-            return None
-        extra = 2 if settings.debiased else 1
-        widths = {key: layer.width + extra for key, layer in study.layers.items()}
-        cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in study.rectangles)
-        fold = CHUNKED_FOLD if study.chunks else FOLD
-        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
-        sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
-        sides *= 2 if settings.uncentred else 1
-        sums = sum(width**2 for width in widths.values()) + cross
-        precision = str(settings.precision(study)).removeprefix("torch.")
-        return Price(
-            8 * max(study.chunks, 1) * sums + max(waiting, 8 * sides),
-            f"Moments, streamed, products in {precision}", "moments", cls._operations(study), 1,
-            ", as they hold any number of examples",
-        )  # fmt: skip
-
-    @staticmethod
-    def _operations(study: Study) -> int | None:
-        """Count XᵀX of every layer and XᵀY of every pair."""
-        n = study.examples
-        if n is None:
-            return None
-        own = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
-        return own + sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+        return None if study.spectral else price_of_moments(settings, study, CHUNKED_FOLD if study.chunks else FOLD)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -194,21 +136,32 @@ class LayerMoments(Collector):
         """
         rows = one_feed(self, rows)
         owned = isinstance(rows, Owned)  # matrices that the pass has looked at
-        as_before = owned and {name: one.shape[1] for name, one in rows.items()} == self.widths
+        as_before = owned and {name: tuple(one.shape[1:]) for name, one in rows.items()} == self.sizes
         matrices = dict(rows) if as_before else self._matrices(rows, owned)
+        self.sizes = {name: tuple(one.shape[1:]) for name, one in matrices.items()}
         count = min(map(len, matrices.values()))
         places = self._numbers.take(numbers, count)
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
-        chunks = self._chunks_of(matrices, places, owners or {}) if self.chunks else {}
+        chunks: dict[Key, np.ndarray] = {}
+        if self.chunks:
+            self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
+            examples = {
+                name: row_examples(places, len(rows), (owners or {}).get(name)) for name, rows in matrices.items()
+            }
+            chunks = {name: chunk_of(numbers, self.chunks) for name, numbers in examples.items()}
+        else:
+            self._counts += len(places)
         self._batches += 1
-        enough = (CHUNKED_FOLD if self.chunks else FOLD) * (8 if matrices[self.names[0]].is_cuda else 1)
-        waiting = [*(parts for parts, _ in self._waiting), matrices]
+        enough, waiting = self._enough(matrices[self.names[0]]), [*(parts for parts, _ in self._waiting), matrices]
         fold = any(sum(len(parts[name]) for parts in waiting) >= enough for name in self.names)
         if not (fold or owned):  # what waits must not change when the caller's array does
             matrices = {name: matrix.clone() for name, matrix in matrices.items()}
         self._waiting.append((matrices, chunks))
         if fold:
             self.settle()
+
+    def _enough(self, rows: Tensor) -> int:
+        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
+        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if rows.is_cuda else 1)
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -220,13 +173,6 @@ class LayerMoments(Collector):
             if matrix.device.type == "cpu" and not owned:
                 refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
         return matrices
-
-    def _chunks_of(
-        self, matrices: Mapping[Key, Tensor], places: np.ndarray, owners: Mapping[Key, Any]
-    ) -> dict[Key, np.ndarray]:
-        """Return the chunk of every row of every layer."""
-        found = {name: row_examples(places, len(matrices[name]), owners.get(name)) for name in self.names}
-        return {name: chunk_of(examples, self.chunks) for name, examples in found.items()}
 
     def settle(self) -> None:
         """Take the products of the rows that wait."""
@@ -242,6 +188,7 @@ class LayerMoments(Collector):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.settle()
+        place_of(self.rectangles, a, b, self.names, "moments")
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -264,7 +211,6 @@ class LayerMoments(Collector):
         self._sides: dict[tuple[Key, int | None], Side] = {}
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
-        place_of(self.rectangles, a, b, self.names, "moments")
         if not self._layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         for turned, (left, right) in ((False, (a, b)), (True, (b, a))):
@@ -280,16 +226,9 @@ class LayerMoments(Collector):
         raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
 
     @property
-    def groups(self) -> list[Rectangle]:
-        """Which layers have been found to give the same rows, and are crossed by one product."""
-        return [(list(block.rows), list(block.columns)) for block in self._blocks]
-
-    @property
     def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
-        waiting = self._waiting[0][0] if self._waiting else {}
-        known = {name: layer.width for name, layer in self._layers.items()}
-        return known or {name: rows.shape[1] for name, rows in waiting.items()}
+        return {name: size[0] for name, size in self.sizes.items()}
 
     @property
     def n(self) -> int:
@@ -322,17 +261,17 @@ class LayerMoments(Collector):
         self._refuse_unlike(other, widths="widths")
         self._blocks = common_blocks(self._blocks, other._blocks, self._layers)
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
-        for name in self.names:
-            mine, theirs = self._layers[name], other._layers[name]
+        for name, mine in self._layers.items():
+            theirs = other._layers[name]
             if theirs.varies and not mine.varies:
-                self.rescale(name, theirs.scale)
+                self._rescale(name, theirs.scale)
         for block, addend in zip(self._blocks, other_blocks, strict=True):
             for x in block.rows:
                 for y in block.columns:
                     part = rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
                     block.pair(x, y).add_(rebased(other._layers[y], self._layers[y], part))
-        for name in self.names:
-            mine, theirs = self._layers[name], other._layers[name]
+        for name, mine in self._layers.items():
+            theirs = other._layers[name]
             part = rebased(theirs, mine, theirs.own.to(mine.own), left=True)
             mine.own += rebased(theirs, mine, part)
             mine.resolution = max(mine.resolution, theirs.resolution)
@@ -348,8 +287,8 @@ class LayerMoments(Collector):
         if not self._layers:
             for name, matrix in rows.items():
                 resolution = self.resolutions.get(name, 0.0)
-                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), resolution)
-            self.open_blocks(lengths)
+                self._open_layer(name, first_shift(matrix, self.precision).unsqueeze(0), resolution)
+            self._open_blocks(self.rectangles, lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
@@ -358,9 +297,9 @@ class LayerMoments(Collector):
             matrix = rows[name] if order is None else rows[name][order.to(rows[name].device)]
             return self._columns(name, matrix), parts
 
-        self.add_columns(columns_of)
+        self._add_columns(columns_of)
 
-    def open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
+    def _open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
         """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
         extra, double = 2 if self.debiased else 1, summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
@@ -369,16 +308,16 @@ class LayerMoments(Collector):
         self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
         return self._layers[key]
 
-    def open_blocks(self, groups: Mapping[Key, Any]) -> None:
+    def _open_blocks(self, rectangles: Sequence[Rectangle], groups: Mapping[Key, Any]) -> None:
         """Begin the sums of all wanted pairs of layers that are alike in `groups`."""
-        for left, right in self.rectangles:
+        for left, right in rectangles:
             for group in dict.fromkeys(groups[name] for name in left):
                 here = [name for name in left if groups[name] == group]
                 there = [name for name in right if groups[name] == group]
                 if there:
                     self._blocks.append(CrossSums.starting(here, there, self._layers))
 
-    def add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
+    def _add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
         self._sides = {}
         uses = Counter(key for block in self._blocks for key in block.keys)
@@ -390,7 +329,7 @@ class LayerMoments(Collector):
             block.add(held)
             uses.subtract(block.keys)
             held = {key: columns for key, columns in held.items() if uses[key]}
-        for key in self.names:
+        for key in self._layers:
             if key not in uses:
                 self._own(key, columns_of)
 
@@ -409,7 +348,7 @@ class LayerMoments(Collector):
             matrix = matrix.to(layer.shift.dtype)
         centred = matrix - layer.shift[0].to(matrix)
         if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
-            self.rescale(name, power_of_two(centred))
+            self._rescale(name, power_of_two(centred))
         if centred.requires_grad:
             return self._joined(centred * layer.scale).unsqueeze(0)
         dtype = self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
@@ -425,7 +364,7 @@ class LayerMoments(Collector):
         norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
         return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1)
 
-    def rescale(self, key: Key, scale: float) -> None:
+    def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another unit: when it varies for the first time, or outgrows the unit it had."""
         layer = self._layers[key]
         ratio = (scale or 1.0) / layer.scale
@@ -442,13 +381,6 @@ class LayerMoments(Collector):
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:
                 block.sums[..., block.columns[key]] *= weights
-
-
-def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:
-    double = summing_dtype(matrix.device)
-    shift = matrix.detach().mean(0, dtype=double)
-    # what is taken off must be exact in the precision of the products
-    return shift.to(matrix.dtype).to(double) if precision == torch.float32 else shift
 
 
 def _outgrows(centred: Tensor, scale: float) -> bool:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from netkin.memory import size_in_words
 from netkin.statistics.collector import (
     Collector,
     Key,
-    LayerSize,
     Price,
     Rectangle,
     Study,
@@ -19,7 +17,8 @@ from netkin.statistics.collector import (
     keys_of,
     place_of,
 )
-from netkin.statistics.layer_moments import LayerMoments, LinearSettings
+from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_costs import LinearSettings, price_of_rows
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import LayerRows
 
@@ -41,32 +40,7 @@ class LinearRows(LayerRows):
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         streamed = LayerMoments.price(settings, study)
-        if streamed is None:
-            return None
-        sizes, n = study.sizes, study.examples
-        # data that do not tell how many they are begin with one batch, and are watched
-        count = n if n is not None else max(layer.examples for layer in sizes)
-        product = settings.precision(study).itemsize
-        size = sum(_bytes(settings, layer, layer.rows_of(count), product, study.chunks) for layer in sizes)
-        if n is None:
-            words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
-            return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
-        wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-        why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
-        return Price(
-            size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-            cls._operations(study, n), 0 if wide and size < streamed.bytes else 2,
-        )  # fmt: skip
-
-    @staticmethod
-    def _operations(study: Study, n: int) -> int:
-        """Count XᵀX or XXᵀ of every layer, whichever is smaller, and what pairs make of them."""
-
-        def side(layer: LayerSize) -> int:
-            return min(layer.width, layer.rows_of(n))
-
-        own = sum(layer.rows_of(n) * layer.width * side(layer) for layer in study.sizes)
-        return own + sum(x.rows_of(n) * side(x) * side(y) for x, y in study.pairs())
+        return None if streamed is None else price_of_rows(settings, study, streamed.bytes)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -92,6 +66,7 @@ class LinearRows(LayerRows):
             self.settle()
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
             moments._counts += self._counts
+            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
             moments._fold({name: layer.parts for name, layer in layers.items()}, chunks)
         return moments
 
@@ -99,13 +74,3 @@ class LinearRows(LayerRows):
         """Return the rows of both."""
         self._refuse_unlike(other, layers="rectangles", precision="precision")
         return super().merge(other)
-
-
-def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:
-    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
-    width, twice = layer.width, 2 if settings.uncentred else 1
-    if width <= n:
-        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
-    else:
-        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
-    return layer.itemsize * n * width * (2 if chunks else 1) + product * sides

@@ -31,9 +31,9 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.products import centred, few_for_bias, rbf_kernel
+from netkin.statistics.row_sides import RowsSide
 from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 
 
-class Sample:
+class SampledRows:
     """One layer's rows, with the Gram matrix and side that all its pairs share."""
 
     def __init__(self, X: Tensor, name: str, resolution: float | None = None):
@@ -70,7 +70,7 @@ class Rows:
 
     collectors: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, x: Sample, y: Sample):
+    def __init__(self, x: SampledRows, y: SampledRows):
         if len(x.X) != len(y.X):
             raise NoValue(
                 f"{x.name} gives {len(x.X):,} rows and {y.name} {len(y.X):,} for the same examples; "
@@ -82,7 +82,7 @@ class Rows:
     def of(cls, X: Any, Y: Any) -> Rows:
         """Return two matrices whose rows are the same examples as a pair."""
         X, Y = paired(X, Y)
-        return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
+        return cls(SampledRows(X, "`X`"), SampledRows(Y, "`Y`"))
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,16 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
-    stored = ("names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts")
+    stored: ClassVar[tuple[str, ...]] = (
+        "names",
+        "cap",
+        "seed",
+        "chunks",
+        "resolutions",
+        "_numbers",
+        "_layers",
+        "_counts",
+    )
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
@@ -136,11 +145,11 @@ class LayerRows(Collector):
         self.release()
 
     @classmethod
-    def settings_for(cls, measure: Any) -> SampleSettings:
+    def settings_for(cls, measure: Any) -> Settings:
         return SampleSettings(CAP)
 
     @classmethod
-    def price(cls, settings: SampleSettings, study: Study) -> Price | None:
+    def price(cls, settings: Any, study: Study) -> Price | None:
         if study.spectral:
             return None
         total, n, cap = 0, study.examples, settings.cap
@@ -160,7 +169,7 @@ class LayerRows(Collector):
         )
 
     @classmethod
-    def start(cls, settings: SampleSettings, study: Study) -> Self:
+    def start(cls, settings: Any, study: Study) -> Self:
         made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
@@ -174,7 +183,7 @@ class LayerRows(Collector):
             collector._layers[key].add(matrix, np.arange(len(matrix)), None)
         return collector
 
-    def serves(self, settings: SampleSettings) -> str:
+    def serves(self, settings: Any) -> str:
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
 
@@ -202,7 +211,7 @@ class LayerRows(Collector):
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > 2 * self.cap:
                 layer.shrink(self.cap, self.seed)
-        self._samples = {}
+        self.release()
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -244,7 +253,7 @@ class LayerRows(Collector):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Rows:
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the rows of the layers `a` and `b`, in that order."""
         for key in (a, b):
             if key not in self._layers:
@@ -259,7 +268,7 @@ class LayerRows(Collector):
             )
         return rows
 
-    def sample(self, name: Key, without: int | None = None) -> Sample:
+    def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
         layer = self._layers[name]
         if not layer.parts:
@@ -269,7 +278,7 @@ class LayerRows(Collector):
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
-            self._samples[name, without] = Sample(rows, label(name), self.resolutions.get(name) or None)
+            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
     def settle(self) -> None:
@@ -279,9 +288,9 @@ class LayerRows(Collector):
                 layer.in_order(self.cap, self.seed)
 
     def release(self) -> None:
-        self._samples: dict[tuple[Key, int | None], Sample] = {}
+        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
             return "exact"
         unit = "examples" if self.seen == self._counts.sum() else "rows"

@@ -8,6 +8,7 @@ layers". The schedules `"linear"` and fractions by name are the paper's; `"simil
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import Any
@@ -17,9 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from netkin.applications.dynamics.frozen import Frozen
 from netkin.applications.dynamics.precedence import FirstStep
-from netkin.applications.dynamics.schedules import Plan, Schedule, fractions, linear
+from netkin.applications.dynamics.schedules import FreezePlan, Schedule, fractions, linear
 from netkin.applications.dynamics.settling import Settling
 from netkin.applications.dynamics.units import Units, inner_model
 from netkin.errors import UnknownName, ValueFault, did_you_mean
@@ -43,6 +43,22 @@ class FreezeTraining:
     them and their own state for them alone; frozen batch norms stay in evaluation mode, also after ``model.train()``;
     dropout is as it was. As nothing before the first live unit needs a gradient, nothing is kept for one there.
     `close`, or leaving the `with`, gives the model back with every flag as it was found.
+
+    Args:
+        model: the model that is trained.
+        schedule: "linear", "similarity", or a mapping from units to fractions of all steps.
+        steps: the number of steps of the whole training.
+        layers: the units, in the order in which they run.
+        optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
+        probe: the examples on which units are compared with their past.
+        measure: by which they are compared.
+        threshold: what counts as like the past.
+        patience: how many probes in a row must be like the past.
+        past: how many of the last probes that is.
+        every: steps between two probes.
+        examples: how many examples of `probe` are used.
+        shape: what one example is (see `nk.shapes`).
+        forward: a function ``forward(model, batch)`` that runs the model.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -107,7 +123,7 @@ class FreezeTraining:
     @property
     def plan(self) -> dict[str, int | None]:
         """After how many steps each unit is frozen; None means never, or when its similarity says so."""
-        if not isinstance(self._schedule, Plan):
+        if not isinstance(self._schedule, FreezePlan):
             return dict.fromkeys(self.units)
         return {name: self._schedule.when(number) for number, name in enumerate(self.units)}
 
@@ -138,6 +154,10 @@ class FreezeTraining:
         before = self._frozen
         self._freeze(self._schedule.frozen(done, before))
         return self.units[before : self._frozen]
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Be a hook of `nk.train`, which counts the steps."""
+        self.at(step)
 
     def close(self) -> None:
         """Give the model back: gradients and modes as they were found, and no hooks."""
@@ -250,6 +270,63 @@ class FreezeTraining:
             raise ValueFault(
                 f"the state is of the units {list(state['units'])} and these are {self.units}; name the same `layers`."
             )
+
+
+class Frozen:
+    """Parameters that get no gradients and norms that stay in evaluation mode, until `release`.
+
+    An optimizer passes over parameters without a gradient: it neither moves them nor updates what it keeps for them.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: dict[int, tuple[nn.Parameter, bool]] = {}
+        self._norms: dict[int, tuple[nn.Module, Any]] = {}
+
+    def add(self, parameters: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
+        """Hold these too."""
+        for parameter in parameters:
+            self._parameters.setdefault(id(parameter), (parameter, parameter.requires_grad))
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        for norm in norms:
+            if id(norm) not in self._norms:
+                self._norms[id(norm)] = (norm, vars(norm).get("train"))
+                _still(norm)
+
+    def release(self) -> None:
+        """Give parameters their flags back, and norms the mode that `train` or `eval` asked for last."""
+        for parameter, flag in self._parameters.values():
+            parameter.requires_grad_(flag)
+        for norm, train in self._norms.values():
+            _moving(norm, train)
+        self._parameters.clear()
+        self._norms.clear()
+
+
+class _Asked:
+    """The training mode that a held module would have."""
+
+    def __init__(self, mode: bool):
+        self.mode = mode
+
+
+def _still(norm: nn.Module) -> None:
+    # not a hook, which compiled code would not see; a partial, so that the model can still be copied and pickled
+    vars(norm)["train"] = partial(_stay, norm, _Asked(norm.training))
+    norm.training = False
+
+
+def _stay(norm: nn.Module, asked: _Asked, mode: bool = True) -> nn.Module:
+    """Stand in for ``norm.train(mode)``: note what was asked for, and stay in evaluation mode."""
+    asked.mode = mode
+    norm.training = False
+    return norm
+
+
+def _moving(norm: nn.Module, train: Any) -> None:
+    norm.training = vars(norm).pop("train").args[1].mode
+    if train is not None:
+        vars(norm)["train"] = train
 
 
 def _as_registered(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -1,0 +1,161 @@
+"""The state of a job on disk: how far it has come, and whether its process lives; and the request to cancel it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from netkin import files
+from netkin.errors import FileFault, ValueFault
+
+FORMAT = 1
+STATE, LOCK, CANCEL, PARTS = "job.json", "lock", "cancel", "parts"  # what lies in a job's folder
+SUFFIX = ".job"  # of the folder beside a result
+SILENT = 60  # seconds without a heartbeat after which a process on another machine is taken for dead
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a job has come: so many parts of the total are done.
+
+    `status` is "running", "done", "interrupted", "cancelled" or "failed", as its process wrote it last; `condition` is
+    the same but for a process that was killed. `message` says what is being done, `error` why it failed; `identity`
+    what its parts belong to, and `call` what made it.
+    """
+
+    kind: str
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    call: str = ""
+    status: str = "running"
+    done: int = 0
+    total: int | None = None
+    message: str = ""
+    error: str = ""
+    started: str = ""
+    heartbeat: str = ""
+    pid: int = 0
+    host: str = ""
+    folder: str = ""
+
+    @property
+    def condition(self) -> str:
+        """The status, or "killed" where the process that was running is no more."""
+        return "killed" if self.status == "running" and not self.is_alive else self.status
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process lives: that can be seen on its own machine; elsewhere its last heartbeat tells."""
+        return _exists(self.pid) if self.host == socket.gethostname() else self.age < SILENT
+
+    @property
+    def age(self) -> float:
+        """The seconds since the last heartbeat."""
+        return (datetime.now(timezone.utc) - datetime.fromisoformat(self.heartbeat)).total_seconds()
+
+    @property
+    def progress(self) -> str:
+        """How many parts are done, in words."""
+        return f"{self.done:,} parts" if self.total is None else f"{self.done:,} of {self.total:,} parts"
+
+    def __str__(self) -> str:
+        said = self.error if self.condition == "failed" else self.message if self.condition == "running" else ""
+        return f"{self.folder}: {self.kind}, {self.condition}, {self.progress}{said and f' ({said})'}"
+
+
+def write(state: State) -> None:
+    """Write a state into its job's folder, whole or not at all."""
+    header = {name: value for name, value in asdict(state).items() if name != "folder"}
+    files.write_text(Path(state.folder) / STATE, json.dumps({"format": FORMAT, **header}, indent=1))
+
+
+def read(path: str | os.PathLike[str]) -> State:
+    """Return the state of the job at `path`: its folder, or the result beside which the folder lies.
+
+    Example:
+        >>> read("no such job")
+        Traceback (most recent call last):
+        netkin.errors.FileFault: there is no job at 'no such job'; `netkin jobs` lists those below a folder.
+    """
+    folder = folder_of(path)
+    if not (folder / STATE).exists():
+        raise FileFault(f"there is no job at {str(path)!r}; `netkin jobs` lists those below a folder.")
+    file = folder / STATE
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as fault:
+        raise FileFault(f"cannot read {str(file)!r}: {fault.strerror or fault}.") from fault
+    with files.damage_reported(file):
+        header = json.loads(text)
+        if int(header.pop("format")) > FORMAT:
+            raise FileFault(f"{str(file)!r} was written by a newer netkin; update with `pip install -U netkin`.")
+        return _checked(State(**header, folder=str(folder)))
+
+
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of a job that is named by it or by the result beside it."""
+    given = Path(path)
+    return given if (given / STATE).exists() else beside(given)
+
+
+def beside(result: str | os.PathLike[str]) -> Path:
+    """Return the folder of the job that makes the result at a path.
+
+    Example:
+        >>> beside("ab.netkin").name
+        'ab.netkin.job'
+    """
+    result = Path(result)
+    return result.with_name(result.name + SUFFIX)
+
+
+def found(folder: str | os.PathLike[str] = ".") -> list[State]:
+    """Return the states of all jobs in a folder and below, the one with the newest heartbeat first."""
+    return sorted((read(place) for place in _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
+
+
+def cancel(path: str | os.PathLike[str]) -> State:
+    """Ask the job at `path` to stop after the part it is at, and return its state; what is finished is kept."""
+    state = read(path)
+    if state.condition != "running":
+        raise ValueFault(f"{state.folder!r} is not running: it is {state.condition}, with {state.progress} done.")
+    files.write_text(Path(state.folder) / CANCEL, "")
+    return state
+
+
+def now() -> str:
+    """Return the time in UTC, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    for place, inner, names in os.walk(folder):
+        if STATE in names and PARTS in inner:
+            yield Path(place)
+            inner.clear()
+
+
+def _checked(state: State) -> State:
+    """Return a state whose fields are of the kinds they should be."""
+    for name, kind in (("done", int), ("pid", int), ("identity", dict), ("status", str), ("host", str)):
+        if not isinstance(getattr(state, name), kind):
+            raise TypeError(f"`{name}` is of type {type(getattr(state, name)).__name__}")
+    datetime.fromisoformat(state.heartbeat)
+    return state
+
+
+def _exists(pid: int) -> bool:
+    if os.name == "nt":  # there a signal 0 would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

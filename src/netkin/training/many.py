@@ -1,0 +1,370 @@
+"""Many networks at once: stacked where they are small, each in a CUDA graph where they fill a GPU, or one by one."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, reporting, showing
+from netkin.representations.guests import evaluating, model_lock, random_states_kept
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.training import restarts
+from netkin.training.course import arrays_in, placed
+from netkin.training.loop import Loss, Record, default_loss, judged, train
+from netkin.training.recipe import Recipe, recipe_of
+from netkin.training.teams import Store, Student, Team
+
+Look = Callable[[int, nn.Module, int], Any]
+WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
+# operations of a network's forward pass of a batch, and its weights: above, stacking gains nothing
+STACKED_BELOW = {"cpu": (1e7, 1e5), "cuda": (2e9, 1e7)}
+TICKS = 64  # steps that are prepared at a time where epochs are shorter and nothing is tested
+
+
+def train_many(
+    models: Sequence[nn.Module],
+    data: Any = None,
+    recipe: Recipe | None = None,
+    *,
+    data_of_each: Sequence[Any] | None = None,
+    test: Any = None,
+    seeds: Sequence[int] | None = None,
+    loss: Loss | None = None,
+    hooks: Callable[[int], Sequence[Any]] | None = None,
+    look: Look | None = None,
+    look_at: Collection[int] = (),
+    how: str = "auto",
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> list[list[Record]]:
+    """Train several networks, at once where that is faster, and return for each what `train` would have returned.
+
+    Each gets the examples in the order that `train` gives it for its seed, so that the numbers are those of training
+    one by one up to rounding. `seconds` are each network's share of the time.
+
+    Args:
+        models: The networks, all on one device.
+        data: What all of them are trained on, as in `train`.
+        recipe: How they are trained; its settings can also be given by name.
+        data_of_each: Data for each network in place of `data`.
+        test: Data on which loss and accuracy are taken after each epoch.
+        seeds: One for each network; 0, 1, 2, ... if not given.
+        loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
+        hooks: A function of a network's number that returns its hooks; networks with hooks are trained one by one.
+        look: A function of ``(number, model, step)`` that may read a network, but not change it, on its way.
+        look_at: After which steps it is called; 0 is before the first.
+        how: "stacked" joins small networks of one form into one by `torch.func.vmap`, on a GPU in a CUDA graph;
+            "graphs" gives each a CUDA graph and a stream of its own; "one by one" is `train`; "auto" chooses.
+        progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
+        **settings: Settings of the recipe.
+
+    Example:
+        >>> inputs, models = torch.linspace(-1, 1, 64)[:, None], [nn.Linear(1, 1) for _ in range(3)]
+        >>> settings = {"epochs": 99, "rate": 0.1, "loss": nn.functional.mse_loss}
+        >>> histories = train_many(models, data_of_each=[(inputs, slope * inputs) for slope in (1, 2, 3)], **settings)
+        >>> [round(model.weight.item(), 1) for model in models]
+        [1.0, 2.0, 3.0]
+    """
+    chosen, work = recipe_of(recipe, settings), list(models)
+    data_of_each = _data_for(work, data, data_of_each)
+    seeds = list(range(len(work))) if seeds is None else list(seeds)
+    _refuse_counts(work, data_of_each, seeds)
+    call = _Call(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
+    with showing(progress):
+        return call.run(how)
+
+
+class _Call:
+    """One call of `train_many`: which ways are open to it, and the way taken."""
+
+    def __init__(
+        self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
+        loss: Loss | None, hooks: Callable[[int], Sequence[Any]] | None, look: Look | None, look_at: frozenset[int],
+    ):  # fmt: skip
+        self.models, self.data, self.recipe, self.test, self.seeds = models, data, recipe, test, seeds
+        self.loss, self.hooks, self.device = loss, hooks, device_of(models[0])
+        self.look, self.look_at = look, look_at if look else frozenset[int]()
+        found = {id(one): arrays_in(one) for one in data}  # shared data are shared still
+        self.arrays = [found[id(one)] for one in data]
+
+    def run(self, how: str) -> list[list[Record]]:
+        """Take the way that was asked for, or the fastest that works."""
+        if how == "auto":
+            return self._first_that_works()
+        if how not in WAYS:
+            hint = did_you_mean(how, WAYS) or "."
+            raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
+        reason = self.reason_against(how)
+        if reason:
+            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}.")
+        try:
+            return self._by(how)
+        except _Unfit as fault:
+            raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}") from fault
+
+    def _first_that_works(self) -> list[list[Record]]:
+        for way in self._best():
+            try:
+                return self._by(way)
+            except _Unfit as fault:
+                warnings.warn(
+                    f"training the networks {WAYS[way]} failed, which takes longer now: {fault}", stacklevel=4
+                )
+        return self._one_by_one()
+
+    def _best(self) -> list[str]:
+        """Return the ways that are faster than one by one for such networks, by the size of their work."""
+        if len(self.models) < 2:
+            return []
+        stacked = not self.reason_against("stacked") and not self._is_recurrent
+        most = STACKED_BELOW.get(self.device.type, (0, 0))
+        size = sum(weight.numel() for weight in self.models[0].parameters())
+        small = stacked and size < most[1] and self._looks[0][0] < most[0]
+        return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
+
+    def reason_against(self, way: str) -> str:
+        """Return why a way is closed, as a part of a sentence; empty if it is open."""
+        if way == "one by one":
+            return ""
+        if self.hooks is not None:
+            return "hooks look at each step of a network by itself"
+        if any(_has_hooks(model) for model in self.models):
+            return "hooks that are registered on a model look at each of its steps by itself"
+        if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
+            return "their data must be arrays `(inputs, labels)`"
+        if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
+            return "an optimizer of torch itself and loss scaling decide each step by themselves"
+        if way == "graphs":
+            return "" if self.device.type == "cuda" else f"CUDA graphs need a GPU, and they lie on {self.device}"
+        return self._unlike()
+
+    def _unlike(self) -> str:
+        """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
+        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
+                 for model in self.models}  # fmt: skip
+        first = restarts.form_of(self.models[0])
+        if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
+            return "they are not of one form"
+        if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
+            return "their examples are not of one shape"
+        counts = {len(one[0]) for one in self.arrays}
+        whole = self.recipe.drop_last or self.recipe.order == "drawn"
+        if len(counts) > 1 and not whole:
+            return (
+                f"their data have {min(counts):,} to {max(counts):,} examples; drop_last=True makes their batches alike"
+            )
+        return ""
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
+
+    @cached_property
+    def _looks(self) -> list[tuple[int, str]]:
+        """Of each form of network the operations for a batch, and what its forward pass changes beside its buffers."""
+        forms = {str(model): (model, arrays) for model, arrays in zip(self.models, self.arrays, strict=True)}
+        with model_lock(), random_states_kept(*self.models), torch.no_grad():
+            return [_looked(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
+
+    def _one_by_one(self) -> list[list[Record]]:
+        found = []
+        for number, (model, data, seed) in enumerate(zip(self.models, self.data, self.seeds, strict=True)):
+            hooks = [*(self.hooks(number) if self.hooks else ()), partial(self._look_at, number)]
+            self._look_at(number, model, 0)
+            found.append(train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks))
+        return found
+
+    def _look_at(self, number: int, model: nn.Module, step: int) -> None:
+        if self.look is not None and step in self.look_at:
+            self.look(number, model, step)
+
+    def _by(self, way: str) -> list[list[Record]]:
+        return self._one_by_one() if way == "one by one" else self._at_once(way)
+
+    def _at_once(self, way: str) -> list[list[Record]]:
+        with ExitStack() as stack:
+            for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models)):
+                stack.enter_context(context)
+            for model in self.models:
+                model.train()
+            restarts.seed_all(self.models[0], self.seeds[0], 0)
+            return self._taught(way)
+
+    def _taught(self, way: str) -> list[list[Record]]:
+        given = zip(self.models, self.arrays, self.seeds, strict=True)
+        students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
+        longest = max(student.course.per_epoch for student in students)
+        ticks = min(max(longest, TICKS if self.test is None else 1), max(student.total for student in students))
+        teams = self._prepared(students, way, ticks)
+        for number, model in enumerate(self.models):
+            self._look_at(number, model, 0)
+        try:
+            with reporting(sum(student.total for student in students), "training", "steps") as report:
+                while any(student.step < student.total for student in students):
+                    report.update(self._segment(teams, students, ticks))
+        finally:  # as far as they came, also where the work is ended
+            for team in teams:
+                team.give_back()
+        for student in students:
+            student.model.zero_grad(set_to_none=True)
+        return [student.history for student in students]
+
+    def _teams(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+        loss = self.loss or default_loss(self.recipe)
+        if way == "stacked":
+            return [Team(students, Store(students), self.recipe, loss, ticks)]
+        keys = [(id(student.course.arrays), dtype_of(student.model)) for student in students]
+        stores = {key: Store([student]) for key, student in dict(zip(keys, students, strict=True)).items()}
+        return [Team([one], stores[key], self.recipe, loss, ticks) for key, one in zip(keys, students, strict=True)]
+
+    def _prepared(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+        """Try the step of each team out, and record it where there is a GPU."""
+        try:
+            teams = self._teams(students, way, ticks)
+            for changed in filter(None, (changed for _, changed in self._looks)):
+                raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
+            for team in teams:
+                team.rehearse()
+        except NetkinError:
+            raise
+        except Exception as fault:
+            raise _Unfit(_words(fault)) from fault
+        try:
+            for team in teams if self.device.type == "cuda" else []:
+                team.capture()
+        except Exception as fault:
+            if way == "graphs":
+                raise _Unfit(_words(fault)) from fault
+            warnings.warn(f"the stacked networks are trained without a CUDA graph: {_words(fault)}", stacklevel=8)
+        return teams
+
+    def _segment(self, teams: list[Team], students: list[Student], ticks: int) -> int:
+        """Take some steps of all teams, and return how many steps of networks that were."""
+        active = [student for student in students if student.step < student.total]
+        if self.test is not None:
+            ticks = min(student.until_epoch_ends for student in active)
+        ahead = [at - student.step for student in active for at in self.look_at if at > student.step]
+        ticks = min([ticks, *ahead])
+        before, started = sum(student.step for student in students), time.perf_counter()
+        for team in teams:
+            with team.own_stream:
+                team.load(ticks)
+        for tick in range(max(len(team.sizes) for team in teams)):
+            for team in teams:
+                if tick < len(team.sizes):
+                    with team.own_stream:
+                        team.run_tick(tick)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        losses = [team.losses.cpu() for team in teams]
+        seconds = (time.perf_counter() - started) / len(active)
+        self._take_down(teams, losses, seconds, ticks)
+        return sum(student.step for student in students) - before
+
+    def _take_down(self, teams: list[Team], losses: list[Tensor], seconds: float, ticks: int) -> None:
+        """Record the losses, and test and show the networks whose time it is."""
+        for team, table in zip(teams, losses, strict=True):
+            moved = [student for student in team.students if student.step < student.total]
+            ended = [
+                student
+                for student, own in zip(team.students, table.T, strict=True)
+                if student in moved and student.record(own[: min(ticks, student.total - student.step)], seconds)
+            ]
+            seen = [student for student in moved if student.step in self.look_at]
+            if seen or (ended and self.test is not None):
+                team.give_back()
+            for student in ended if self.test is not None else []:
+                self._judge(student)
+            for student in seen:
+                self._look_at(self.models.index(student.model), student.model, student.step)
+
+    def _judge(self, student: Student) -> None:
+        record = student.history[-1]
+        seconds = record.pop("seconds")
+        loss = self.loss or default_loss(self.recipe)
+        record |= judged(student.model, self.test, loss, self.recipe.dtype(self.device)) | {"seconds": seconds}
+
+
+class _Unfit(Exception):
+    """Networks that can't be trained at once, though nothing of their form said so."""
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for module in model.modules() for kind in kinds)
+
+
+def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
+    """Return the operations of a forward pass, and the name of something that it changes other than in place.
+
+    No stack and no graph would see that. A copy of the model is tried. The products of layers with weights are counted;
+    torch's own counter would import a compiler, which takes longer than many a training.
+    """
+    model, total = copy.deepcopy(model).train(), 0
+
+    def count(module: nn.Module, given: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(output, Tensor) and not isinstance(module, nn.Embedding):
+            matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
+            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+
+    before = _own_state(model)
+    for module in model.modules():
+        module.register_forward_hook(count)
+    model(placed(inputs, device_of(model), dtype_of(model)))
+    after = _own_state(model)
+    changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
+    return total, next(iter(changed), "")
+
+
+def _own_state(model: nn.Module) -> dict[str, Any]:
+    """Return the buffers of a model, and the plain values and tensors among the attributes of its modules."""
+    kinds = (bool, int, float, str, Tensor, type(None))
+    attributes = {
+        f"{place}.{name}".lstrip("."): value
+        for place, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, kinds)
+    }
+    return attributes | dict(model.named_buffers())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+
+
+def _words(fault: Exception) -> str:
+    said = str(fault).strip().splitlines()
+    return said[0] if isinstance(fault, _Unfit) and said else f"{type(fault).__name__}: {' '.join(said[:1])}"
+
+
+def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | None) -> Sequence[Any]:
+    if (data is None) == (data_of_each is None):
+        raise ValueFault("give either `data`, for all networks, or `data_of_each`, a list with data for each.")
+    return [data] * len(models) if data_of_each is None else data_of_each
+
+
+def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
+    if not models:
+        raise ValueFault("there are no networks to train; give a list of one or more.")
+    for name, given in (("data_of_each", data), ("seeds", seeds)):
+        if len(given) != len(models):
+            raise ShapeError(f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.")
+    owners = [id(weight) for model in models for weight in {id(w): w for w in model.parameters()}.values()]
+    if len(set(owners)) < len(owners):
+        raise ValueFault("two of the networks share weights; train copies, by `copy.deepcopy`.")
+    if len({device_of(model) for model in models}) > 1:
+        raise ValueFault("the networks lie on several devices; train those of one device at a time.")
