@@ -331,7 +331,7 @@ def test_a_series_says_what_it_is():
     run(recorder, model, range(2))
     heard = []
     series = recorder.series(progress=lambda *news: heard.append(news))
-    assert heard == [(2, 2, "measuring")]
+    assert heard[-1] == (2, 2, "measuring")  # before that ten times a second at most
     assert (series.run, series.unit, series.final_step) == ("seed 0", "epoch", 1)
     assert series[0].a == "epoch 0"
     assert series.provenance["model"] == "Sequential"
