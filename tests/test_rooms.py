@@ -28,17 +28,19 @@ MAY_IMPORT = {
     "representations": "errors settings arrays identity progress",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
+    "training": "errors settings arrays files identity memory progress results statistics measures sources "
+    "representations",
     # a folder a question; none imports another, which a test of its own sees to
     "applications": "errors arrays files identity memory progress jobs results statistics measures sources "
-    "representations comparing",
+    "representations comparing training",
     "integrations": "errors arrays files identity memory progress jobs results statistics measures sources "
-    "representations comparing applications",
+    "representations comparing training applications",
     # results open it by name when asked to draw themselves: `Comparison.plot`, and the view in a notebook
     "reporting": "errors files results",
     "cli": "everything",
     # the front door hands out names of all rooms, lazily
     "__init__": "errors arrays files identity memory progress jobs results statistics measures sources representations "
-    "comparing applications integrations reporting",
+    "comparing training applications integrations reporting",
     "__main__": "cli",
 }
 WITHOUT_TORCH = ("errors", "files", "progress", "jobs", "results", "reporting")

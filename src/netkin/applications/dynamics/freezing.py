@@ -139,6 +139,10 @@ class FreezeTraining:
         self._freeze(self._schedule.frozen(done, before))
         return self.units[before : self._frozen]
 
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Be a hook of `nk.train`, which counts the steps."""
+        self.at(step)
+
     def close(self) -> None:
         """Give the model back: gradients and modes as they were found, and no hooks."""
         self._closed = True

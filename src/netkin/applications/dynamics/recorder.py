@@ -119,6 +119,21 @@ class DynamicsRecorder:
                 log(step, self._progress[-1].scalars)
         return self._progress[-1]
 
+    def begin(self, model: nn.Module, optimizer: Any) -> None:
+        """Be a hook of `nk.train`: look at the model before its first step."""
+        if not self._moments:
+            self.probe(0, anyway=True)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Be a hook of `nk.train`: probe where `every` counts steps and it is time."""
+        if self.every is not None:
+            self.probe(step)
+
+    def after_epoch(self, model: nn.Module, record: Mapping[str, Any]) -> None:
+        """Be a hook of `nk.train`: probe after each epoch, unless `every` counts steps."""
+        if self.every is None:
+            self.probe(record["step"])
+
     def series(self, measures: Any = None, *, pairs: Any = "all", progress: ProgressOption = None) -> Series:
         """Return every probe against the last one, by the recorder's own measures or others.
 

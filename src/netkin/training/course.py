@@ -1,0 +1,239 @@
+"""The course of a training: which examples come in which order, and how images are moved and mirrored on the way.
+
+All of it follows from a seed. Data are one of these: arrays with a row for each example, as a tuple ``(inputs,
+labels)``, a mapping or the inputs alone; a data set; or a loader or list of batches, which gives its own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from netkin.errors import ShapeError, ValueFault
+from netkin.identity import DataDigest
+from netkin.identity.data import contents, summed_hashes
+from netkin.representations.inputs import batch_length
+from netkin.representations.nesting import leaves, mapped, rebuilt
+from netkin.training.recipe import Recipe
+
+TEST_BATCH = 1000  # examples
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The examples of one batch by their rows, and for each how far it is moved and whether it is mirrored."""
+
+    rows: Tensor
+    moves: Tensor | None = None  # down and across
+    flips: Tensor | None = None
+
+
+def arrays_in(data: Any) -> Any:
+    """Return data that are arrays with a row for each example, as tensors; None for data of any other form."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        return torch.as_tensor(data)
+    if not isinstance(data, (tuple, Mapping)) or not data:
+        return None
+    found = [leaf for _, leaf in leaves(data)]
+    if not all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim for leaf in found):
+        return None
+    lengths = {len(leaf) for leaf in found}
+    if len(lengths) > 1:
+        raise ShapeError(
+            f"the arrays of `data` must have a row for each example; got {' and '.join(map(str, sorted(lengths)))} "
+            "rows. Batches are given as a list."
+        )
+    return mapped(torch.as_tensor, data)
+
+
+class Arrays:
+    """A course over arrays, whose orders come from a generator of its own, begun at the seed."""
+
+    def __init__(self, arrays: Any, recipe: Recipe, seed: int):
+        self.arrays, self.recipe = arrays, recipe
+        self.count = batch_length(arrays)
+        self.generator = torch.Generator().manual_seed(seed)
+        if recipe.drop_last and self.count < recipe.batch:
+            raise ValueFault(
+                f"{self.count:,} examples fill no batch of {recipe.batch:,}; take a smaller `batch` or drop_last=False."
+            )
+        self._augmented = bool(recipe.shift or recipe.flip)
+        if self._augmented:
+            self._padded = _padded(_inputs(arrays), recipe.shift)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.count, self.recipe.batch)
+        return whole + bool(rest and not self.recipe.drop_last)
+
+    @property
+    def state(self) -> Tensor:
+        """Where the generator stands, before an epoch is drawn."""
+        return self.generator.get_state()
+
+    def load(self, state: Tensor) -> None:
+        """Let the next epoch be the one that began at `state`."""
+        self.generator.set_state(state)
+
+    def epoch(self, skip: int = 0) -> Iterator[Any]:
+        """Yield the batches of the next epoch after the first `skip`."""
+        return map(self.batch, islice(self.picks(), skip, None))
+
+    def picks(self) -> Iterator[Pick]:
+        """Yield what each batch of the next epoch is made of."""
+        size = self.recipe.batch
+        if self.recipe.order == "drawn":
+            for _ in range(self.per_epoch):
+                yield self._drawn(torch.randint(self.count, (size,), generator=self.generator))
+            return
+        shuffled = self.recipe.order == "shuffled"
+        order = torch.randperm(self.count, generator=self.generator) if shuffled else torch.arange(self.count)
+        every = self._drawn(order)
+        for start in range(0, self.per_epoch * size, size):
+            part = slice(start, start + size)
+            yield Pick(*(one if one is None else one[..., part] for one in (every.rows, every.moves, every.flips)))
+
+    def batch(self, pick: Pick) -> Any:
+        """Return a batch: its rows of all arrays, the images among them moved and mirrored."""
+        if not self._augmented:
+            return mapped(lambda array: array[pick.rows], self.arrays)
+        chosen = augmented(self._padded, pick, self.recipe)
+        if isinstance(self.arrays, Tensor):
+            return chosen
+        return rebuilt(self.arrays, {0: chosen, **{i: one[pick.rows] for i, one in enumerate(self.arrays) if i}})
+
+    def digest(self) -> str:
+        """Return what tells the examples from others."""
+        found = DataDigest(labels=True)
+        found.update(self.arrays, range(self.count))
+        return f"{found.count:,} examples, digest {found.hex}"
+
+    def _drawn(self, rows: Tensor) -> Pick:
+        device, shift, moves, flips = _device(self.arrays), self.recipe.shift, None, None
+        if shift:
+            moves = torch.randint(0, 2 * shift + 1, (2, len(rows)), generator=self.generator).to(device)
+        if self.recipe.flip:
+            flips = (torch.rand(len(rows), generator=self.generator) < 0.5).to(device)
+        return Pick(rows.to(device), moves, flips)
+
+
+class Loaded:
+    """A course over batches that a loader, a list or a data set gives."""
+
+    def __init__(self, data: Any, recipe: Recipe, seed: int):
+        if recipe.shift or recipe.flip:
+            raise ValueFault(
+                "`shift` and `flip` move images that are given as one array, `(images, labels)`; let a loader do it "
+                "by itself."
+            )
+        self.data, self.recipe = data, recipe
+        self._own_order = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+        if self._own_order:
+            self._rows = Arrays(torch.arange(len(data)), recipe, seed)
+        elif isinstance(data, IterableDataset):
+            self.data = DataLoader(data, recipe.batch, drop_last=recipe.drop_last)
+        elif not isinstance(data, Iterable) or isinstance(data, (str, bytes, Tensor, Mapping)):
+            raise ValueFault(
+                f"`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
+                f"{type(data).__name__}."
+            )
+        elif iter(data) is data:
+            raise ValueFault("`data` can be read only once; pass a loader or a list, which begin anew each epoch.")
+
+    @property
+    def per_epoch(self) -> int | None:
+        """How many batches an epoch has, None where the data do not say."""
+        if self._own_order:
+            return self._rows.per_epoch
+        try:
+            return len(self.data)
+        except TypeError:
+            return None
+
+    @property
+    def state(self) -> Tensor:
+        """Where the generator of the order stands."""
+        return self._rows.state if self._own_order else torch.empty(0)
+
+    def load(self, state: Tensor) -> None:
+        """Let the next epoch be the one that began at `state`."""
+        if self._own_order:
+            self._rows.load(state)
+
+    def epoch(self, skip: int = 0) -> Iterator[Any]:
+        """Yield the batches of the next epoch after the first `skip`."""
+        if self._own_order:
+            rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
+            return iter(DataLoader(self.data, batch_sampler=rows))  # type: ignore[arg-type]
+        batches = iter(self.data)
+        for _ in islice(batches, skip):
+            """Read at once, so that what a loader draws at random is drawn before the random states are put back."""
+        return batches
+
+    def digest(self) -> str:
+        """Return what tells the examples from others, in whatever order they come; this reads all of them."""
+        total = count = 0
+        for batch in DataLoader(self.data, self.recipe.batch) if self._own_order else self.data:
+            length = batch_length(batch)
+            total, count = total + summed_hashes(contents(batch, length, labels=True)), count + length
+        return f"{count:,} examples, digest {total % 2**64:016x}"
+
+
+def course_of(data: Any, recipe: Recipe, seed: int) -> Arrays | Loaded:
+    """Return the course of a training over data of any form."""
+    arrays = arrays_in(data)
+    return Loaded(data, recipe, seed) if arrays is None else Arrays(arrays, recipe, seed)
+
+
+def augmented(padded: Tensor, pick: Pick, recipe: Recipe) -> Tensor:
+    """Return the picked images, moved and mirrored."""
+    images = padded[pick.rows] if pick.moves is None else moved(padded, pick.rows, pick.moves, recipe.shift)
+    return images if pick.flips is None else torch.where(pick.flips[:, None, None, None], images.flip(-1), images)
+
+
+def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
+    """Return the chosen images, each cut out of its form with a margin of `shift` pixels at its own place.
+
+    `moves` holds how far down and how far across each is cut, two rows of numbers from 0 to ``2 * shift``.
+    """
+    height, width = (size - 2 * shift for size in padded.shape[-2:])
+    down = moves[0][:, None] + torch.arange(height, device=padded.device)
+    across = moves[1][:, None] + torch.arange(width, device=padded.device)
+    images = padded[rows[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+    # channels last, a 1 × 1 convolution of few channels with stride 2 writes past its memory (oneDNN, issue 6035)
+    return images if images.is_cuda else images.contiguous()
+
+
+def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
+    """Yield the batches of data that are only looked at, in their own order."""
+    arrays = arrays_in(data)
+    recipe = Recipe(steps=1, batch=batch, order="given")
+    return (Loaded(data, recipe, 0) if arrays is None else Arrays(arrays, recipe, 0)).epoch()
+
+
+def _padded(images: Tensor, shift: int) -> Tensor:
+    if images.ndim != 4:
+        raise ShapeError(
+            f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}."
+        )
+    return pad(images, (shift,) * 4) if shift else images
+
+
+def _inputs(arrays: Any) -> Tensor:
+    found = arrays[0] if isinstance(arrays, tuple) else arrays
+    if not isinstance(found, Tensor):
+        raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.")
+    return found
+
+
+def _device(arrays: Any) -> torch.device:
+    return next(leaf for _, leaf in leaves(arrays)).device

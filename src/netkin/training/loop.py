@@ -1,0 +1,405 @@
+"""The training loop: one network, any data and loss, hooks on the way, and restarts that lose nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.files import Location
+from netkin.progress import ProgressOption, Report, reporting
+from netkin.representations.guests import evaluating, model_lock, random_states_kept
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
+from netkin.representations.layers import refuse_lazy
+from netkin.representations.nesting import mapped
+from netkin.training import restarts
+from netkin.training.course import TEST_BATCH, course_of, in_order
+from netkin.training.recipe import Recipe, recipe_of
+
+Loss = Callable[[Any, Any], Tensor]
+Record = dict[str, float]
+METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
+
+
+class Hook:
+    """What looks at a training, or changes it, on its way; override what you need.
+
+    Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
+    each step. Steps and epochs are counted from 1. `settings` tells a hook from others of its class: a training that
+    was saved with other settings is not continued.
+
+    Example:
+        >>> class OnlyPositive(Hook):
+        ...     def after_step(self, model, step):
+        ...         for weight in model.parameters():
+        ...             weight.clamp_(min=0)
+    """
+
+    settings: Any = None
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Come in before the first step, and again where a saved training goes on."""
+
+    def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor | None:
+        """Return what is added to the loss of this step, or None."""
+
+    def after_backward(self, model: nn.Module, step: int) -> None:
+        """Change the gradients before they are clipped and used."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Look at the weights, or change them, after an update; no graph is built here."""
+
+    def after_epoch(self, model: nn.Module, record: Record) -> None:
+        """Read the record of an epoch that is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hook must know to go on later: tensors, numbers, texts, lists and mappings."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    recipe: Recipe | None = None,
+    *,
+    test: Any = None,
+    seed: int = 0,
+    loss: Loss | None = None,
+    hooks: Sequence[Any] = (),
+    save: Location | None = None,
+    every: int | None = None,
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> list[Record]:
+    """Train `model` where it lies, and return a record of each epoch: loss, seconds, and what a test gave.
+
+    The same model, data, recipe and seed give the same weights, bit for bit on a CPU. The model's training flags and
+    the random states of torch, NumPy and Python are afterwards as they were found.
+
+    Args:
+        model: The network, on the device on which it is to be trained.
+        data: Arrays ``(inputs, labels)``, wherever they lie, a data set, or a loader or list of batches.
+        recipe: How it is trained; its settings can also be given by name, as ``epochs=10``, and override it.
+        test: Data on which loss and accuracy are taken after each epoch, of the same forms.
+        seed: From which the order of the examples, their augmentation and dropout follow.
+        loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
+        hooks: Objects with some of the methods of `Hook`, or functions of ``(model, step)``.
+        save: A file that the state of the training is written to after each epoch. Where there is one of the same
+            training, it goes on from there, bit for bit as if it had not stopped; that of another is refused.
+        every: Save after so many steps, not after each epoch.
+        progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
+        **settings: Settings of the recipe.
+
+    Example:
+        >>> inputs = torch.linspace(-1, 1, 64)[:, None]
+        >>> history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, rate=0.1, loss=nn.functional.mse_loss)
+        >>> len(history), history[-1]["loss"] < 1e-3
+        (99, True)
+    """
+    chosen = recipe_of(recipe, settings)
+    refuse_lazy(model)
+    _refuse_settings(chosen, loss, every)
+    with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
+        model.train()  # `evaluating` puts each flag back
+        return _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision: str = "float32") -> float:
+    """Return the share of labelled examples (or tokens) that `model`, in evaluation mode, gets right, from 0 to 1.
+
+    Labels below 0 do not count. The model and all random states are left as they were found.
+    """
+    dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
+    with model_lock(), random_states_kept(model):
+        return _tested(model, data, None, dtype, batch)["accuracy"]
+
+
+class _Training:
+    """One training, from its first step or from where it stopped, to its last."""
+
+    def __init__(
+        self, model: nn.Module, data: Any, recipe: Recipe, test: Any, seed: int, loss: Loss | None,
+        hooks: Sequence[Any], save: Location | None, every: int | None,
+    ):  # fmt: skip
+        self.model, self.recipe, self.test, self.seed, self.save, self.every = model, recipe, test, seed, save, every
+        self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), as_hooks(hooks)
+        self.dtype = recipe.dtype(self.device)
+        self.course = course_of(data, recipe, seed)
+        self.optimizer = recipe.optimizer_of(model.parameters())
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        first = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.rates = recipe.rates(first, recipe.epochs or recipe.steps or 0)
+        self.step = self.epoch = self.within = 0  # `within` counts the steps of the epoch that is not done
+        self.seconds, self.losses, self.history = 0.0, list[Tensor](), list[Record]()
+        self.epoch_state: Tensor = self.course.state
+        self.random_state: dict[str, Any] | None = None  # where a training that stopped within an epoch goes on
+        self.identity = {} if save is None else self._identity(loss)
+        for hook in self.hooks:
+            hook.begin(model, self.optimizer)
+        if save is not None and (found := restarts.read(save, self.identity)) is not None:
+            self._load(found)
+        else:
+            self._keep()  # a place that can't be written is found before the work
+
+    @property
+    def total(self) -> int | None:
+        """How many steps there are in all, None where the data do not say."""
+        per_epoch = self.course.per_epoch
+        return self.recipe.steps or (None if per_epoch is None else (self.recipe.epochs or 0) * per_epoch)
+
+    @property
+    def done(self) -> bool:
+        return self.step == self.recipe.steps or self.epoch == self.recipe.epochs
+
+    def run(self, progress: ProgressOption) -> list[Record]:
+        with reporting(self.total, f"training, seed {self.seed}", "steps", progress, done=self.step) as report:
+            while not self.done:
+                self._epoch(report)
+        return self.history
+
+    def _epoch(self, report: Report) -> None:
+        restarts.seed_all(self.model, self.seed, self.epoch)
+        batches = self.course.epoch(self.within)
+        if self.random_state is not None:
+            restarts.load_random_state(self.model, self.random_state)
+            self.random_state = None
+        started, before = self._now(), self.seconds
+        for batch in batches:
+            self._update(batch)
+            self.seconds = before + time.perf_counter() - started
+            report.update()
+            if self.every and self.step % self.every == 0:
+                self._keep()
+            if self.step == self.recipe.steps:
+                break
+        self.seconds = before + self._now() - started
+        self._refuse_empty()
+        self._finish_epoch()
+
+    def _update(self, batch: Any) -> None:
+        batch = placed(batch, self.device, dtype_of(self.model))
+        inputs, step = inputs_of(batch), self.step + 1
+        self._set_rate()
+        with autocasting(self.device, self.dtype):
+            outputs = outputs_of(self.model, inputs)
+            value = self.loss(outputs, labels_of(batch))
+            for hook in self.hooks:
+                extra = hook.loss(self.model, inputs, outputs, step)
+                value = value if extra is None else value + extra
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(value).backward()
+        self.scaler.unscale_(self.optimizer)
+        with torch.no_grad():
+            for hook in self.hooks:
+                hook.after_backward(self.model, step)
+        if self.recipe.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step, self.within = step, self.within + 1
+        self.losses.append(value.detach())
+        with torch.no_grad():
+            for hook in self.hooks:
+                hook.after_step(self.model, step)
+
+    def _set_rate(self) -> None:
+        rates = self.rates[self.step if self.recipe.epochs is None else self.epoch]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def _finish_epoch(self) -> None:
+        self.epoch, self.within = self.epoch + 1, 0
+        record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
+        refuse_non_finite(record, self.recipe)
+        if self.test is not None:
+            record |= _tested(self.model, self.test, self.loss, self.dtype)
+        self.history.append(record | {"seconds": self.seconds})
+        self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
+        for hook in self.hooks:
+            hook.after_epoch(self.model, self.history[-1])
+        if self.every is None or self.done:
+            self._keep()
+
+    def _keep(self) -> None:
+        if self.save is None:
+            return
+        state = {
+            "model": restarts.model_state(self.model), "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(), "hooks": [hook.state_dict() for hook in self.hooks],
+            "epoch_state": self.epoch_state, "random": restarts.random_state(self.model) if self.within else None,
+            "losses": torch.stack(self.losses) if self.losses else None, "seconds": self.seconds,
+            "history": self.history, "step": self.step, "epoch": self.epoch, "within": self.within,
+        }  # fmt: skip
+        restarts.write(self.save, self.identity, state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        restarts.load_model(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        for hook, own in zip(self.hooks, state["hooks"], strict=True):
+            hook.load_state_dict(own)
+        self.epoch_state, self.random_state = state["epoch_state"], state["random"]
+        self.course.load(self.epoch_state)
+        self.losses = [] if state["losses"] is None else list(state["losses"].to(self.device))
+        self.seconds, self.history = state["seconds"], state["history"]
+        self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
+
+    def _identity(self, loss: Loss | None) -> dict[str, str]:
+        restarts.seed_all(self.model, self.seed, -1)
+        data = {"set of data": self.course.digest()}
+        if self.test is not None:
+            data["set of test data"] = course_of(self.test, Recipe(steps=1), 0).digest()
+        return restarts.identity_of(self.model, self.recipe, self.seed, loss, self.hooks, data)
+
+    def _refuse_empty(self) -> None:
+        if not self.within:
+            raise ValueFault(f"the data gave no batches in epoch {self.epoch + 1}; pass data that can be read again.")
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+class _Called(Hook):
+    """A hook made of whatever methods an object has, or of a function."""
+
+    def __init__(self, what: Any):
+        methods = {name: getattr(what, name) for name in METHODS if callable(getattr(what, name, None))}
+        if not methods and callable(what):
+            methods["after_step"] = what
+        if not methods:
+            raise ValueFault(
+                f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
+                f"{type(what).__name__}."
+            )
+        for name, method in methods.items():
+            setattr(self, name, method)
+        self.settings = getattr(what, "settings", None)
+
+
+def as_hooks(hooks: Iterable[Any]) -> list[Any]:
+    """Return hooks with all methods, made of those that were given."""
+    return [hook if isinstance(hook, Hook) else _Called(hook) for hook in hooks]
+
+
+def default_loss(recipe: Recipe) -> Loss:
+    """Return the cross entropy of class numbers, with the recipe's label smoothing."""
+    return partial(_cross_entropy, smoothing=recipe.smoothing)
+
+
+def _cross_entropy(outputs: Any, labels: Any, smoothing: float) -> Tensor:
+    logits = main_tensor(outputs, "")
+    if labels is None:
+        raise ValueFault("the batches have no labels; give `(inputs, labels)`, or a `loss=` that needs none.")
+    if class_axis(logits, labels) != 1:
+        logits, labels = logits.flatten(0, -2), labels.flatten()
+    return cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def class_axis(logits: Tensor, labels: Tensor) -> int:
+    """Return along which axis of the logits the classes lie: 1, or the last one for tokens."""
+    shape, wanted = tuple(logits.shape), tuple(labels.shape)
+    at_one, at_last = (shape[:1] + shape[2:]) == wanted, shape[:-1] == wanted
+    if labels.is_floating_point() or (at_one == at_last and len(shape) != 2) or not (at_one or at_last):
+        raise ShapeError(
+            f"outputs of shape {shape} and labels of shape {wanted}, {str(labels.dtype).removeprefix('torch.')}, are "
+            "no logits and class numbers whose cross entropy could be taken; pass `loss=`, a function of both."
+        )
+    return 1 if at_one else len(shape) - 1
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return what `model` gives for its inputs; a mapping is given as keywords, without labels."""
+    if isinstance(inputs, Mapping):
+        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+    return model(inputs)
+
+
+def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return a batch on the model's device, its floating tensors in the model's precision."""
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+
+    return mapped(moved, batch)
+
+
+def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Return a context in which operations run in a lower precision, or one that changes nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def refuse_non_finite(record: Record, recipe: Recipe) -> None:
+    """Refuse to go on from a loss that is no number."""
+    if not abs(record["loss"]) < float("inf"):
+        raise ForwardError(
+            f"the mean loss of epoch {record['epoch']} is {record['loss']}, up to step {record['step']:,}; take a "
+            f"smaller `rate` than {recipe.rate:g}, a `warmup` or a `clip`."
+        )
+
+
+@torch.no_grad()
+def _tested(
+    model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
+) -> Record:
+    """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""
+    device, own = device_of(model), dtype_of(model)
+    parts: list[tuple[Tensor, Tensor, Tensor, int]] = []
+    with evaluating(model), autocasting(device, dtype):
+        for one in in_order(data, batch):
+            one = placed(one, device, own)
+            outputs, labels = outputs_of(model, inputs_of(one)), labels_of(one)
+            parts.append((*scored(outputs, labels), *_weighted(loss, outputs, labels)))
+    return _summed(parts, loss)
+
+
+def _weighted(loss: Loss | None, outputs: Any, labels: Any) -> tuple[Tensor, int]:
+    count = len(main_tensor(outputs, ""))
+    return (torch.zeros(()) if loss is None else loss(outputs, labels).detach().double() * count), count
+
+
+def _summed(parts: list[tuple[Tensor, Tensor, Tensor, int]], loss: Loss | None) -> Record:
+    if not parts:
+        raise ValueFault("the data to test on gave no batches; pass a loader or a list that can be read again.")
+    right, seen, losses, counts = zip(*parts, strict=True)
+    counted, found = int(torch.stack(seen).sum()), {}
+    if counted:
+        found["accuracy"] = int(torch.stack(right).sum()) / counted
+    elif loss is None:
+        raise ValueFault("none of the labels is a class number of 0 or more, so that there is no accuracy.")
+    if loss is not None:
+        found["test_loss"] = torch.stack(losses).sum().item() / sum(counts)
+    return found
+
+
+def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Return how many examples, or tokens, are right and how many count; none where labels are no class numbers."""
+    logits = main_tensor(outputs, "")
+    none = torch.zeros((), dtype=torch.int64, device=logits.device)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != logits.ndim - 1:
+        return none, none
+    counts = labels >= 0
+    return ((logits.argmax(class_axis(logits, labels)) == labels) & counts).sum(), counts.sum()
+
+
+def _refuse_settings(recipe: Recipe, loss: Loss | None, every: int | None) -> None:
+    if loss is not None and recipe.smoothing:
+        raise ValueFault("`smoothing` belongs to the cross entropy; let a `loss` of your own do it by itself.")
+    if every is not None and every < 1:
+        raise ValueFault(f"`every` must be a number of steps, 1 or more; got {every!r}.")

@@ -1,0 +1,177 @@
+"""The recipe: how a network is trained, apart from the network, its data and its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "steps", "linear", "cosine")
+ORDERS = ("shuffled", "drawn", "given")
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained; a network, its data and a seed beside it make a training that can be repeated.
+
+    Args:
+        epochs: How often all examples are seen; either this or `steps`.
+        steps: How many updates there are, whatever number of epochs that makes.
+        batch: Examples in a batch, for data that come as arrays or as a data set.
+        optimizer: "sgd", "adam", "adamw", or a function of the parameters that returns an optimizer of torch.
+        rate: The learning rate at its highest; an optimizer of your own brings its own.
+        momentum: That of "sgd".
+        nesterov: Whether the momentum of "sgd" is Nesterov's.
+        decay: The weight decay.
+        schedule: How the rate goes: "constant", "steps" (a tenth after half, a hundredth after three quarters),
+            "linear" or "cosine" (down to `end`), or a function of an optimizer that returns a scheduler of torch. It
+            changes after each epoch where `epochs` are given, after each step where `steps` are.
+        warmup: For how many epochs (or steps) the rate first rises in a straight line.
+        end: The share of the rate at which "linear" and "cosine" end.
+        clip: The largest norm of the gradient of all weights; None does not clip.
+        smoothing: The label smoothing of the cross entropy.
+        precision: "float32" (the model's own), "bf16" or "fp16" by autocast, or "auto": bf16 on a GPU.
+        order: "shuffled" (every example once an epoch), "drawn" (each batch at random from all), or "given".
+        drop_last: Whether the examples that fill no whole batch wait for the next shuffle.
+        shift: By how many pixels images are moved at most, each way, at random.
+        flip: Whether images are mirrored left to right, every other one at random.
+
+    Example:
+        >>> Recipe(epochs=4, rate=0.1, schedule="steps").rates([0.1], 4)
+        [[0.1], [0.1], [0.010000000000000002], [0.001]]
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int = 128
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] = "sgd"
+    rate: float = 0.05
+    momentum: float = 0.9
+    nesterov: bool = False
+    decay: float = 0.0
+    schedule: str | Callable[[Optimizer], LRScheduler] = "constant"
+    warmup: int = 0
+    end: float = 0.0
+    clip: float | None = None
+    smoothing: float = 0.0
+    precision: str = "float32"
+    order: str = "shuffled"
+    drop_last: bool = False
+    shift: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueFault(
+                f"a recipe needs either `epochs` or `steps`; got epochs={self.epochs!r} and steps={self.steps!r}."
+            )
+        for name in ("epochs", "steps", "batch"):
+            _refuse_below(name, getattr(self, name), 1)
+        for name in ("warmup", "shift"):
+            _refuse_below(name, getattr(self, name), 0)
+        for name in ("rate", "momentum", "decay", "end", "smoothing"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueFault(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueFault(f"`clip` must be a norm above 0, or None; got {self.clip!r}.")
+        _refuse_unknown("optimizer", self.optimizer, OPTIMIZERS)
+        _refuse_unknown("schedule", self.schedule, SCHEDULES)
+        _refuse_unknown("precision", self.precision, (*PRECISIONS, "auto"))
+        _refuse_unknown("order", self.order, ORDERS)
+        if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
+            raise ValueFault(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
+
+    @property
+    def words(self) -> str:
+        """What differs from the defaults, in words."""
+        differs = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return ", ".join(f"{field.name}={_word(getattr(self, field.name))}" for field in differs)
+
+    def but(self, **changes: Any) -> Recipe:
+        """Return the same recipe with some settings changed."""
+        return replace(self, **changes)
+
+    def dtype(self, device: torch.device) -> torch.dtype | None:
+        """Return the precision that autocast lowers to on a device; None where it does not."""
+        if self.precision == "auto":
+            return torch.bfloat16 if device.type == "cuda" else None
+        return PRECISIONS[self.precision]
+
+    def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return an optimizer of the parameters."""
+        if not isinstance(self.optimizer, str):
+            return self.optimizer(parameters)
+        if self.optimizer == "sgd":
+            settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
+            return torch.optim.SGD(parameters, self.rate, weight_decay=self.decay, **settings)
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, self.rate, weight_decay=self.decay)
+
+    def rates(self, first: Sequence[float], count: int) -> list[list[float]]:
+        """Return the learning rates of `count` epochs (or steps), each of the groups that begin at `first`.
+
+        A schedule of torch is run once beforehand on an optimizer of nothing, so that the rate is a function of the
+        step alone and a training can go on from any.
+        """
+        rising = [[rate * (done + 1) / (self.warmup + 1) for rate in first] for done in range(self.warmup)]
+        return rising + self._falling(first, count - self.warmup)
+
+    def _falling(self, first: Sequence[float], count: int) -> list[list[float]]:
+        if self.schedule == "constant":
+            return [list(first)] * count
+        if self.schedule == "steps":
+            return [[rate * _step_factor(done / count) for rate in first] for done in range(count)]
+        optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in first], lr=1.0)
+        scheduler, found = self._scheduler(optimizer, count, first[0]), []
+        for _ in range(count):
+            found.append([float(group["lr"]) for group in optimizer.param_groups])
+            optimizer.step()
+            scheduler.step()
+        return found
+
+    def _scheduler(self, optimizer: Optimizer, count: int, first: float) -> LRScheduler:
+        if not isinstance(self.schedule, str):
+            return self.schedule(optimizer)
+        if self.schedule == "linear":
+            return LinearLR(optimizer, start_factor=1, end_factor=self.end, total_iters=count)
+        return CosineAnnealingLR(optimizer, count, eta_min=self.end * first)
+
+
+def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
+    """Return a recipe with some settings changed, or one made of settings alone; unknown names are refused."""
+    known = [field.name for field in fields(Recipe)]
+    for name in settings:
+        if name not in known:
+            raise UnknownName(f"a recipe has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}.")
+    return Recipe(**settings) if recipe is None else recipe.but(**settings)
+
+
+def _step_factor(done: float) -> float:
+    return 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
+
+
+def _refuse_below(name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValueFault(f"`{name}` must be a whole number of {least} or more; got {value!r}.")
+
+
+def _refuse_unknown(name: str, value: Any, known: Iterable[str]) -> None:
+    if callable(value) and name in ("optimizer", "schedule"):
+        return
+    known = list(known)
+    if value not in known:
+        hint = did_you_mean(str(value), known) or "."
+        raise UnknownName(f"no {name} named {value!r}{hint} There are {', '.join(known)}.")
+
+
+def _word(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)

@@ -1,0 +1,161 @@
+"""Restarts: where a training stands, in a file from which it goes on as if it had never stopped.
+
+The file is one of netkin's own, written whole or not at all; nothing in it is code. It tells whose training it holds,
+and that of another model, recipe, seed or of other data is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import files
+from netkin.errors import FileFault
+from netkin.files import Location
+from netkin.identity import function_digest, settings_digest, weights_digest
+from netkin.representations.inputs import device_of
+from netkin.training.recipe import Recipe
+
+KIND = "training"
+
+
+def write(path: Location, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """Write where a training stands: nested mappings and lists of tensors, numbers and texts."""
+    arrays: dict[str, np.ndarray] = {}
+    header = {"identity": dict(identity), "state": _packed(state, arrays)}
+    files.write(path, KIND, header, arrays)
+
+
+def read(path: Location, identity: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return where a training stood, or None where there is no file; that of another training is refused."""
+    if not Path(path).exists():
+        return None
+    header, arrays = files.read(path, KIND)
+    with files.damage_reported(path):
+        held = dict(header["identity"])
+    for name, mark in identity.items():
+        if held.get(name) != mark:
+            raise FileFault(
+                f"{str(path)!r} holds a training with another {name} ({held.get(name)}, not {mark}); give the same, or "
+                "another file."
+            )
+    with files.damage_reported(path):
+        return _unpacked(header["state"], arrays)
+
+
+def identity_of(
+    model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what tells a training from others, before it begins: its model's first weights, its recipe, its data."""
+    form = re.sub(r"0x[0-9a-f]+", "", str(model))  # of functions in it, which lie elsewhere in another process
+    kinds = [(type(hook).__qualname__, getattr(hook, "settings", None)) for hook in hooks]
+    return {
+        "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
+        "seed": str(seed),
+        "model": f"digest {settings_digest([weights_digest(model), form])}",
+        "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
+        "list of hooks": f"{', '.join(kind for kind, _ in kinds) or 'none'}; digest {settings_digest(kinds)}",
+        **data,
+    }
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return a model's weights and buffers, those too that its own state dict leaves out."""
+    own = model.state_dict()
+    others = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    return {"weights": dict(own), "buffers": others}
+
+
+def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a model the weights and buffers that `model_state` returned."""
+    model.load_state_dict(state["weights"])
+    buffers = dict(model.named_buffers())
+    for name, value in state["buffers"].items():
+        buffers[name].copy_(value)
+
+
+def seed_all(model: nn.Module, seed: int, epoch: int) -> None:
+    """Let the generators of torch, NumPy and Python, which dropout and loaders draw from, begin an epoch of a seed."""
+    mixed = int.from_bytes(blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest(), "little")
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.default_generator.manual_seed(mixed)
+    if device_of(model).type == "cuda":
+        with torch.cuda.device(device_of(model)):
+            torch.cuda.manual_seed(mixed)
+
+
+def random_state(model: nn.Module) -> dict[str, Any]:
+    """Return where the generators of torch, NumPy and Python stand."""
+    of_numpy: Any = np.random.get_state()
+    name, keys, *rest = of_numpy
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+    }
+    state["torch"] = torch.get_rng_state()
+    if device_of(model).type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device_of(model))
+    return state
+
+
+def load_random_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Let the generators go on from where `random_state` found them."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and device_of(model).type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device_of(model))
+
+
+def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return JSON for a nested value, whose tensors go to `arrays`."""
+    if isinstance(value, Tensor):
+        key = str(len(arrays))
+        plain = value.detach().cpu().contiguous()
+        arrays[key] = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy()
+        return {"tensor": key, "bf16": plain.dtype == torch.bfloat16}
+    if isinstance(value, np.ndarray):
+        return {"array": _packed(torch.from_numpy(value), arrays)}
+    if isinstance(value, Mapping):
+        return {"pairs": [[_packed(key, arrays), _packed(one, arrays)] for key, one in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_packed(one, arrays) for one in value]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, np.generic):
+        return _packed(value.item(), arrays)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise FileFault(
+        f"a training can't be saved with a {type(value).__name__} in the state of its optimizer or hooks; let these "
+        "hold tensors, numbers, texts, lists and mappings."
+    )
+
+
+def _unpacked(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        found = torch.from_numpy(arrays[value["tensor"]].copy())
+        return found.view(torch.bfloat16) if value["bf16"] else found
+    (kind, inside), *_ = value.items()
+    if kind == "array":
+        return _unpacked(inside, arrays).numpy()
+    if kind == "pairs":
+        return {_unpacked(key, arrays): _unpacked(one, arrays) for key, one in inside}
+    if kind == "float":
+        return float(inside)
+    items = [_unpacked(one, arrays) for one in inside]
+    return tuple(items) if kind == "tuple" else items

@@ -1,0 +1,219 @@
+"""Trainings that stop and go on: bit for bit as if they had not, or refused."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from netkin import files
+from netkin.errors import FileFault, ValueFault
+from netkin.training import Hook, Recipe, train
+from netkin.training.restarts import read, write
+
+
+def net(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 3)
+        )
+        model.register_buffer("hidden", torch.zeros(1), persistent=False)
+        return model
+
+
+def labelled(n=40, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)
+
+
+class Stop(Exception):
+    """What a test ends a training with."""
+
+
+class Averaging(Hook):
+    """Follows the weights at a distance, in a state of its own, and pulls them back a little."""
+
+    def __init__(self):
+        self.mean = None
+
+    def begin(self, model, optimizer):
+        self.mean = [weight.detach().clone() for weight in model.parameters()]
+
+    def after_step(self, model, step):
+        model.hidden += 1
+        for mean, weight in zip(self.mean, model.parameters(), strict=True):
+            mean.lerp_(weight, 0.2)
+            weight.lerp_(mean, 0.1)
+
+    def state_dict(self):
+        return {"mean": self.mean, "nothing": None, "inf": float("inf"), ("a", 1): np.arange(2)}
+
+    def load_state_dict(self, state):
+        assert state["inf"] == float("inf")
+        assert state["a", 1].tolist() == [0, 1]
+        self.mean = state["mean"]
+
+
+def stopping(at):
+    def stop(model, step):
+        if step == at:
+            raise Stop
+
+    return stop
+
+
+RECIPES = {
+    "sgd, moved": Recipe(epochs=3, batch=12, shift=1, flip=True, schedule="cosine", warmup=1),
+    "adam, drawn": Recipe(steps=11, batch=12, order="drawn", optimizer="adam", rate=0.01, schedule="linear", clip=1.0),
+    "adamw, bf16": Recipe(epochs=3, batch=12, optimizer="adamw", rate=0.01, precision="bf16", drop_last=True),
+    "own": Recipe(steps=9, batch=12, optimizer=torch.optim.RMSprop),
+}
+
+
+def everything(model, history):
+    own = {name: value.tolist() for name, value in [*model.state_dict().items(), *model.named_buffers()]}
+    return own, [{key: value for key, value in record.items() if key != "seconds"} for record in history]
+
+
+@pytest.mark.parametrize("every", [None, 1, 3])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_training_that_stopped_goes_on_as_if_it_had_not(tmp_path, name, every):
+    recipe, held_out = RECIPES[name], labelled(10, seed=3)
+    whole = net()
+    expected = everything(whole, train(whole, labelled(), recipe, seed=4, hooks=[Averaging()], test=held_out))
+    for at in (1, 5, 8):  # each time it comes a little further
+        hooks = [Averaging(), stopping(at)]
+        with pytest.raises(Stop):
+            train(net(), labelled(), recipe, seed=4, hooks=hooks, test=held_out, save=tmp_path / "run", every=every)
+    torch.manual_seed(99)  # what the process has drawn by then does not matter
+    model = net()
+    hooks = [Averaging(), stopping(None)]
+    history = train(model, labelled(), recipe, seed=4, hooks=hooks, test=held_out, save=tmp_path / "run", every=every)
+    assert everything(model, history) == expected
+    again = net()  # a training that is done is read
+    hooks = [Averaging(), stopping(1)]
+    history = train(again, labelled(), recipe, seed=4, hooks=hooks, test=held_out, save=tmp_path / "run", every=every)
+    assert everything(again, history) == expected
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Images with noise of all three generators."""
+
+    def __init__(self):
+        self.inputs, self.labels = labelled()
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, place):
+        noise = random.random() + np.random.rand() + torch.rand(())
+        return self.inputs[place] + noise, self.labels[place]
+
+
+@pytest.mark.parametrize("shuffling", [True, False])
+def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, shuffling):
+    data = torch.utils.data.DataLoader(Noisy(), 8, shuffle=True) if shuffling else Noisy()
+    whole, parted = net(), net()
+    expected = everything(whole, train(whole, data, epochs=3, batch=8, seed=1))
+    with pytest.raises(Stop):
+        train(net(), data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(8)])
+    history = train(parted, data, epochs=3, batch=8, seed=1, save=tmp_path / "run", every=2, hooks=[stopping(None)])
+    assert everything(parted, history) == expected
+
+
+PROGRAM = """
+import os, random, signal, sys, time
+sys.path[:0] = {paths!r}
+import torch
+from netkin.training import train
+from test_restarts import RECIPES, Averaging, labelled, net
+
+def trained(name):
+    model = net()
+    recipe = RECIPES["sgd, moved"].but(epochs=6)
+    train(model, labelled(120), recipe, seed=4, hooks=[Averaging()], save=name, every=3)
+    torch.save(model.state_dict(), name + ".pt")
+
+def apart(name, seconds=None):
+    # a process of its own, killed after that time: nothing of torch has run in this one, so it can be forked
+    child = os.fork()
+    if not child:
+        trained(name)
+        os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+started = time.monotonic()
+assert apart("whole") == 0
+took, draw = time.monotonic() - started, random.Random(0)
+killed = sum(apart("parted", draw.random() * took / 3) == signal.SIGKILL for _ in range(8))
+assert apart("parted") == 0
+print(killed)
+"""
+
+
+def test_a_training_that_was_killed_again_and_again_ends_as_if_it_had_not(tmp_path):
+    paths = [str(Path(__file__).parent), str(Path(files.__file__).parents[1])]
+    program = PROGRAM.format(paths=paths)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 3
+    whole, parted = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "parted"))
+    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"rate": 0.1}, "another recipe .*rate=0.2.*not .*rate=0.1"),
+        ({"seed": 1}, "another seed .0, not 1."),
+        ({"model": net(1)}, "another model"),
+        ({"data": labelled(seed=2)}, "another set of data .40 examples"),
+        ({"test": labelled(10, seed=5)}, "another set of test data .None, not 10 examples"),
+        ({"loss": lambda outputs, labels: outputs.sum()}, "another loss .cross entropy, not digest"),
+        ({"hooks": [Averaging()]}, "another list of hooks .none; .*not Averaging"),
+    ],
+)
+def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, sentence):
+    given = {"model": net(), "data": labelled(), "epochs": 1, "rate": 0.2, "save": tmp_path / "run"}
+    train(**given)
+    before = (tmp_path / "run").read_bytes()
+    with pytest.raises(FileFault, match=sentence):
+        train(**given | {"model": net()} | change)
+    assert (tmp_path / "run").read_bytes() == before
+
+
+def test_files_that_hold_no_training_are_refused(tmp_path):
+    files.write(tmp_path / "other", "comparison", {}, {})
+    with pytest.raises(FileFault, match="holds 'comparison', not 'training'"):
+        train(net(), labelled(), epochs=1, save=tmp_path / "other")
+    with pytest.raises(FileFault, match="cannot write"):
+        train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
+    with pytest.raises(ValueFault, match="`every` must be a number of steps"):
+        train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
+
+
+def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
+    state = {
+        "half": torch.tensor([1.5, -2]).bfloat16(), "flag": True, "none": None, 3: (1, [2.5, "x"]), "nan": float("nan"),
+        "empty": torch.zeros(0), "scalar": torch.tensor(3), "complex": torch.tensor([True]),
+    }  # fmt: skip
+    write(tmp_path / "state", {"seed": "0"}, state)
+    found = read(tmp_path / "state", {"seed": "0"})
+    assert found["half"].dtype == torch.bfloat16
+    assert found["half"].tolist() == [1.5, -2]
+    assert found[3] == (1, [2.5, "x"])
+    assert found["nan"] != found["nan"]
+    assert [found[name] for name in ("flag", "none")] == [True, None]
+    assert found["empty"].shape == (0,)
+    assert found["scalar"].item() == 3
+    assert read(tmp_path / "none", {}) is None
+    with pytest.raises(FileFault, match="can't be saved with a set"):
+        write(tmp_path / "state", {}, {"one": {1, 2}})
