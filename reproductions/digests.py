@@ -90,7 +90,7 @@ def _places(module: str, name: str) -> list[Place]:
 
 
 def _own(node: ast.stmt, scale: str) -> list[ast.AST]:
-    """Return the parts of a definition that count on their own: a class without methods, of a table the scale's part."""
+    """Return the parts of a definition that count: a class without its methods, of a table the scale's part."""
     if isinstance(node, ast.ClassDef):
         return [one for one in node.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
     value = getattr(node, "value", None)

@@ -33,7 +33,7 @@ from netkin.training import Recipe, Record
 
 HERE = Path(__file__).parent
 PARTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.75, 0.9, 1.0)  # of the training time: where runs are kept
-TOGETHER = 6  # processes that share a GPU
+TOGETHER = 10  # processes that share a GPU
 CHARACTERS = 65  # of tiny Shakespeare
 WINDOW = {"cpu": 32, "gpu": 64}  # characters of a piece of text
 
@@ -104,9 +104,7 @@ RECIPES: dict[str, dict[str, Network]] = {
             f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.3, flip=True))
             for width in (1, 2, 3)
         },
-        "lstm": Network(
-            lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"
-        ),
+        "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }
 
@@ -274,6 +272,18 @@ class Lab:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
+    @torch.no_grad()
+    def settled(self, model: nn.Module) -> nn.Module:
+        """Return a network that was not trained, its batch norms with the statistics of some training images."""
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over the batches
+        model.to(self.device).train()
+        for images in self.images().train_images[:1024].split(256):
+            model(images)
+        return model.eval()
+
     def total_steps(self, name: str, epochs: int | None = None) -> int:
         """Return the number of updates of a training of the network `name`."""
         recipe = self.recipe(name).recipe
@@ -298,13 +308,14 @@ class Lab:
         With `keep` each result, which must be fit for JSON, is kept at once, and read when the claim goes on.
         """
         tasks = list(tasks)
-        job = self.job if keep else None
+        if not keep or self.job is None:
+            return list(self._spread(work, tasks))
         names = [f"{work.__name__} {json.dumps(task)}" for task in tasks]
-        found = {name: job.find(name) for name in names} if job else {}
-        missing = [(name, task) for name, task in zip(names, tasks, strict=True) if not found.get(name)]
-        for (name, _), result in zip(missing, self._spread(work, [task for _, task in missing]), strict=True):
-            found[name] = job.keep(name, {"result": result}) if job else result
-        return [found[name].values["result"] if job else found[name] for name in names]
+        parts = {name: self.job.find(name) for name in names}
+        missing = {name: task for name, task in zip(names, tasks, strict=True) if parts[name] is None}
+        for name, result in zip(missing, self._spread(work, list(missing.values())), strict=True):
+            parts[name] = self.job.keep(name, {"result": result})
+        return [part.values["result"] for part in parts.values() if part is not None]
 
     def _spread(self, work: Callable[[Lab, Any], Any], tasks: list[Any]) -> Iterable[Any]:
         if self.device.type != "cuda" or len(tasks) < 2:
@@ -313,6 +324,13 @@ class Lab:
         spawning = torch.multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(TOGETHER, len(tasks)), spawning) as pool:
             yield from pool.map(partial(_apart, work, self._setting), tasks)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What all numbers of this laboratory depend on beside the claim: its recipes, its data and its device."""
+        words = json.dumps({name: network.words for name, network in RECIPES[self.scale].items()})
+        recipes = hashlib.sha256(words.encode()).hexdigest()[:12]
+        return {"recipes": recipes, "data": str(self.data), "device": self.device.type}
 
     @property
     def _setting(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from netkin import __version__
+from netkin import __version__, jobs
 from netkin.errors import NetkinError, UnknownName, ValueFault
 from netkin.results.claim import EMPIRICAL, Claim, record_path, recorded
 from reproductions.claims import Finding, Statement, chosen, named, papers
@@ -93,7 +94,8 @@ def measured(statement: Statement, lab: Lab) -> Claim:
     with torch.random.fork_rng([lab.device] if lab.device.type == "cuda" else []), noting(lab) as notes:
         torch.manual_seed(0)
         started = time.perf_counter()
-        finding = statement.measure(lab)
+        with working(statement, lab):
+            finding = statement.measure(lab)
         seconds = time.perf_counter() - started
     if not isinstance(finding, Finding):
         raise ValueFault(f"the function of {statement.id!r} must return a Finding; got {type(finding).__name__}.")
@@ -115,6 +117,29 @@ def measured(statement: Statement, lab: Lab) -> Claim:
         seconds=round(seconds, 1),
         version=__version__,
     )
+
+
+@contextmanager
+def working(statement: Statement, lab: Lab) -> Iterator[None]:
+    """Inside the `with`, the laboratory keeps finished parts of the claim in a job's folder, if it has a cache.
+
+    Parts of the same claim by other code, or with other recipes or data, are worth nothing and are deleted.
+    """
+    place = getattr(lab, "cache", None)
+    if place is None:
+        yield
+        return
+    folder = place / "jobs" / f"{statement.id.replace('/', '-')}.{lab.scale}"
+    identity = {"claim": statement.id, "scale": lab.scale, "code": statement.digest(lab.scale)} | lab.identity
+    if (folder / "job.json").exists() and jobs.read(folder).identity != identity:
+        shutil.rmtree(folder)
+    with jobs.Job(folder, "claim", identity, call=f"netkin reproduce {statement.id} --scale {lab.scale}") as job:
+        lab.job = job
+        try:
+            yield
+        finally:
+            lab.job = None
+    shutil.rmtree(folder)  # the record holds it all
 
 
 def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None:

@@ -28,7 +28,6 @@ THRESHOLDS = (0.8, 0.9, 0.95)
 MARK = 0.9
 LEARNED, WALK, LINE = WAYS = ("trained", "random walk", "straight line")
 AFRESH = 1_000  # added to a seed for the other end of the line
-SETTLING = 4  # batches from which the statistics of batch norms are taken
 # the layers of the paper's footnote, each convolution and hidden linear layer with its ReLU
 CONVNET = (
     "relu1", "relu2", "bn1", "pool1", "relu3", "relu4", "relu5", "bn2", "pool2", "relu6", "bn3", "relu7", "bn4", "out",
@@ -49,9 +48,9 @@ Task = tuple[str, int, str]  # network, seed and way
     expected={f"{network}: {TAU}": "above 0" for network in NETWORKS},
     control=CONTROL,
     criterion="For a network, τ is Kendall's rank correlation between a layer's depth and the step from which on its "
-    f"SVCCA with its own final state stays at {MARK} or above, over all layers but the logits. The claim holds for it if "
-    "τ is above 0, above that of the random walk, and above that of a straight line between two random networks, the "
-    "last two seed by seed, each by the 95% interval of Student's t over the seeds. In part if for one network only.",
+    f"SVCCA with its own final state stays at {MARK} or above, over all layers but the logits. The claim holds for it "
+    "if τ is above 0, above that of the random walk, and above that of a straight line between two random networks, "
+    "the last two seed by seed, each by the 95% interval of Student's t over the seeds. In part if for one network.",
     measures=["svcca"],
 )
 def bottom_up(lab: Lab) -> Finding:
@@ -92,11 +91,17 @@ def followed(lab: Lab, task: Task) -> nk.Series:
     states: Mapping[int, State] = run.checkpoints
     if way != LEARNED:
         states = unlearned(states, run.model, lab.fresh(network, AFRESH + seed), way, seed)
-        states = {step: _settled(lab, run.build(), state) for step, state in states.items()}
+        states = {step: _settled(lab, run, state) for step, state in states.items()}
     layers = list(CONVNET) if network == "convnet" else nk.layers(run.model)
     probe = lab.probe(EXAMPLES[lab.scale])
     return nk.dynamics(
-        states, probe, model=run.model, layers=layers, pairs="corresponding", shape="positions", name=f"{network}, {way}"
+        states,
+        probe,
+        model=run.model,
+        layers=layers,
+        pairs="corresponding",
+        shape="positions",
+        name=f"{network}, {way}",
     )
 
 
@@ -129,18 +134,11 @@ def unlearned(
     return found
 
 
-@torch.no_grad()
-def _settled(lab: Lab, model: nn.Module, state: State) -> dict[str, Tensor]:
+def _settled(lab: Lab, run: Run, state: State) -> dict[str, Tensor]:
     """Return a state whose batch norms hold the statistics of some training images."""
+    model = run.build()
     model.load_state_dict(dict(state))
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over the batches
-    model.to(lab.device).train()
-    for images in lab.images().train_images[: SETTLING * 256].split(256):
-        model(images)
-    return {name: value.cpu() for name, value in model.state_dict().items()}
+    return {name: value.cpu() for name, value in lab.settled(model).state_dict().items()}
 
 
 def order(series: nk.Series, threshold: float | None, layers: Sequence[str]) -> float:

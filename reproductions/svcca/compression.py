@@ -88,8 +88,8 @@ def compression(lab: Lab) -> Finding:
         measured,
         {LOST: Measured.over(lost[UNTRAINED])},
         note="The paper names five layers; three of them feed weights, whose inputs are compressed here. A layer of n "
-        f"inputs and m outputs has nm weights, and k(n + m) after, so that at k = {SHARE} n most layers grow: the paper "
-        "speaks of the layers' size, and what is counted here are parameters.",
+        f"inputs and m outputs has nm weights, and k(n + m) after, so that at k = {SHARE} n most layers grow: the "
+        "paper speaks of the layers' size, and what is counted here are parameters.",
         curves={"Test accuracy, compressed one after the other": _one_by_one(tables)},
         seeds=tuple(seeds),
     )

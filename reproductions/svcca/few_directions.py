@@ -87,10 +87,10 @@ BASELINES = tuple(name for name in LINES if "neurons" in name)
     "512 dimensions of a fully connected layer with 512 neurons … Both of these baselines require far more directions.",
     expected={KEPT: "nearly all"},
     control="as many principal directions, those of largest variance",
-    criterion="Two parts. 25 SVCCA directions of fc1 keep more than 95% of the test accuracy, and more than 25 principal "
-    "directions do. And in both fc layers they keep more than 25 random neurons and the 25 of largest activation, the "
-    "others held at their mean or predicted. Each pair of networks by pair, by the 95% interval of Student's t over the "
-    "pairs; in part if one of the two.",
+    criterion="Two parts. 25 SVCCA directions of fc1 keep more than 95% of the test accuracy, and more than 25 "
+    "principal directions do. And in both fc layers they keep more than 25 random neurons and the 25 of largest "
+    "activation, the others held at their mean or predicted. Each pair of networks by pair, by the 95% interval of "
+    "Student's t over the pairs; in part if one of the two.",
     measures=["svcca"],
 )
 def few_directions(lab: Lab) -> Finding:
@@ -219,7 +219,9 @@ def _shares(line: str, nets: Sequence[Layer], k: int) -> list[float]:
     """Return the share of the accuracy that `k` directions or neurons keep, or all where there are fewer, by pair."""
     most = {"directions": "side", "principal directions": "principal"}
     counts = [min(k, getattr(net, most[line]).kept if line in most else net.side.width) for net in nets]
-    return _by_pair([(LINES[line](net, count) or 0.0) / net.accuracy() for net, count in zip(nets, counts, strict=True)])
+    return _by_pair(
+        [(LINES[line](net, count) or 0.0) / net.accuracy() for net, count in zip(nets, counts, strict=True)]
+    )
 
 
 def _curve(nets: Sequence[Layer]) -> dict[str, list[float | None]]:

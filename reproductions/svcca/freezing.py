@@ -65,13 +65,15 @@ class Cost:
     criterion="For a network and a way of the learning rate (constant, or a falling cosine), the claim holds if linear "
     "freezing from the bottom takes less time than plain training, the test accuracy in the end is higher than that of "
     "plain training, and the gain is above that of freezing the layers at the same times from the top down; accuracies "
-    "seed by seed, by the 95% interval of Student's t over the seeds. It holds as a whole if it holds for both networks "
-    "and both ways, in part if for some of these four.",
+    "seed by seed, by the 95% interval of Student's t over the seeds. It holds as a whole if it holds for both "
+    "networks and both ways, in part if for some of these four.",
 )
 def freeze_training(lab: Lab) -> Finding:
     """Train both networks plainly and with units frozen, and compare what it costs and what comes out."""
     seeds = lab.seeds(SEEDS[lab.scale])
-    tasks = [(net, rates, schedule, seed) for net in NETS for rates in RATES for schedule in SCHEDULES for seed in seeds]
+    tasks = [
+        (net, rates, schedule, seed) for net in NETS for rates in RATES for schedule in SCHEDULES for seed in seeds
+    ]
     runs = dict(zip(tasks, lab.over(trained, tasks, keep=True), strict=True))
     measured, controls, curves, parts = dict[str, Measured](), dict[str, Measured](), dict[str, Any](), []
     for net in NETS:
@@ -91,8 +93,8 @@ def freeze_training(lab: Lab) -> Finding:
         measured[f"{net}: share of all backward operations that freezing saves"] = Measured(saved)
     note = (
         f"{EPOCHS[lab.scale]} epochs. Units are the convnet's eight layers with weights and the resnet's blocks, the "
-        "stem with the first and the head never frozen. Training time is taken from the times of single steps with each "
-        "number of units frozen, measured in turn with the plain step; operations are counted in products and "
+        "stem with the first and the head never frozen. Training time is taken from the times of single steps with "
+        "each number of units frozen, measured in turn with the plain step; operations are counted in products and "
         "convolutions. With a rate that falls, layers frozen early miss the small rates."
     )
     return Finding(verdict(*parts), measured, controls, note, curves, list(seeds))

@@ -30,7 +30,7 @@ Pair = tuple[str, str]
     "variance).",
     expected={f"{network}: {NORMS}": "nearly perfect" for network in NETWORKS},
     control="neighbours of equal size with a convolution or a linear layer between them",
-    criterion=f"Holds for a network if the mean SVCCA of its batch norms with the layer before them is above {PERFECT}, "
+    criterion=f"Holds for a network if the mean SVCCA of batch norms with the layer before them is above {PERFECT}, "
     "and above that of the other neighbours seed by seed, both by the 95% interval of Student's t over the seeds; in "
     "part if for one of the two networks. (That CCA without the SVD gives 1 is algebra and does not count.)",
     measures=["svcca", "cca_mean"],

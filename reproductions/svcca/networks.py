@@ -42,8 +42,8 @@ Sums = dict[str, float]
     control=UNTRAINED,
     criterion="With the layers of both networks in halves, by DFT-CCA: the lower halves are more alike than the upper "
     "ones; and the upper half of the ResNet is less like the lower half of the convnet than any other two halves are "
-    f"alike. Each holds if the difference is above 0, and above that of the same networks before training pair by pair, "
-    f"{BY_T} over the pairs of networks; in part if one of the two.",
+    f"alike. Each holds if the difference is above 0, and above that of the same networks before training pair by "
+    f"pair, {BY_T} over the pairs of networks; in part if one of the two.",
     measures=["cca_mean", "svcca"],
 )
 def architectures(lab: Lab) -> Finding:
@@ -52,7 +52,9 @@ def architectures(lab: Lab) -> Finding:
     lab.trained_all((network, seed) for network in ("convnet", "resnet") for seed in seeds)
     tasks = [(seed, trained) for trained in (True, False) for seed in seeds]
     found = dict(zip(tasks, lab.over(across, tasks), strict=True))
-    halves = {trained: [_halves(found[seed, trained]["cca_mean"].values) for seed in seeds] for trained in (True, False)}
+    halves = {
+        trained: [_halves(found[seed, trained]["cca_mean"].values) for seed in seeds] for trained in (True, False)
+    }
     measured, controls, parts = dict[str, Measured](), dict[str, Measured](), []
     for name, of in ((LOWER, _gap), (CORNER, _corner)):
         ours, before = ([of(one) for one in halves[trained]] for trained in (True, False))
@@ -118,10 +120,10 @@ def _curves(found: list[nk.Comparison]) -> dict[str, dict[str, list]]:
     "similarity.",
     expected={"first layers minus middle layers": "above 0", "last layers minus middle layers": "above 0"},
     control=UNTRAINED,
-    criterion="With the layers in thirds, the mean SVCCA of corresponding layers of two networks is higher in the first "
-    "third than in the middle one, and in the last third than in the middle one. Each holds if the difference is above "
-    f"0, and above that of the same networks before training pair by pair, {BY_T} over pairs that share no network; in "
-    "part if one of the two.",
+    criterion="With the layers in thirds, the mean SVCCA of corresponding layers of two networks is higher in the "
+    "first third than in the middle one, and in the last third than in the middle one. Each holds if the difference is "
+    f"above 0, and above that of the same networks before training pair by pair, {BY_T} over pairs that share no "
+    "network; in part if one of the two.",
     measures=["svcca"],
 )
 def initialisations(lab: Lab) -> Finding:
@@ -131,7 +133,9 @@ def initialisations(lab: Lab) -> Finding:
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     lines = {"ours": [between(lab, a.model, b.model) for a, b in pairs]}
     lines["control"] = [between(lab, a.untrained(), b.untrained()) for a, b in pairs]
-    thirds = {key: [[float(part.mean()) for part in np.array_split(one, 3)] for one in found] for key, found in lines.items()}
+    thirds = {
+        key: [[float(part.mean()) for part in np.array_split(one, 3)] for one in found] for key, found in lines.items()
+    }
     measured, controls, parts = dict[str, Measured](), dict[str, Measured](), []
     for name, place in (("first", 0), ("last", 2)):
         ours, before = ([one[place] - one[1] for one in thirds[key]] for key in ("ours", "control"))
@@ -170,9 +174,9 @@ def between(lab: Lab, a: nn.Module, b: nn.Module) -> np.ndarray:
     expected={f"resnet: how much nearer {first} and {second} are than an animal and a vehicle": "above 0"
               for first, second in SIMILAR},
     control=UNTRAINED,
-    criterion="In the ResNet the lines of cat and dog, and those of automobile and truck, are nearer to each other than "
-    "lines of an animal and a vehicle on average. Each holds if the difference of the distances is above 0, and above "
-    f"that of the same network before training seed by seed, {BY_T} over the seeds; in part if one of the two pairs.",
+    criterion="In the ResNet the lines of cat and dog, and those of automobile and truck, are nearer to each other "
+    "than lines of an animal and a vehicle on average. Each holds if the difference of the distances is above 0, and "
+    f"above that of the same network before training seed by seed, {BY_T} over the seeds; in part if one of the two.",
     measures=["cca_mean"],
 )  # fmt: skip
 def classes(lab: Lab) -> Finding:

@@ -1,4 +1,4 @@
-"""What follows from algebra, in the paper's appendix: known subspaces, a recovered signal, covariances in Fourier's basis.
+"""What follows from algebra, in the paper's appendix: known subspaces, a recovered signal, covariances by Fourier.
 
 Claims: svcca/known-subspaces, svcca/recovered-signal, svcca/diagonal and svcca/diagonal-of-shifts. Of natural images
 the third is an observation; the others are identities.
@@ -121,8 +121,8 @@ def recovered_signal(lab: Lab) -> Finding:
     control="the same maps with their places in random order, the same for all images",
     criterion=f"Holds if of a channel's covariance energy, in the mean over channels and for images as they are, the "
     f"share off the diagonal in the Fourier basis is below {LITTLE}, below that in the pixel basis, and below that of "
-    "maps whose places are in random order, the last two seed by seed, each by the 95% interval of Student's t over the "
-    "seeds.",
+    "maps whose places are in random order, the last two seed by seed, each by the 95% interval of Student's t over "
+    "the seeds.",
 )
 def diagonal(lab: Lab) -> Finding:
     """Channels of a ResNet's block, in two bases, and with their places in random order."""

@@ -85,8 +85,8 @@ def toy_directions(lab: Lab) -> Finding:
     expected={f"error of the output on 30 of {WIDTH} directions": "looks very similar"},
     control="as many random neurons, from which the others are predicted",
     criterion="Holds if the output on 30 SVCCA directions differs from the full output by less than 5% of its standard "
-    "deviation, and by less than the output on 30 random neurons from which the others are predicted, which is the same "
-    "projection on other directions; each by the 95% interval of Student's t over the pairs of networks.",
+    "deviation, and by less than the output on 30 random neurons from which the others are predicted, which is the "
+    "same projection on other directions; each by the 95% interval of Student's t over the pairs of networks.",
     measures=["svcca_by_sum"],
     scales=("cpu",),
 )

@@ -196,7 +196,7 @@ class Claim:
         apart = ours and control and ours.minus(control)
         if not apart or self.verdict in (HOLDS, IN_PART) or apart.above(0) is not None or apart.interval is None:
             return words
-        return f"{words}, and the control gives as much"
+        return f"{words}: within its error the control gives the same"
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, Claim) else NotImplemented
