@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import netkin as nk
 from netkin.sources.architectures import architecture, seeded
 
 NETS = ("resnet20", "svcca_convnet")
+STEPS = 5  # of a timed training
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the units that are ever frozen, which is all but the last
 
 
@@ -24,8 +26,8 @@ def freezing(name: str, batch: int, repeats: int, device: str = "cpu") -> dict[s
     """Return for each share of frozen units the time of a step and what autograd keeps, over those of a plain step."""
     model = seeded(architecture(name), 0).to(device)
     draw = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, 32, 32, generator=draw).to(device)
-    labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
+    images = torch.randn(STEPS * batch, 3, 32, 32, generator=draw).to(device)
+    labels = torch.randint(0, 10, (STEPS * batch,), generator=draw).to(device)
     units = nk.FreezeTraining(copy.deepcopy(model), steps=1).units
     counts = [round(share * (len(units) - 1)) for share in SHARES]
     rows = [_row(model, units[:count], images, labels, repeats) for count in counts]
@@ -35,9 +37,10 @@ def freezing(name: str, batch: int, repeats: int, device: str = "cpu") -> dict[s
 def _row(model: nn.Module, frozen: list[str], images: Tensor, labels: Tensor, repeats: int) -> dict[str, Any]:
     plain, partly = copy.deepcopy(model), copy.deepcopy(model)
     schedule = dict.fromkeys(frozen, 0.0)
+    batch = len(images) // STEPS
     with nk.FreezeTraining(partly, schedule, steps=1) if schedule else nullcontext():
-        steps = [_step(each, images, labels) for each in (plain, partly)]
-        before, after = (kept_bytes(each, images, labels) for each in (plain, partly))
+        steps = [partial(_train, each, images, labels) for each in (plain, partly)]
+        before, after = (kept_bytes(each.train(), images[:batch], labels[:batch]) for each in (plain, partly))
         first, then = (operations(step) for step in steps)
         row = {"frozen": len(frozen), "kept_bytes": after, "kept": after / before, "operations": then / first}
         row |= ratio(steps[1], steps[0], repeats)
@@ -46,19 +49,9 @@ def _row(model: nn.Module, frozen: list[str], images: Tensor, labels: Tensor, re
     return row
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        if images.is_cuda:
-            torch.cuda.synchronize()
-
-    model.train()
-    step()
-    return step
+def _train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    recipe = nk.Recipe(epochs=1, batch=len(images) // STEPS, rate=1e-3, decay=5e-4, order="given")
+    nk.train(model, (images, labels), recipe, progress=False)
 
 
 def operations(step: Callable[[], None]) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from clock import ratio
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.sources.architectures import architecture, seeded
@@ -32,21 +31,12 @@ def probing(shape: str, batch: int = 128, steps: int = 8, repeats: int = 5, devi
     return figures | memory | {"batch": batch, "steps": steps, "share_of_epoch": share}
 
 
-def _training(model: nn.Module, batch: int, steps: int, device: str) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+def _training(model: nn.Module, batch: int, steps: int, device: str) -> Callable[[], Any]:
     draw = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, 32, 32, generator=draw).to(device)
-    labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
-
-    def train() -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()
-            optimizer.step()
-        if device != "cpu":
-            torch.cuda.synchronize()
-
-    return train
+    images = torch.randn(steps * batch, 3, 32, 32, generator=draw).to(device)
+    labels = torch.randint(0, 10, (steps * batch,), generator=draw).to(device)
+    recipe = nk.Recipe(epochs=1, batch=batch, rate=0.01, order="given")
+    return lambda: nk.train(model, (images, labels), recipe, progress=False)
 
 
 def table(figures: dict[str, dict[str, Any]]) -> list[str]:

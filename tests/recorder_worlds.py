@@ -5,6 +5,8 @@ import copy
 import torch
 from torch import nn
 
+import netkin as nk
+
 
 def net(seed=0):
     torch.manual_seed(seed)
@@ -21,12 +23,10 @@ def images(n=40, seed=1):
 def train(model, steps=2, seed=0):
     """Take some steps of training on random images."""
     draw = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        x, y = torch.randn(16, 2, 8, 8, generator=draw), torch.randint(3, (16,), generator=draw)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    batches = [
+        (torch.randn(16, 2, 8, 8, generator=draw), torch.randint(3, (16,), generator=draw)) for _ in range(steps)
+    ]
+    nk.train(model, batches, epochs=1, rate=0.1, momentum=0.0, seed=seed)
 
 
 def run(recorder, model, steps=range(4)):

@@ -63,7 +63,7 @@ _ROOMS = {
     "netkin.representations": ["activations", "layers", "recording", "shapes"],
     "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
-    "netkin.training": ["Recipe", "train"],
+    "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
     "netkin.applications.compression": ["compress", "load_compressed", "save_compressed"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],

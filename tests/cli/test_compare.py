@@ -137,7 +137,7 @@ def test_larger_maps_are_averaged_down_where_asked(netkin):
 
 
 def test_two_models_keep_their_names_in_the_order_given(netkin, tmp_path):
-    (tmp_path / "nk_cli_net.py").write_text("from netkin.sources.training import untrained_digits_net\n"
+    (tmp_path / "nk_cli_net.py").write_text("from netkin.training import untrained_digits_net\n"
         "def other():\n    return untrained_digits_net(9)\n")  # fmt: skip
     document = json.loads(netkin("compare netkin:digits nk_cli_net:other --data digits:test --layers fc --json").stdout)
     assert (document["a"], document["b"]) == ("netkin:digits", "nk_cli_net:other")

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from netkin import results
 from netkin.cli import cli
 from netkin.sources import load_data, load_model
-from netkin.sources.training import accuracy
+from netkin.training import accuracy
 
 
 @pytest.fixture(scope="module")

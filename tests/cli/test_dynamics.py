@@ -9,7 +9,7 @@ import netkin as nk
 from netkin.applications import dynamics as room
 from netkin.sources.architectures import seeded
 from netkin.sources.sequences import char_lstm
-from netkin.sources.training import trained_digits_net, untrained_digits_net
+from netkin.training import trained_digits_net, untrained_digits_net
 
 LINE = 'dynamics run --model netkin:digits --data digits:test --layers "relu*"'
 

@@ -15,7 +15,7 @@ from netkin.cli.stitch import stitch
 from netkin.sources.sampling import sample
 
 NETS = """
-from netkin.sources.training import untrained_digits_net
+from netkin.training import untrained_digits_net
 
 
 def one():

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from netkin.sources import load_data, load_model
-from netkin.sources.training import accuracy
+from netkin.training import accuracy
 
 OWN, IMAGENET = "cifar10", "cifar10,normalise=imagenet"
 

@@ -56,14 +56,14 @@ def demo(out: Path, seed: int, quiet: bool) -> None:
 
 
 def _networks(seed: int, quiet: bool) -> dict[str, nn.Module]:
-    from netkin.sources.training import untrained_digits_net
+    from netkin.training import untrained_digits_net
 
     trained = {f"seed{s}": _trained(s, quiet) for s in (seed, seed + 1)}
     return trained | {"untrained": untrained_digits_net(seed + 2)}
 
 
 def _trained(seed: int, quiet: bool) -> nn.Module:
-    from netkin.sources.training import trained_digits_net
+    from netkin.training import trained_digits_net
 
     if quiet:
         return trained_digits_net(seed)
@@ -108,7 +108,7 @@ def _ending(page: Path) -> str:
 
 def _accuracies(networks: dict[str, nn.Module]) -> str:
     from netkin.sources import load_data
-    from netkin.sources.training import accuracy
+    from netkin.training import accuracy
 
     data = load_data("digits:test")
     shares = ", ".join(f"{name} {accuracy(model, data):.1%}" for name, model in networks.items())

@@ -1,7 +1,19 @@
 """Training: one loop for all networks, by a recipe and a seed, that can stop and go on without a trace."""
 
 from netkin.training.course import moved
+from netkin.training.digits import trained_digits_net, untrained_digits_net
 from netkin.training.loop import Hook, Record, accuracy, train
+from netkin.training.many import train_many
 from netkin.training.recipe import Recipe
 
-__all__ = ["Hook", "Recipe", "Record", "accuracy", "moved", "train"]
+__all__ = [
+    "Hook",
+    "Recipe",
+    "Record",
+    "accuracy",
+    "moved",
+    "train",
+    "train_many",
+    "trained_digits_net",
+    "untrained_digits_net",
+]

@@ -35,6 +35,11 @@ class Pick:
     moves: Tensor | None = None  # down and across
     flips: Tensor | None = None
 
+    def part(self, start: int, size: int) -> Pick:
+        """Return the pick of some of its examples."""
+        moves, flips = (one if one is None else one[..., start : start + size] for one in (self.moves, self.flips))
+        return Pick(self.rows[start : start + size], moves, flips)
+
 
 def arrays_in(data: Any) -> Any:
     """Return data that are arrays with a row for each example, as tensors; None for data of any other form."""
@@ -59,7 +64,7 @@ class Arrays:
 
     def __init__(self, arrays: Any, recipe: Recipe, seed: int):
         self.arrays, self.recipe = arrays, recipe
-        self.count = batch_length(arrays)
+        self.count, self.place = batch_length(arrays), _device(arrays)  # where picks are handed out
         self.generator = torch.Generator().manual_seed(seed)
         if recipe.drop_last and self.count < recipe.batch:
             raise ValueFault(
@@ -99,8 +104,7 @@ class Arrays:
         order = torch.randperm(self.count, generator=self.generator) if shuffled else torch.arange(self.count)
         every = self._drawn(order)
         for start in range(0, self.per_epoch * size, size):
-            part = slice(start, start + size)
-            yield Pick(*(one if one is None else one[..., part] for one in (every.rows, every.moves, every.flips)))
+            yield every.part(start, size)
 
     def batch(self, pick: Pick) -> Any:
         """Return a batch: its rows of all arrays, the images among them moved and mirrored."""
@@ -118,12 +122,12 @@ class Arrays:
         return f"{found.count:,} examples, digest {found.hex}"
 
     def _drawn(self, rows: Tensor) -> Pick:
-        device, shift, moves, flips = _device(self.arrays), self.recipe.shift, None, None
+        shift, moves, flips = self.recipe.shift, None, None
         if shift:
-            moves = torch.randint(0, 2 * shift + 1, (2, len(rows)), generator=self.generator).to(device)
+            moves = torch.randint(0, 2 * shift + 1, (2, len(rows)), generator=self.generator).to(self.place)
         if self.recipe.flip:
-            flips = (torch.rand(len(rows), generator=self.generator) < 0.5).to(device)
-        return Pick(rows.to(device), moves, flips)
+            flips = (torch.rand(len(rows), generator=self.generator) < 0.5).to(self.place)
+        return Pick(rows.to(self.place), moves, flips)
 
 
 class Loaded:
@@ -173,7 +177,7 @@ class Loaded:
         """Yield the batches of the next epoch after the first `skip`."""
         if self._own_order:
             rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
-            return iter(DataLoader(self.data, batch_sampler=rows))  # type: ignore[arg-type]
+            return iter(DataLoader(self.data, batch_sampler=rows))
         batches = iter(self.data)
         for _ in islice(batches, skip):
             """Read at once, so that what a loader draws at random is drawn before the random states are put back."""

@@ -113,7 +113,9 @@ def train(
     _refuse_settings(chosen, loss, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
-        return _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+        history = _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+    model.zero_grad(set_to_none=True)
+    return history
 
 
 @torch.no_grad()
@@ -124,7 +126,7 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
     """
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
     with model_lock(), random_states_kept(model):
-        return _tested(model, data, None, dtype, batch)["accuracy"]
+        return judged(model, data, None, dtype, batch)["accuracy"]
 
 
 class _Training:
@@ -225,7 +227,7 @@ class _Training:
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         refuse_non_finite(record, self.recipe)
         if self.test is not None:
-            record |= _tested(self.model, self.test, self.loss, self.dtype)
+            record |= judged(self.model, self.test, self.loss, self.dtype)
         self.history.append(record | {"seconds": self.seconds})
         self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
         for hook in self.hooks:
@@ -355,7 +357,7 @@ def refuse_non_finite(record: Record, recipe: Recipe) -> None:
 
 
 @torch.no_grad()
-def _tested(
+def judged(
     model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
 ) -> Record:
     """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from netkin.sources import load_data
-from netkin.sources.training import trained_digits_net
+from netkin.training import trained_digits_net
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.compression.accuracy import fewest, has_labels
 from netkin.errors import UnknownName
-from netkin.sources.training import accuracy, untrained_digits_net
+from netkin.training import accuracy, untrained_digits_net
 
 LAYERS = ["conv3", "conv4", "fc"]
 

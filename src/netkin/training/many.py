@@ -1,0 +1,325 @@
+"""Many networks at once: stacked where they are small, each in a CUDA graph where they fill a GPU, or one by one."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, reporting, showing
+from netkin.representations.guests import evaluating, model_lock, random_states_kept
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.training import restarts
+from netkin.training.course import arrays_in
+from netkin.training.loop import Loss, Record, default_loss, judged, placed, train
+from netkin.training.recipe import Recipe, recipe_of
+from netkin.training.teams import Student, Team
+
+WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
+# operations of a network's forward pass of a batch, and its weights: above, stacking gains nothing
+STACKED_BELOW = {"cpu": (1e7, 1e5), "cuda": (2e9, 1e7)}
+TICKS = 64  # steps that are prepared at a time where epochs are shorter and nothing is tested
+
+
+def train_many(
+    models: Sequence[nn.Module],
+    data: Any = None,
+    recipe: Recipe | None = None,
+    *,
+    data_of_each: Sequence[Any] | None = None,
+    test: Any = None,
+    seeds: Sequence[int] | None = None,
+    loss: Loss | None = None,
+    hooks: Callable[[int], Sequence[Any]] | None = None,
+    how: str = "auto",
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> list[list[Record]]:
+    """Train several networks, at once where that is faster, and return for each what `train` would have returned.
+
+    Each gets the examples in the order that `train` gives it for its seed, so that the numbers are those of training
+    one by one up to rounding. `seconds` are each network's share of the time.
+
+    Args:
+        models: The networks, all on one device.
+        data: What all of them are trained on, as in `train`.
+        recipe: How they are trained; its settings can also be given by name.
+        data_of_each: Data for each network in place of `data`.
+        test: Data on which loss and accuracy are taken after each epoch.
+        seeds: One for each network; 0, 1, 2, ... if not given.
+        loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
+        hooks: A function of a network's number that returns its hooks; networks with hooks are trained one by one.
+        how: "stacked" joins small networks of one form into one by `torch.func.vmap`, on a GPU in a CUDA graph;
+            "graphs" gives each a CUDA graph and a stream of its own; "one by one" is `train`; "auto" chooses.
+        progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
+        **settings: Settings of the recipe.
+
+    Example:
+        >>> inputs, models = torch.linspace(-1, 1, 64)[:, None], [nn.Linear(1, 1) for _ in range(3)]
+        >>> settings = {"epochs": 99, "rate": 0.1, "loss": nn.functional.mse_loss}
+        >>> histories = train_many(models, data_of_each=[(inputs, slope * inputs) for slope in (1, 2, 3)], **settings)
+        >>> [round(model.weight.item(), 1) for model in models]
+        [1.0, 2.0, 3.0]
+    """
+    chosen, work = recipe_of(recipe, settings), list(models)
+    data_of_each = _data_for(work, data, data_of_each)
+    seeds = list(range(len(work))) if seeds is None else list(seeds)
+    _refuse_counts(work, data_of_each, seeds)
+    call = _Call(work, data_of_each, chosen, test, seeds, loss, hooks)
+    with showing(progress):
+        return call.run(how)
+
+
+class _Call:
+    """One call of `train_many`: which ways are open to it, and the way taken."""
+
+    def __init__(
+        self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
+        loss: Loss | None, hooks: Callable[[int], Sequence[Any]] | None,
+    ):  # fmt: skip
+        self.models, self.data, self.recipe, self.test, self.seeds = models, data, recipe, test, seeds
+        self.loss, self.hooks, self.device = loss, hooks, device_of(models[0])
+        found = {id(one): arrays_in(one) for one in data}  # shared data are shared still
+        self.arrays = [found[id(one)] for one in data]
+
+    def run(self, how: str) -> list[list[Record]]:
+        """Take the way that was asked for, or the fastest that works."""
+        if how == "auto":
+            return self._first_that_works()
+        if how not in WAYS:
+            hint = did_you_mean(how, WAYS) or "."
+            raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
+        reason = self.reason_against(how)
+        if reason:
+            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}.")
+        try:
+            return self._by(how)
+        except _Unfit as fault:
+            raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}") from fault
+
+    def _first_that_works(self) -> list[list[Record]]:
+        for way in self._best():
+            try:
+                return self._by(way)
+            except _Unfit as fault:
+                warnings.warn(
+                    f"training the networks {WAYS[way]} failed, which takes longer now: {fault}", stacklevel=4
+                )
+        return self._one_by_one()
+
+    def _best(self) -> list[str]:
+        """Return the ways that are faster than one by one for such networks, by the size of their work."""
+        if len(self.models) < 2:
+            return []
+        stacked = not self.reason_against("stacked") and not self._is_recurrent
+        most = STACKED_BELOW.get(self.device.type, (0, 0))
+        size = sum(weight.numel() for weight in self.models[0].parameters())
+        small = stacked and size < most[1] and self._look[0] < most[0]
+        return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
+
+    def reason_against(self, way: str) -> str:
+        """Return why a way is closed, as a part of a sentence; empty if it is open."""
+        if way == "one by one":
+            return ""
+        if self.hooks is not None:
+            return "hooks look at each step of a network by itself"
+        if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
+            return "their data must be arrays `(inputs, labels)`"
+        if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
+            return "an optimizer of torch itself and loss scaling decide each step by themselves"
+        if way == "graphs":
+            return "" if self.device.type == "cuda" else f"CUDA graphs need a GPU, and they lie on {self.device}"
+        return self._unlike()
+
+    def _unlike(self) -> str:
+        """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
+        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
+                 for model in self.models}  # fmt: skip
+        if len(forms) > 1 or len({str(model) for model in self.models}) > 1:
+            return "they are not of one form"
+        if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
+            return "their examples are not of one shape"
+        counts = {len(one[0]) for one in self.arrays}
+        whole = self.recipe.drop_last or self.recipe.order == "drawn"
+        if len(counts) > 1 and not whole:
+            return (
+                f"their data have {min(counts):,} to {max(counts):,} examples; drop_last=True makes their batches alike"
+            )
+        return ""
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
+
+    @cached_property
+    def _look(self) -> tuple[int, str]:
+        """How many operations a network takes for a batch, and what of a model its forward pass changes.
+
+        What is neither a weight nor a buffer changed in place, no stack and no graph would see. A copy is tried.
+        """
+        counter = FlopCounterMode(display=False)
+        with model_lock(), random_states_kept(*self.models), torch.no_grad():
+            model = copy.deepcopy(self.models[0]).train()
+            before = _own_state(model)
+            with counter:
+                model(placed(self.arrays[0][0][: self.recipe.batch], self.device, dtype_of(model)))
+        after = _own_state(model)
+        changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
+        return counter.get_total_flops(), next(iter(changed), "")
+
+    def _one_by_one(self) -> list[list[Record]]:
+        given = zip(self.models, self.data, self.seeds, strict=True)
+        return [
+            train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss,
+                  hooks=() if self.hooks is None else self.hooks(number))
+            for number, (model, data, seed) in enumerate(given)
+        ]  # fmt: skip
+
+    def _by(self, way: str) -> list[list[Record]]:
+        return self._one_by_one() if way == "one by one" else self._at_once(way)
+
+    def _at_once(self, way: str) -> list[list[Record]]:
+        with ExitStack() as stack:
+            for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models)):
+                stack.enter_context(context)
+            for model in self.models:
+                model.train()
+            restarts.seed_all(self.models[0], self.seeds[0], 0)
+            return self._taught(way)
+
+    def _taught(self, way: str) -> list[list[Record]]:
+        given = zip(self.models, self.arrays, self.seeds, strict=True)
+        students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
+        longest = max(student.course.per_epoch for student in students)
+        ticks = min(max(longest, TICKS if self.test is None else 1), max(student.total for student in students))
+        loss = self.loss or default_loss(self.recipe)
+        groups = [students] if way == "stacked" else [[student] for student in students]
+        teams = self._prepared([Team(group, self.recipe, loss, ticks) for group in groups], way)
+        with reporting(sum(student.total for student in students), "training", "steps") as report:
+            while any(student.step < student.total for student in students):
+                done = self._segment(teams, students, ticks)
+                report.update(done)
+        for student in students:
+            student.model.zero_grad(set_to_none=True)
+        return [student.history for student in students]
+
+    def _prepared(self, teams: list[Team], way: str) -> list[Team]:
+        """Try the step of each team out, and record it where there is a GPU."""
+        try:
+            if self._look[1]:
+                raise _Unfit(f"the forward pass changes {self._look[1]!r} of the model, and not in place.")
+            for team in teams:
+                team.rehearse()
+        except NetkinError:
+            raise
+        except Exception as fault:
+            raise _Unfit(_words(fault)) from fault
+        try:
+            for team in teams if self.device.type == "cuda" else []:
+                team.capture()
+        except Exception as fault:
+            if way == "graphs":
+                raise _Unfit(_words(fault)) from fault
+            warnings.warn(f"the stacked networks are trained without a CUDA graph: {_words(fault)}", stacklevel=8)
+        return teams
+
+    def _segment(self, teams: list[Team], students: list[Student], ticks: int) -> int:
+        """Take some steps of all teams, and return how many steps of networks that were."""
+        active = [student for student in students if student.step < student.total]
+        if self.test is not None:
+            ticks = min(student.until_epoch_ends for student in active)
+        before, started = sum(student.step for student in students), time.perf_counter()
+        for team in teams:
+            with _on(team):
+                team.load(ticks)
+        for tick in range(max(len(team.sizes) for team in teams)):
+            for team in teams:
+                if tick < len(team.sizes):
+                    with _on(team):
+                        team.run_tick(tick)
+        losses = [team.losses.cpu() for team in teams if _waited(team)]
+        seconds = (time.perf_counter() - started) / len(active)
+        self._take_down(teams, losses, seconds, ticks)
+        return sum(student.step for student in students) - before
+
+    def _take_down(self, teams: list[Team], losses: list[Tensor], seconds: float, ticks: int) -> None:
+        for team, table in zip(teams, losses, strict=True):
+            ended = []
+            for student, own in zip(team.students, table.T, strict=True):
+                steps = min(ticks, student.total - student.step)
+                if steps and student.record(own[:steps], seconds):
+                    ended.append(student)
+            if all(student.step == student.total for student in team.students) or (ended and self.test is not None):
+                team.give_back()
+            for student in ended if self.test is not None else []:
+                dtype = self.recipe.dtype(self.device)
+                found = judged(student.model, self.test, self.loss or default_loss(self.recipe), dtype)
+                seconds_last = student.history[-1].pop("seconds")
+                student.history[-1] |= found | {"seconds": seconds_last}
+
+
+class _Unfit(Exception):
+    """Networks that can't be trained at once, though nothing of their form said so."""
+
+
+def _on(team: Team) -> Any:
+    return nullcontext() if team.stream is None else torch.cuda.stream(team.stream)
+
+
+def _waited(team: Team) -> bool:
+    if team.stream is not None:
+        team.stream.synchronize()
+    return True
+
+
+def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _own_state(model: nn.Module) -> dict[str, Any]:
+    """Return the buffers of a model, and the plain values and tensors among the attributes of its modules."""
+    kinds = (bool, int, float, str, Tensor, type(None))
+    attributes = {
+        f"{place}.{name}".lstrip("."): value
+        for place, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, kinds)
+    }
+    return attributes | dict(model.named_buffers())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+
+
+def _words(fault: Exception) -> str:
+    said = str(fault).strip().splitlines()
+    return said[0] if isinstance(fault, _Unfit) and said else f"{type(fault).__name__}: {' '.join(said[:1])}"
+
+
+def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | None) -> Sequence[Any]:
+    if (data is None) == (data_of_each is None):
+        raise ValueFault("give either `data`, for all networks, or `data_of_each`, a list with data for each.")
+    return [data] * len(models) if data_of_each is None else data_of_each
+
+
+def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
+    if not models:
+        raise ValueFault("there are no networks to train; give a list of one or more.")
+    for name, given in (("data_of_each", data), ("seeds", seeds)):
+        if len(given) != len(models):
+            raise ShapeError(f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.")
+    owners = [id(weight) for model in models for weight in {id(w): w for w in model.parameters()}.values()]
+    if len(set(owners)) < len(owners):
+        raise ValueFault("two of the networks share weights; train copies, by `copy.deepcopy`.")
+    if len({device_of(model) for model in models}) > 1:
+        raise ValueFault("the networks lie on several devices; train those of one device at a time.")

@@ -1,0 +1,339 @@
+"""Teams: networks that take their steps together, stacked into one by `torch.func.vmap`, or one in a CUDA graph.
+
+A step is a function of tensors that stay where they are: tables with the rows, moves and rates of many steps, a counter
+that picks from them, weights, buffers and the optimizer's memory, all changed in place. So one recording of it as a
+CUDA graph serves all steps, and the host has nothing to do but start it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import pad
+
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.training.course import Arrays, Pick, augmented
+from netkin.training.loop import Loss, Record, autocasting, outputs_of, refuse_non_finite
+from netkin.training.recipe import Recipe
+
+EPS, BETAS = 1e-8, (0.9, 0.999)  # torch's defaults of Adam
+WARM_UP = 3  # steps before a recording, in which libraries choose their algorithms
+
+
+class Student:
+    """One of several networks: the course of its training, its rates, and its records."""
+
+    def __init__(self, model: nn.Module, arrays: Any, recipe: Recipe, seed: int):
+        self.model, self.recipe, self.seed = model, recipe, seed
+        self.course = Arrays(arrays, recipe, seed)
+        self.course.place = torch.device("cpu")  # picks of many steps go to the device together
+        self.total = recipe.steps or (recipe.epochs or 0) * self.course.per_epoch
+        self.step, self.seconds, self.history = 0, 0.0, list[Record]()
+        self._losses = list[Tensor]()
+        self._picks: Iterator[Pick] = iter(())
+        self._rates = recipe.rates([recipe.rate], recipe.epochs or recipe.steps or 0)
+
+    @property
+    def until_epoch_ends(self) -> int:
+        """How many steps are left of this epoch."""
+        return min(self.course.per_epoch - self.step % self.course.per_epoch, self.total - self.step)
+
+    def take(self, count: int) -> list[tuple[Pick, float]]:
+        """Return what the next steps are made of, `count` of them or those that are left, each with its rate."""
+        found: list[tuple[Pick, float]] = []
+        for step in range(self.step, min(self.step + count, self.total)):
+            epoch, place = divmod(step, self.course.per_epoch)
+            if place == 0:
+                self._picks = self.course.picks()
+            (rate,) = self._rates[step if self.recipe.epochs is None else epoch]
+            found.append((next(self._picks), rate))
+        return found
+
+    def record(self, losses: Tensor, seconds: float) -> bool:
+        """Take down the losses of steps that are done, and return whether an epoch ended with the last of them."""
+        for part in losses:
+            self._losses.append(part)
+            self.seconds += seconds / len(losses)
+            self.step += 1
+            if self.step % self.course.per_epoch == 0 or self.step == self.total:
+                self._finish_epoch()
+        return not self._losses
+
+    def _finish_epoch(self) -> None:
+        mean = torch.stack(self._losses).mean().item()
+        record: Record = {"epoch": len(self.history) + 1, "step": self.step, "loss": mean}
+        refuse_non_finite(record, self.recipe)
+        self.history.append(record | {"seconds": self.seconds})
+        self._losses, self.seconds = [], 0.0
+
+
+class Team:
+    """Networks of one form, stacked along a new first axis, or a single one as it is.
+
+    `run` takes some steps of all of them; `capture` records the step as a CUDA graph first; `give_back` writes weights
+    and buffers into the networks.
+    """
+
+    def __init__(self, students: Sequence[Student], recipe: Recipe, loss: Loss, ticks: int):
+        self.students, self.recipe, self.loss = list(students), recipe, loss
+        self.model, self.single = students[0].model, len(students) == 1
+        self.device, dtype = device_of(self.model), dtype_of(self.model)
+        self.stream: Any = None
+        self.graphs: dict[int, Any] = {}
+        self.store = _Store([student.course for student in students], recipe, self.device, dtype)
+        weights = [dict(student.model.named_parameters()) for student in students]
+        buffers = [dict(student.model.named_buffers()) for student in students]
+        trained = [name for name, weight in weights[0].items() if weight.requires_grad]
+        self.weights = {name: self._joined([own[name] for own in weights], True) for name in trained}
+        fixed = [{name: own[name] for name in own if name not in trained} for own in weights]
+        everything = [own | rest for own, rest in zip(fixed, buffers, strict=True)]
+        self.others = {name: self._joined([own[name] for own in everything], False) for name in everything[0]}
+        self.memory = _memory(recipe, list(self.weights.values()), len(students))
+        self._prepare_tables(ticks)
+
+    def _joined(self, parts: list[Tensor], trained: bool) -> Tensor:
+        if self.single:
+            return parts[0]
+        return torch.stack([part.detach() for part in parts]).requires_grad_(trained)
+
+    def _prepare_tables(self, ticks: int) -> None:
+        count, size, device = len(self.students), self.recipe.batch, self.device
+        loss_dtype = dtype_of(self.model) or torch.float32
+        self.tick = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(ticks, count, size, dtype=torch.int64, device=device)
+        self.moves = torch.zeros(ticks, 2, count, size, dtype=torch.int64, device=device) if self.recipe.shift else None
+        self.flips = torch.zeros(ticks, count, size, dtype=torch.bool, device=device) if self.recipe.flip else None
+        self.rates = torch.zeros(ticks, count, dtype=torch.float64, device=device)
+        self.active = torch.ones(ticks, count, dtype=torch.bool, device=device)
+        self.losses = torch.zeros(ticks, count, dtype=loss_dtype, device=device)
+        self.sizes: list[int] = []
+        totals = {(student.total, student.course.per_epoch) for student in self.students}
+        self.ragged = len(totals) > 1
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The sizes that batches have: that of the recipe, and where the last of an epoch is smaller, that."""
+        size, course = self.recipe.batch, self.students[0].course
+        if self.recipe.drop_last or self.recipe.order == "drawn":
+            return [size]
+        whole, rest = divmod(course.count, size)
+        return [size] * bool(whole) + [rest] * bool(rest)
+
+    def load(self, ticks: int) -> None:
+        """Fill the tables with the next steps of all networks; one that has none left is not active."""
+        taken = [student.take(ticks) for student in self.students]
+        longest = max(len(part) for part in taken)
+        self.sizes = [max(len(part[k][0].rows) for part in taken if k < len(part)) for k in range(longest)]
+        self._fill(self.rows, taken, lambda pick, number: pick.rows + self.store.starts[number])
+        if self.moves is not None:
+            self._fill(self.moves, taken, lambda pick, number: pick.moves)
+        if self.flips is not None:
+            self._fill(self.flips, taken, lambda pick, number: pick.flips)
+        self._fill_rates(taken)
+        self.tick.zero_()
+
+    def _fill(self, table: Tensor, taken: list[list[tuple[Pick, float]]], part: Callable[[Pick, int], Any]) -> None:
+        """Write something of all picks to a table, by one copy to its device."""
+        found = torch.zeros((len(self.sizes), *table.shape[1:]), dtype=table.dtype)
+        for number, own in enumerate(taken):
+            for tick, (pick, _) in enumerate(own):
+                found[tick, ..., number, : len(pick.rows)] = part(pick, number)
+        table[: len(found)] = found.to(self.device)
+
+    def _fill_rates(self, taken: list[list[tuple[Pick, float]]]) -> None:
+        found = [[own[tick][1] if tick < len(own) else -1.0 for own in taken] for tick in range(len(self.sizes))]
+        rates = torch.tensor(found, dtype=torch.float64).reshape(len(found), len(taken)).to(self.device)
+        self.rates[: len(rates)], self.active[: len(rates)] = rates, rates >= 0
+
+    def run_tick(self, tick: int) -> None:
+        """Take one step of all networks, by its graph where there is one."""
+        graph = self.graphs.get(self.sizes[tick])
+        graph.replay() if graph is not None else self.step(self.sizes[tick])
+
+    def step(self, size: int) -> None:
+        """Take the step that the counter points at, with batches of `size`."""
+        pick = Pick(self._row(self.rows)[:, :size].flatten(), *self._augmentation(size))
+        inputs, labels = self.store.batch(pick)
+        shape = () if self.single else (len(self.students), size)
+        inputs, labels = (part if self.single else part.unflatten(0, shape) for part in (inputs, labels))
+        before = [part.detach().clone() for part in self._state] if self.ragged else []
+        with autocasting(self.device, self.recipe.dtype(self.device)), torch.enable_grad():
+            losses = self._losses_of(inputs, labels)
+        weights = list(self.weights.values())
+        found = torch.autograd.grad(losses.sum(), weights, allow_unused=True)
+        used = [number for number, gradient in enumerate(found) if gradient is not None]
+        rate = self._row(self.rates)
+        with torch.no_grad():
+            gradients = _clipped([found[number] for number in used], self.recipe.clip, self.single)
+            _update(self.recipe, [weights[number] for number in used], gradients, self.memory, used, rate, self.single)
+            self._undo_idle(before)
+            self.losses.index_copy_(0, self.tick, losses.detach().reshape(1, -1).to(self.losses.dtype))
+            self.tick.add_(1)
+
+    def _losses_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        if self.single:
+            return self.loss(outputs_of(self.model, inputs), labels)
+
+        def loss_of(weights: Mapping[str, Tensor], others: Mapping[str, Tensor], one: Tensor, truth: Tensor) -> Tensor:
+            return self.loss(functional_call(self.model, (dict(weights), dict(others)), (one,)), truth)
+
+        return vmap(loss_of)(self.weights, self.others, inputs, labels)
+
+    def _row(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self.tick)[0]
+
+    def _augmentation(self, size: int) -> tuple[Tensor | None, Tensor | None]:
+        moves = None if self.moves is None else self._row(self.moves)[..., :size].flatten(1)
+        return moves, None if self.flips is None else self._row(self.flips)[:, :size].flatten()
+
+    @property
+    def _state(self) -> list[Tensor]:
+        return [*self.weights.values(), *self.others.values(), *self.memory]
+
+    def _undo_idle(self, before: list[Tensor]) -> None:
+        """Put back what the step did to networks that have no steps left."""
+        active = self._row(self.active) if before else None
+        for part, old in zip(self._state, before, strict=False):
+            part.copy_(torch.where(_along(active, part), part, old))  # type: ignore[arg-type]
+
+    def rehearse(self, steps: int = 1) -> None:
+        """Try the step out with batches of each size, and put everything back."""
+        first = [student.course.state for student in self.students]
+        self.load(1)
+        kept = [part.detach().clone() for part in self._state]
+        for size in self.batch_sizes:
+            for _ in range(steps):
+                self.tick.zero_()
+                self.step(size)
+        with torch.no_grad():
+            for part, old in zip(self._state, kept, strict=True):
+                part.copy_(old)
+        for student, state in zip(self.students, first, strict=True):
+            student.course.load(state)
+        self.tick.zero_()
+
+    def capture(self) -> None:
+        """Record the step as a CUDA graph for each size of batch, on a stream of the team's own."""
+        self.stream = torch.cuda.Stream(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            self.rehearse(WARM_UP)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        for size in self.batch_sizes:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step(size)
+            self.graphs[size] = graph
+
+    def give_back(self) -> None:
+        """Write weights and buffers into the networks; a single one has them already."""
+        if self.single:
+            return
+        with torch.no_grad():
+            for number, student in enumerate(self.students):
+                for name, own in [*student.model.named_parameters(), *student.model.named_buffers()]:
+                    joined = self.weights.get(name, self.others.get(name))
+                    assert joined is not None
+                    own.copy_(joined[number])
+
+
+class _Store:
+    """The examples of all networks in one place: inputs, with a margin where they are moved, and labels."""
+
+    def __init__(self, courses: Sequence[Arrays], recipe: Recipe, device: torch.device, dtype: torch.dtype | None):
+        self.recipe, places, parts, end = recipe, dict[tuple[int, int], int](), list[tuple[Tensor, Tensor]](), 0
+        self.starts: list[int] = []
+        for course in courses:
+            inputs, labels = course.arrays
+            key = id(inputs), id(labels)
+            if key not in places:
+                places[key], end = end, end + course.count
+                parts.append((inputs, labels))
+            self.starts.append(places[key])
+        joined = [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
+        inputs, self.labels = (part.to(device, dtype if part.is_floating_point() else None) for part in joined)
+        self.inputs = pad(inputs, (recipe.shift,) * 4) if recipe.shift else inputs
+
+    def batch(self, pick: Pick) -> tuple[Tensor, Tensor]:
+        return augmented(self.inputs, pick, self.recipe), self.labels[pick.rows]
+
+
+def _memory(recipe: Recipe, weights: list[Tensor], count: int) -> list[Tensor]:
+    """Return what an optimizer remembers: one or two tensors for each weight, and Adam's count of steps."""
+    if recipe.optimizer == "sgd":
+        return [torch.zeros_like(weight, requires_grad=False) for weight in weights if recipe.momentum]
+    twice = [torch.zeros_like(weight, requires_grad=False) for _ in range(2) for weight in weights]
+    return [*twice, torch.zeros(count, dtype=torch.float64, device=weights[0].device)]
+
+
+def _update(
+    recipe: Recipe, weights: list[Tensor], gradients: list[Tensor], memory: list[Tensor], used: list[int],
+    rate: Tensor, single: bool,
+) -> None:  # fmt: skip
+    """Change weights in place as torch's optimizers do, each network of a stack at its own rate."""
+    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
+    decayed = recipe.optimizer == "adamw"
+    if recipe.decay and decayed:
+        for weight in weights:
+            weight.mul_(spread(1 - rate * recipe.decay, weight))
+    elif recipe.decay:
+        gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.decay))
+    if recipe.optimizer != "sgd":
+        steps = _adam_steps(gradients, memory, used, rate, spread)
+    else:
+        steps = _sgd_steps(recipe, gradients, memory, used)
+        steps = [step * spread(rate, step) for step in steps]
+    torch._foreach_sub_(weights, steps)
+
+
+def _sgd_steps(recipe: Recipe, gradients: list[Tensor], memory: list[Tensor], used: list[int]) -> list[Tensor]:
+    if not recipe.momentum:
+        return gradients
+    moving = [memory[number] for number in used]
+    torch._foreach_mul_(moving, recipe.momentum)
+    torch._foreach_add_(moving, gradients)
+    return list(torch._foreach_add(gradients, moving, alpha=recipe.momentum)) if recipe.nesterov else moving
+
+
+def _adam_steps(
+    gradients: list[Tensor], memory: list[Tensor], used: list[int], rate: Tensor,
+    spread: Callable[[Tensor, Tensor], Tensor],
+) -> list[Tensor]:  # fmt: skip
+    every, count = len(memory) // 2, memory[-1]
+    means, squares = [memory[number] for number in used], [memory[every + number] for number in used]
+    count.add_(1)
+    torch._foreach_lerp_(means, gradients, 1 - BETAS[0])
+    torch._foreach_mul_(squares, BETAS[1])
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - BETAS[1])
+    roots = torch._foreach_sqrt(squares)
+    scale, correction = rate / (1 - BETAS[0] ** count), (1 - BETAS[1] ** count).sqrt()
+    return [
+        mean / (root / spread(correction, root) + EPS) * spread(scale, mean)
+        for mean, root in zip(means, roots, strict=True)
+    ]
+
+
+def _clipped(gradients: list[Tensor], limit: float | None, single: bool) -> list[Tensor]:
+    """Return gradients whose norm over all weights, of each network by itself, is at most `limit`."""
+    if limit is None:
+        return gradients
+    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
+    squares = [one.reshape(1 if single else len(one), -1).square().sum(1) for one in gradients]
+    norm = torch.stack(squares).sum(0).sqrt()
+    factor = (limit / (norm + 1e-6)).clamp(max=1)
+    return [one * spread(factor, one) for one in gradients]
+
+
+def _along(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return one value for each network of a stack, shaped to meet a stacked tensor in its precision."""
+    shaped = values.reshape(-1, *[1] * (tensor.ndim - 1))
+    return shaped.to(tensor.dtype) if values.is_floating_point() else shaped
+
+
+def _alone(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return the value of a single network, in the precision of a tensor of its own."""
+    return values.reshape(()).to(tensor.dtype)

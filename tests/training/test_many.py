@@ -1,0 +1,204 @@
+"""Many networks at once, by all ways, against one by one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
+from netkin.training import Recipe, train, train_many
+from netkin.training.many import _Call
+
+
+def net(seed, dtype=torch.float64):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU(),
+            nn.Flatten(), nn.Linear(5, 3),
+        ).to(dtype)  # fmt: skip
+
+
+def labelled(n=40, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)
+
+
+def furthest(models, others):
+    pairs = [
+        zip(a.state_dict().values(), b.state_dict().values(), strict=True) for a, b in zip(models, others, strict=True)
+    ]
+    return max((x.double() - y.double()).abs().max().item() for pair in pairs for x, y in pair)
+
+
+def both(recipe, count=4, dtype=torch.float64, how="stacked", **options):
+    """Train networks by some way and one by one, and return both, with their histories."""
+    models = [net(seed, dtype) for seed in range(count)]
+    plain = copy.deepcopy(models)
+    given = {"data": labelled()} | options
+    histories = train_many(models, recipe=recipe, how=how, **given)
+    return models, plain, histories, train_many(plain, recipe=recipe, how="one by one", **given)
+
+
+RECIPES = {
+    "sgd": Recipe(steps=20, batch=16, rate=0.1, decay=0.01, schedule="cosine", warmup=3),
+    "nesterov": Recipe(steps=20, batch=16, rate=0.1, nesterov=True, decay=0.01, order="drawn"),
+    "no momentum": Recipe(steps=20, batch=16, rate=0.1, momentum=0.0, clip=0.3),
+    "adam": Recipe(epochs=7, batch=16, optimizer="adam", rate=0.01, decay=0.01, schedule="steps"),
+    "adamw": Recipe(epochs=7, batch=16, optimizer="adamw", rate=0.01, decay=0.1, schedule="linear"),
+    "moved": Recipe(epochs=10, batch=16, rate=0.1, shift=2, flip=True, drop_last=True, smoothing=0.1),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_stacked_networks_are_those_of_one_by_one(name):
+    models, plain, histories, expected = both(RECIPES[name])
+    assert furthest(models, plain) < 1e-8
+    for history, own in zip(histories, expected, strict=True):
+        assert [record["step"] for record in history] == [record["step"] for record in own]
+        assert [record["loss"] for record in history] == pytest.approx([record["loss"] for record in own], abs=1e-9)
+
+
+def test_the_first_gradients_of_stacked_networks_are_right_in_float32():
+    models, plain, *_ = both(Recipe(steps=1, batch=32, rate=1.0, momentum=0.0), dtype=torch.float32)
+    assert furthest(models, plain) < 1e-5
+
+
+def test_each_network_has_its_own_data_seed_and_number_of_examples():
+    recipe = Recipe(epochs=3, batch=8, rate=0.1, drop_last=True, schedule="linear")
+    data = [labelled(n, seed=n) for n in (8, 23, 40)]
+    models, plain, histories, _ = both(recipe, 3, data=None, data_of_each=data, seeds=[5, 5, 9])
+    assert furthest(models, plain) < 1e-8
+    assert [len(history) for history in histories] == [3, 3, 3]
+    assert [history[-1]["step"] for history in histories] == [3, 6, 15]
+
+
+def test_ragged_networks_by_steps_and_adam_keep_their_own_count():
+    recipe = Recipe(epochs=4, batch=8, optimizer="adam", rate=0.02, order="drawn")
+    data = [labelled(n, seed=n) for n in (8, 40, 16)]
+    models, plain, *_ = both(recipe, 3, data=None, data_of_each=data)
+    assert furthest(models, plain) < 1e-8
+
+
+def test_tests_are_taken_after_each_epoch():
+    recipe, held_out = Recipe(epochs=2, batch=16, rate=0.1), labelled(10, seed=3)
+    _, _, histories, expected = both(recipe, test=held_out)
+    for history, own in zip(histories, expected, strict=True):
+        assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
+        assert [record["test_loss"] for record in history] == pytest.approx([record["test_loss"] for record in own])
+        assert [list(record) for record in history] == [list(record) for record in own]
+
+
+def test_regression_and_frozen_weights_are_stacked_too():
+    inputs = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None]
+    models = [nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double() for _ in range(3)]
+    for model in models:
+        model[0].bias.requires_grad_(False)
+    plain, first = copy.deepcopy(models), models[0][0].bias.clone()
+    recipe = Recipe(epochs=5, batch=8, rate=0.1, decay=0.01)
+    train_many(models, (inputs, inputs.square()), recipe, loss=mse_loss, how="stacked")
+    train_many(plain, (inputs, inputs.square()), recipe, loss=mse_loss, how="one by one")
+    assert furthest(models, plain) < 1e-9
+    assert torch.equal(models[0][0].bias, first)
+
+
+def test_networks_are_given_back_as_they_were_found():
+    models = [net(seed).eval() for seed in range(2)]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    train_many(models, labelled(), epochs=1, how="stacked")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for model in models for module in model.modules())
+    assert all(weight.grad is None and weight.is_leaf for model in models for weight in model.parameters())
+
+
+def call(models, recipe, data=None, **options):
+    given = {"test": None, "loss": None, "hooks": None} | options
+    each = [data or labelled()] * len(models)
+    return _Call(models, each, recipe, seeds=list(range(len(models))), **given)
+
+
+def test_small_networks_are_stacked_and_large_ones_are_not():
+    recipe = Recipe(epochs=1, batch=8)
+    small, large = [net(0), net(1)], [nn.Sequential(nn.Flatten(), nn.Linear(72, 20_000), nn.Linear(20_000, 3))] * 2
+    assert call(small, recipe)._best() == ["stacked"]
+    assert call(large, recipe)._best() == []
+    assert call(small[:1], recipe)._best() == []
+    assert call(small, recipe, hooks=lambda number: [])._best() == []
+    assert call([net(0), net(0, torch.float32)], recipe)._best() == []
+    assert call(small, Recipe(epochs=1, optimizer=torch.optim.SGD))._best() == []
+
+
+class Counting(nn.Module):
+    """A network that counts its batches in a plain number, which no stack would see."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = net(0), 0
+
+    def forward(self, images):
+        self.seen += 1
+        return self.inner(images)
+
+
+class Rebinding(Counting):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, images):
+        self.mean = 0.9 * self.mean + images.mean()
+        return self.inner(images)
+
+
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda seed: nn.Sequential(net(seed), nn.Dropout(0.5)), "stacked into one failed.*random"),
+        (lambda seed: Counting(), "stacked into one failed.*changes 'seen' of the model, and not in place"),
+        (lambda seed: Rebinding(), "stacked into one failed.*changes 'mean' of the model"),
+    ],
+)
+def test_networks_that_cannot_be_stacked_are_trained_one_by_one_with_the_reason(make, sentence):
+    models, recipe = [make(seed) for seed in range(2)], Recipe(epochs=1, batch=8)
+    plain = copy.deepcopy(models)
+    with pytest.warns(UserWarning, match=sentence):
+        train_many(models, labelled(), recipe, seeds=[1, 2])
+    for model, seed in zip(plain, (1, 2), strict=True):
+        train(model, labelled(), recipe, seed=seed)
+    assert furthest(models, plain) == 0
+    with pytest.raises(ForwardError, match="can't be trained stacked into one"):
+        train_many(models, labelled(), recipe, how="stacked")
+
+
+def test_hooks_are_made_for_each_network():
+    seen = []
+    hooks = lambda number: [lambda model, step: seen.append((number, step))]  # noqa: E731
+    train_many([net(0), net(1)], labelled(), steps=2, hooks=hooks)
+    assert seen == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_what_cannot_be_trained_at_once_is_refused():
+    models = [net(0), net(1)]
+    with pytest.raises(ValueFault, match="no networks"):
+        train_many([], labelled(), epochs=1)
+    with pytest.raises(ValueFault, match="either `data`, for all networks, or `data_of_each`"):
+        train_many(models, epochs=1)
+    with pytest.raises(ShapeError, match="`seeds` must hold one for each of the 2 networks; got 3"):
+        train_many(models, labelled(), epochs=1, seeds=[1, 2, 3])
+    with pytest.raises(ValueFault, match="share weights"):
+        train_many([models[0]] * 2, labelled(), epochs=1)
+    with pytest.raises(UnknownName, match="no way 'stackd' to train; did you mean 'stacked'?"):
+        train_many(models, labelled(), epochs=1, how="stackd")
+    with pytest.raises(ValueFault, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
+        train_many(models, labelled(), epochs=1, how="graphs")
+    with pytest.raises(ValueFault, match="stacked into one: they are not of one form"):
+        train_many([net(0), net(1, torch.float32)], labelled(), epochs=1, how="stacked")
+    with pytest.raises(ValueFault, match="8 to 40 examples; drop_last=True"):
+        train_many(models, data_of_each=[labelled(8), labelled(40)], epochs=1, how="stacked")
+    with pytest.raises(ValueFault, match="their data must be arrays"):
+        train_many(models, [labelled()], epochs=1, how="stacked")
+    with pytest.raises(ForwardError, match="the mean loss of epoch 1 is nan"):
+        train_many(models, labelled(), steps=9, batch=8, rate=1e300, how="stacked")
