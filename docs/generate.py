@@ -40,8 +40,8 @@ and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scal
 networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data go. A value after ± is a
 standard error, and a claim is decided by the 95% interval of Student's t; what the interval does not decide is
 undecided. The control is a case in which the claim should fail, measured by the same code. Records of other code,
-criteria or recipes than the present ones are not shown. <a href="claims.html">The same with charts</a> is a page of its own; `netkin reproduce --page FILE`
-writes it.
+criteria or recipes than the present ones are not shown. <a href="claims.html">The same
+with charts</a> is a page of its own; `netkin reproduce --page FILE` writes it.
 """
 
 

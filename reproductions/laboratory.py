@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -98,10 +99,10 @@ RECIPES: dict[str, dict[str, Network]] = {
     },
     "gpu": {
         "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
-        "resnet": Network(lambda: thin(32), _LARGE.but(epochs=40, rate=0.3)),
-        "tiny10": Network(tiny10, _LARGE.but(epochs=40, rate=0.3, flip=True)),
+        "resnet": Network(lambda: thin(32), _LARGE.but(epochs=40, rate=0.2)),
+        "tiny10": Network(tiny10, _LARGE.but(epochs=40, rate=0.2, flip=True)),
         **{
-            f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.3, flip=True))
+            f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.2, flip=True))
             for width in (1, 2, 3)
         },
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
@@ -321,9 +322,16 @@ class Lab:
         if self.device.type != "cuda" or len(tasks) < 2:
             yield from (work(self, task) for task in tasks)
             return
-        spawning = torch.multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(TOGETHER, len(tasks)), spawning) as pool:
-            yield from pool.map(partial(_apart, work, self._setting), tasks)
+        try:
+            yield from self._workers.map(partial(_apart, work, self._setting), tasks)
+        except BrokenProcessPool:
+            del self._workers  # the next claim gets new ones
+            raise
+
+    @cached_property
+    def _workers(self) -> ProcessPoolExecutor:
+        """Processes that share the GPU, from claim to claim."""
+        return ProcessPoolExecutor(TOGETHER, torch.multiprocessing.get_context("spawn"))
 
     @property
     def identity(self) -> dict[str, str]:

@@ -239,7 +239,8 @@ def labels(lab: Lab) -> Finding:
 
 
 def _correlated(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.corrcoef(one, other)[0, 1])
+    """Return the correlation of two lines; 0 where one of them stands still."""
+    return float(np.corrcoef(one, other)[0, 1]) if np.std(one) > 0 and np.std(other) > 0 else 0.0
 
 
 def _differences(first: Sweep, second: Sweep) -> dict[str, list[float]]:

@@ -24,7 +24,7 @@ NETS = ("convnet", "resnet")
 RATES = ("constant", "cosine")  # the paper does not say how its learning rate went
 PLAIN, LINEAR, TOP = SCHEDULES = ("plain", "linear", "from the top")
 SEEDS = {"cpu": 3, "gpu": 5}
-EPOCHS = {"cpu": 3, "gpu": 15}
+EPOCHS = {"cpu": 2, "gpu": 15}
 ROUNDS = 5  # of timing
 Task = tuple[str, str, str, int]  # network, rates, schedule and seed
 Trained = dict[str, list[float]]  # the test accuracy after each epoch, and after how many steps units were frozen
