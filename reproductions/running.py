@@ -184,7 +184,8 @@ def noting(lab: Lab) -> Iterator[Notes]:
     notes = Notes([], {})
     names = ("images", "text", "recipe")
     found = {name: vars(lab)[name] for name in names if name in vars(lab)}
-    for name, note in zip(names, (_note_images, _note_text, _note_recipe), strict=True):
+    notings: tuple[Callable[..., None], ...] = (_note_images, _note_text, _note_recipe)
+    for name, note in zip(names, notings, strict=True):
         if hasattr(lab, name):
             setattr(lab, name, _noted(getattr(lab, name), note, notes))
     try:

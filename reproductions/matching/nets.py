@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,8 @@ def train_all(lab: Lab, names: list[str]) -> None:
 def _train_together(lab: Lab, names: list[str]) -> None:
     """Train networks of one kind at once, and keep each in its file."""
     kind, seeds = _apart(names[0])[0], [_apart(name)[1] for name in names]
-    models = [
-        lab.placed(seeded(lambda name=name: _built(lab, name), seed)) for name, seed in zip(names, seeds, strict=True)
-    ]
+    built = [partial(_built, lab, name) for name in names]
+    models = [lab.placed(seeded(build, seed)) for build, seed in zip(built, seeds, strict=True)]
     data = images(lab, kind.data)
     train_many(models, data.train, _recipe(lab, kind), test=data.test, seeds=seeds)
     for name, model in zip(names, models, strict=True):

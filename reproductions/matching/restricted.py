@@ -6,6 +6,7 @@ Claims: matching/low-rank and matching/sparsity.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from statistics import mean
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from netkin.applications.stitching import LinearMap, Stitch, sparsity
+from netkin.applications.stitching import Stitch, sparsity
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs
@@ -145,7 +146,7 @@ def _pruned(lab: Lab, stitch: Stitch) -> Line:
     for share in BETWEEN:
         least = whole.weight.abs().flatten().quantile(share)
         weight = whole.weight * (whole.weight.abs() > least)
-        stitch.transformation.set(LinearMap(weight, whole.shift))
+        stitch.transformation.set(replace(whole, weight=weight))
         line.append((share, _accuracy(lab, stitch) / number(stitch, "accuracy_b")))
     stitch.transformation.set(whole)
     return line

@@ -96,9 +96,9 @@ def mode_connectivity(lab: Lab) -> Finding:
     stitches, test = made(lab, [one for ones in wanted.values() for one in ones]), judging(lab, count=TEST[lab.scale])
     drops: dict[str, dict[int, float]] = {layer: {} for layer in among}
     for (layer, pair), ones in wanted.items():
-        ends = [stitches[one] for one in ones]
-        if min(end.relative_accuracy for end in ends) >= GOOD:
-            drops[layer][couples.index(pair)] = barrier(*ends, test, points=5).drop
+        one, other = (stitches[wish] for wish in ones)
+        if min(one.relative_accuracy, other.relative_accuracy) >= GOOD:
+            drops[layer][couples.index(pair)] = barrier(one, other, test, points=5).drop
     first, later = (_means(drops, numbers[lab.scale], len(couples)) for numbers in (EARLY, LATE))
     measured = {
         f"{layer}: drop between stitches": Measured.over(found.values()) for layer, found in drops.items() if found

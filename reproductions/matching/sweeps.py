@@ -226,7 +226,8 @@ def labels(lab: Lab) -> Finding:
     apart = [_correlated(one, other) for one, other in zip(soft, np.roll(hard, 1, axis=0), strict=True)]
     difference = Measured.over((hard - soft).mean(1))
     measured = {TOGETHER: Measured.over(together), "relative accuracy, true labels minus soft ones": difference}
-    curve = {"soft labels": sorted(soft.ravel()), "true labels": _sorted_by(soft.ravel(), hard.ravel())}
+    flat = soft.ravel().tolist()
+    curve = {"soft labels": sorted(flat), "true labels": _sorted_by(flat, hard.ravel().tolist())}
     conditions = (measured[TOGETHER].above(0.8), gains(together, apart).above(0), difference.within(-SAME, SAME))
     return Finding(
         verdict(all_of(*conditions)),

@@ -97,7 +97,7 @@ def compression(lab: Lab) -> Finding:
 
 def share_of_width(net: nn.Module) -> float:
     """Return the share of each layer's inputs at which all layers together have 0.35 of their weights."""
-    sizes = [tuple(net.get_submodule(name).weight.shape) for name in LAYERS]  # type: ignore[operator, union-attr, arg-type]
+    sizes = [tuple(net.get_submodule(name).weight.shape) for name in LAYERS]  # type: ignore[arg-type]
     return SHARE * sum(m * n for m, n in sizes) / sum(n * (n + m) for m, n in sizes)
 
 

@@ -145,7 +145,11 @@ def initialisations(lab: Lab) -> Finding:
     points = {key: list(zip(*found, strict=True)) for key, found in lines.items()}
     for numbers, key in ((measured, "ours"), (controls, "control")):
         numbers |= {f"SVCCA of {layer}": Measured.over(some) for layer, some in zip(CONVNET, points[key], strict=True)}
-    curve = {"layer": list(CONVNET), **line("trained", points["ours"]), **line("before training", points["control"])}
+    curve: dict[str, list] = {
+        "layer": list(CONVNET),
+        **line("trained", points["ours"]),
+        **line("before training", points["control"]),
+    }
     return Finding(
         verdict(*parts),
         measured,

@@ -227,7 +227,7 @@ class Claim:
         """Return the claim that was saved at `path`."""
         content = _content(path)
         with files.damage_reported(path):
-            numbers = {
+            numbers: dict[str, Any] = {
                 part: {name: Measured(**one) for name, one in content.pop(part, {}).items()}
                 for part in ("measured", "controls")
             }
