@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import netkin as nk
 from netkin.statistics import Moments
+from training import NAMES, training
 
 BATCH, COUNT = 512, 40
 LINEAR = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
@@ -121,6 +122,8 @@ def main(out: Path) -> None:
     figures["freezing"] = {name: freezing(name, batch=512, repeats=20, device="cuda") for name in NETS}
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["probing"] = {shape: probing(shape, steps=100, device="cuda") for shape in SHAPES}
+    out.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["training"] = {name: training(name, "cuda") for name in NAMES}
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["reading"] = reading("cuda")
     out.write_text(json.dumps(figures, indent=2) + "\n")

@@ -19,6 +19,8 @@ import probing as probe
 from freezing import NETS, table
 from tasks import TASKS
 
+import training as teams
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.json"
@@ -70,6 +72,8 @@ GOALS = [
         "a 3 × 3 layer of 128 channels compressed to 0.35 of them (0.40 of its multiply-adds), against itself",
         "< 1.0",
     ),
+    ("training_seeds", "three ResNet-20 by `nk.train_many`, against one by one", "≤ 1.0"),
+    ("training_clients", "24 small convnets with data of their own by `nk.train_many`, against one by one", "≤ 1.0"),
     (
         "stitching",
         "direct stitching of all 8 layers of two Tiny-10, 2,000 images, against the two forward passes (best of both)",
@@ -254,6 +258,8 @@ def on_gpu() -> list[str]:
     pool, minibatch = figures["pool"], figures["minibatch"]["ratio"]
     frozen = ["", "Freeze training there:", "", *table(figures["freezing"])] if "freezing" in figures else []
     probed = ["", "A probe of a recorder there:", "", *probe.table(figures["probing"])] if "probing" in figures else []
+    told = "Networks trained at once there (`bench/training.py`), time of a step of one network:"
+    trained = ["", told, "", *teams.table(figures["training"])] if "training" in figures else []
     return [
         "## On a GPU",
         "",
@@ -275,6 +281,7 @@ def on_gpu() -> list[str]:
         GPU_NOTES,
         *frozen,
         *probed,
+        *trained,
     ]
 
 

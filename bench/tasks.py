@@ -21,6 +21,7 @@ from torch import Tensor
 
 import netkin as nk
 from netkin.statistics import Moments
+from training import in_turn
 
 LINEAR = [name for name, measure in nk.measures.measures().items() if measure.facts.reads is Moments]
 
@@ -154,6 +155,14 @@ def probing_flatten() -> dict[str, Any]:
     return probing("flatten")
 
 
+def training_seeds() -> dict[str, Any]:
+    return in_turn("seeds")
+
+
+def training_clients() -> dict[str, Any]:
+    return in_turn("clients")
+
+
 def dft_resnet_cka() -> dict[str, Any]:
     return dft_resnet("cka")
 
@@ -179,6 +188,7 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
+        training_seeds, training_clients,
     )
 }  # fmt: skip
 

@@ -315,6 +315,13 @@ def test_what_cannot_be_trained_is_refused(settings, fault, sentence):
         train(net(), labelled(), **settings)
 
 
+def test_a_recipe_is_a_recipe():
+    with pytest.raises(ValueFault, match="settings by name as `epochs=10`; got 10"):
+        train(net(), labelled(), 10)
+    with pytest.raises(ValueFault, match="between two writings of `save`; got 5"):
+        train(net(), labelled(), epochs=1, every=5)
+
+
 def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):

@@ -91,6 +91,23 @@ def test_tests_are_taken_after_each_epoch():
         assert [list(record) for record in history] == [list(record) for record in own]
 
 
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_networks_are_shown_on_their_way(how):
+    recipe, seen = Recipe(epochs=3, batch=16, rate=0.1), {}
+    models, data = [net(0), net(1)], labelled()
+
+    def look(number, model, step):
+        seen[number, step] = copy.deepcopy(model)
+
+    train_many(models, data, recipe, how=how, look=look, look_at={0, 4, 7})
+    assert sorted(seen) == [(number, step) for number in (0, 1) for step in (0, 4, 7)]
+    for (number, step), found in seen.items():
+        expected = net(number)
+        if step:
+            train(expected, data, recipe.but(epochs=None, steps=step), seed=number)
+        assert furthest([found], [expected]) < 1e-8
+
+
 def test_regression_and_frozen_weights_are_stacked_too():
     inputs = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None]
     models = [nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double() for _ in range(3)]
@@ -115,9 +132,26 @@ def test_networks_are_given_back_as_they_were_found():
 
 
 def call(models, recipe, data=None, **options):
-    given = {"test": None, "loss": None, "hooks": None} | options
+    given = {"test": None, "loss": None, "hooks": None, "look": None, "look_at": ()} | options
     each = [data or labelled()] * len(models)
     return _Call(models, each, recipe, seeds=list(range(len(models))), **given)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
+    """The steps themselves, without a graph around them: those of networks that need not be of one form."""
+    models = [net(0), nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()]
+    plain, data = copy.deepcopy(models), [labelled(40), labelled(35, seed=2)]
+    work = _Call(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
+    histories = work._at_once("graphs")
+    expected = train_many(
+        plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), how="one by one"
+    )
+    assert furthest(models, plain) < 1e-8
+    for history, own in zip(histories, expected, strict=True):
+        assert [record["step"] for record in history] == [record["step"] for record in own]
+        assert [record["loss"] for record in history] == pytest.approx([record["loss"] for record in own], abs=1e-9)
+        assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
 
 
 def test_small_networks_are_stacked_and_large_ones_are_not():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import netkin as nk
 from netkin import files
 from netkin.errors import FileFault, ValueFault
 from netkin.training import Hook, Recipe, train
@@ -99,6 +100,31 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(tmp_path, name, every)
     hooks = [Averaging(), stopping(1)]
     history = train(again, labelled(), recipe, seed=4, hooks=hooks, test=held_out, save=tmp_path / "run", every=every)
     assert everything(again, history) == expected
+
+
+def test_freezing_and_recording_go_on_with_the_training(tmp_path):
+    def trained(model, stop=None, **options):
+        recorder = nk.DynamicsRecorder(model, labelled(seed=9)[0], every=4)
+        with nk.FreezeTraining(model, "linear", steps=12) as freezing:
+            hooks = [freezing, recorder, stopping(stop)]
+            history = train(model, labelled(), epochs=3, batch=10, hooks=hooks, **options)
+            return everything(model, history), freezing.frozen, recorder.series("cka", pairs="all").to_numpy().tolist()
+
+    expected = trained(net())
+    for stop in (5, 9):
+        with pytest.raises(Stop):
+            trained(net(), stop, save=tmp_path / "run", every=2)
+    assert trained(net(), save=tmp_path / "run", every=2) == expected
+
+
+def test_a_file_with_a_part_missing_is_told_to_be_damaged(tmp_path):
+    train(net(), labelled(), epochs=1, save=tmp_path / "run")
+    header, arrays = files.read(tmp_path / "run")
+    kind, _ = header.pop("kind"), header.pop("format")
+    header["state"]["pairs"] = header["state"]["pairs"][:-1]
+    files.write(tmp_path / "run", kind, header, arrays)
+    with pytest.raises(FileFault, match="is damaged: KeyError"):
+        train(net(), labelled(), epochs=1, save=tmp_path / "run")
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -196,7 +222,7 @@ def test_files_that_hold_no_training_are_refused(tmp_path):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileFault, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
-    with pytest.raises(ValueFault, match="`every` must be a number of steps"):
+    with pytest.raises(ValueFault, match="`every` is a number of steps, 1 or more, .*got 0"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
 
 

@@ -224,6 +224,17 @@ def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
     return (Loaded(data, recipe, 0) if arrays is None else Arrays(arrays, recipe, 0)).epoch()
 
 
+def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return a batch on the model's device, its floating tensors in the model's precision."""
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+
+    return mapped(moved, batch)
+
+
 def _padded(images: Tensor, shift: int) -> Tensor:
     if images.ndim != 4:
         raise ShapeError(

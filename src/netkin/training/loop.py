@@ -14,15 +14,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
-from netkin.files import Location
+from netkin.files import Location, damage_reported
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import refuse_lazy
-from netkin.representations.nesting import mapped
 from netkin.training import restarts
-from netkin.training.course import TEST_BATCH, course_of, in_order
+from netkin.training.course import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Recipe, recipe_of
 
 Loss = Callable[[Any, Any], Tensor]
@@ -110,7 +109,7 @@ def train(
     """
     chosen = recipe_of(recipe, settings)
     refuse_lazy(model)
-    _refuse_settings(chosen, loss, every)
+    _refuse_settings(chosen, loss, save, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
         history = _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
@@ -152,7 +151,7 @@ class _Training:
         for hook in self.hooks:
             hook.begin(model, self.optimizer)
         if save is not None and (found := restarts.read(save, self.identity)) is not None:
-            self._load(found)
+            self._load(save, found)
         else:
             self._keep()  # a place that can't be written is found before the work
 
@@ -247,17 +246,19 @@ class _Training:
         }  # fmt: skip
         restarts.write(self.save, self.identity, state)
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        restarts.load_model(self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        for hook, own in zip(self.hooks, state["hooks"], strict=True):
+    def _load(self, path: Location, state: Mapping[str, Any]) -> None:
+        with damage_reported(path):
+            restarts.load_model(self.model, state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.epoch_state, self.random_state = state["epoch_state"], state["random"]
+            self.course.load(self.epoch_state)
+            self.losses = [] if state["losses"] is None else list(state["losses"].to(self.device))
+            self.seconds, self.history = state["seconds"], state["history"]
+            self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
+            of_hooks = list(zip(self.hooks, state["hooks"], strict=True))
+        for hook, own in of_hooks:
             hook.load_state_dict(own)
-        self.epoch_state, self.random_state = state["epoch_state"], state["random"]
-        self.course.load(self.epoch_state)
-        self.losses = [] if state["losses"] is None else list(state["losses"].to(self.device))
-        self.seconds, self.history = state["seconds"], state["history"]
-        self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
 
     def _identity(self, loss: Loss | None) -> dict[str, str]:
         restarts.seed_all(self.model, self.seed, -1)
@@ -290,6 +291,7 @@ class _Called(Hook):
             )
         for name, method in methods.items():
             setattr(self, name, method)
+        self.name = getattr(what, "__qualname__", type(what).__qualname__)
         self.settings = getattr(what, "settings", None)
 
 
@@ -329,17 +331,6 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**{key: value for key, value in inputs.items() if key not in LABELS})
     return model(inputs)
-
-
-def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Return a batch on the model's device, its floating tensors in the model's precision."""
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
-
-    return mapped(moved, batch)
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -400,8 +391,8 @@ def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     return ((logits.argmax(class_axis(logits, labels)) == labels) & counts).sum(), counts.sum()
 
 
-def _refuse_settings(recipe: Recipe, loss: Loss | None, every: int | None) -> None:
+def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
         raise ValueFault("`smoothing` belongs to the cross entropy; let a `loss` of your own do it by itself.")
-    if every is not None and every < 1:
-        raise ValueFault(f"`every` must be a number of steps, 1 or more; got {every!r}.")
+    if every is not None and (every < 1 or save is None):
+        raise ValueFault(f"`every` is a number of steps, 1 or more, between two writings of `save`; got {every!r}.")

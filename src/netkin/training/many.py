@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
-from functools import cached_property
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
-from netkin.training.course import arrays_in
-from netkin.training.loop import Loss, Record, default_loss, judged, placed, train
+from netkin.training.course import arrays_in, placed
+from netkin.training.loop import Loss, Record, default_loss, judged, train
 from netkin.training.recipe import Recipe, recipe_of
 from netkin.training.teams import Student, Team
 
+Look = Callable[[int, nn.Module, int], Any]
 WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
 # operations of a network's forward pass of a batch, and its weights: above, stacking gains nothing
 STACKED_BELOW = {"cpu": (1e7, 1e5), "cuda": (2e9, 1e7)}
@@ -40,6 +41,8 @@ def train_many(
     seeds: Sequence[int] | None = None,
     loss: Loss | None = None,
     hooks: Callable[[int], Sequence[Any]] | None = None,
+    look: Look | None = None,
+    look_at: Collection[int] = (),
     how: str = "auto",
     progress: ProgressOption = None,
     **settings: Any,
@@ -58,6 +61,8 @@ def train_many(
         seeds: One for each network; 0, 1, 2, ... if not given.
         loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
         hooks: A function of a network's number that returns its hooks; networks with hooks are trained one by one.
+        look: A function of ``(number, model, step)`` that may read a network, but not change it, on its way.
+        look_at: After which steps it is called; 0 is before the first.
         how: "stacked" joins small networks of one form into one by `torch.func.vmap`, on a GPU in a CUDA graph;
             "graphs" gives each a CUDA graph and a stream of its own; "one by one" is `train`; "auto" chooses.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
@@ -74,7 +79,7 @@ def train_many(
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work))) if seeds is None else list(seeds)
     _refuse_counts(work, data_of_each, seeds)
-    call = _Call(work, data_of_each, chosen, test, seeds, loss, hooks)
+    call = _Call(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
     with showing(progress):
         return call.run(how)
 
@@ -84,10 +89,11 @@ class _Call:
 
     def __init__(
         self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
-        loss: Loss | None, hooks: Callable[[int], Sequence[Any]] | None,
+        loss: Loss | None, hooks: Callable[[int], Sequence[Any]] | None, look: Look | None, look_at: frozenset[int],
     ):  # fmt: skip
         self.models, self.data, self.recipe, self.test, self.seeds = models, data, recipe, test, seeds
         self.loss, self.hooks, self.device = loss, hooks, device_of(models[0])
+        self.look, self.look_at = look, look_at if look else frozenset[int]()
         found = {id(one): arrays_in(one) for one in data}  # shared data are shared still
         self.arrays = [found[id(one)] for one in data]
 
@@ -123,7 +129,7 @@ class _Call:
         stacked = not self.reason_against("stacked") and not self._is_recurrent
         most = STACKED_BELOW.get(self.device.type, (0, 0))
         size = sum(weight.numel() for weight in self.models[0].parameters())
-        small = stacked and size < most[1] and self._look[0] < most[0]
+        small = stacked and size < most[1] and self._looks[0][0] < most[0]
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
     def reason_against(self, way: str) -> str:
@@ -161,28 +167,23 @@ class _Call:
         return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
 
     @cached_property
-    def _look(self) -> tuple[int, str]:
-        """How many operations a network takes for a batch, and what of a model its forward pass changes.
-
-        What is neither a weight nor a buffer changed in place, no stack and no graph would see. A copy is tried.
-        """
-        counter = FlopCounterMode(display=False)
+    def _looks(self) -> list[tuple[int, str]]:
+        """Of each form of network the operations for a batch, and what its forward pass changes beside its buffers."""
+        forms = {str(model): (model, arrays) for model, arrays in zip(self.models, self.arrays, strict=True)}
         with model_lock(), random_states_kept(*self.models), torch.no_grad():
-            model = copy.deepcopy(self.models[0]).train()
-            before = _own_state(model)
-            with counter:
-                model(placed(self.arrays[0][0][: self.recipe.batch], self.device, dtype_of(model)))
-        after = _own_state(model)
-        changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
-        return counter.get_total_flops(), next(iter(changed), "")
+            return [_looked(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
 
     def _one_by_one(self) -> list[list[Record]]:
-        given = zip(self.models, self.data, self.seeds, strict=True)
-        return [
-            train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss,
-                  hooks=() if self.hooks is None else self.hooks(number))
-            for number, (model, data, seed) in enumerate(given)
-        ]  # fmt: skip
+        found = []
+        for number, (model, data, seed) in enumerate(zip(self.models, self.data, self.seeds, strict=True)):
+            hooks = [*(self.hooks(number) if self.hooks else ()), partial(self._look_at, number)]
+            self._look_at(number, model, 0)
+            found.append(train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks))
+        return found
+
+    def _look_at(self, number: int, model: nn.Module, step: int) -> None:
+        if self.look is not None and step in self.look_at:
+            self.look(number, model, step)
 
     def _by(self, way: str) -> list[list[Record]]:
         return self._one_by_one() if way == "one by one" else self._at_once(way)
@@ -204,6 +205,8 @@ class _Call:
         loss = self.loss or default_loss(self.recipe)
         groups = [students] if way == "stacked" else [[student] for student in students]
         teams = self._prepared([Team(group, self.recipe, loss, ticks) for group in groups], way)
+        for number, model in enumerate(self.models):
+            self._look_at(number, model, 0)
         with reporting(sum(student.total for student in students), "training", "steps") as report:
             while any(student.step < student.total for student in students):
                 done = self._segment(teams, students, ticks)
@@ -215,8 +218,8 @@ class _Call:
     def _prepared(self, teams: list[Team], way: str) -> list[Team]:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
-            if self._look[1]:
-                raise _Unfit(f"the forward pass changes {self._look[1]!r} of the model, and not in place.")
+            for changed in filter(None, (changed for _, changed in self._looks)):
+                raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:
                 team.rehearse()
         except NetkinError:
@@ -237,52 +240,69 @@ class _Call:
         active = [student for student in students if student.step < student.total]
         if self.test is not None:
             ticks = min(student.until_epoch_ends for student in active)
+        ahead = [at - student.step for student in active for at in self.look_at if at > student.step]
+        ticks = min([ticks, *ahead])
         before, started = sum(student.step for student in students), time.perf_counter()
         for team in teams:
-            with _on(team):
+            with team.own_stream:
                 team.load(ticks)
         for tick in range(max(len(team.sizes) for team in teams)):
             for team in teams:
                 if tick < len(team.sizes):
-                    with _on(team):
+                    with team.own_stream:
                         team.run_tick(tick)
-        losses = [team.losses.cpu() for team in teams if _waited(team)]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        losses = [team.losses.cpu() for team in teams]
         seconds = (time.perf_counter() - started) / len(active)
         self._take_down(teams, losses, seconds, ticks)
         return sum(student.step for student in students) - before
 
     def _take_down(self, teams: list[Team], losses: list[Tensor], seconds: float, ticks: int) -> None:
+        """Record the losses, and test and show the networks whose time it is."""
         for team, table in zip(teams, losses, strict=True):
-            ended = []
-            for student, own in zip(team.students, table.T, strict=True):
-                steps = min(ticks, student.total - student.step)
-                if steps and student.record(own[:steps], seconds):
-                    ended.append(student)
-            if all(student.step == student.total for student in team.students) or (ended and self.test is not None):
+            moved = [student for student in team.students if student.step < student.total]
+            ended = [
+                student
+                for student, own in zip(team.students, table.T, strict=True)
+                if student in moved and student.record(own[: min(ticks, student.total - student.step)], seconds)
+            ]
+            seen = [student for student in moved if student.step in self.look_at]
+            done = all(student.step == student.total for student in team.students)
+            if done or seen or (ended and self.test is not None):
                 team.give_back()
             for student in ended if self.test is not None else []:
-                dtype = self.recipe.dtype(self.device)
-                found = judged(student.model, self.test, self.loss or default_loss(self.recipe), dtype)
-                seconds_last = student.history[-1].pop("seconds")
-                student.history[-1] |= found | {"seconds": seconds_last}
+                self._judge(student)
+            for student in seen:
+                self._look_at(self.models.index(student.model), student.model, student.step)
+
+    def _judge(self, student: Student) -> None:
+        record = student.history[-1]
+        seconds = record.pop("seconds")
+        loss = self.loss or default_loss(self.recipe)
+        record |= judged(student.model, self.test, loss, self.recipe.dtype(self.device)) | {"seconds": seconds}
 
 
 class _Unfit(Exception):
     """Networks that can't be trained at once, though nothing of their form said so."""
 
 
-def _on(team: Team) -> Any:
-    return nullcontext() if team.stream is None else torch.cuda.stream(team.stream)
-
-
-def _waited(team: Team) -> bool:
-    if team.stream is not None:
-        team.stream.synchronize()
-    return True
-
-
 def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
+    """Return the operations of a forward pass, and the name of something that it changes other than in place.
+
+    No stack and no graph would see that. A copy of the model is tried.
+    """
+    model, counter = copy.deepcopy(model).train(), FlopCounterMode(display=False)
+    before = _own_state(model)
+    with counter:
+        model(placed(inputs, device_of(model), dtype_of(model)))
+    after = _own_state(model)
+    changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
+    return counter.get_total_flops(), next(iter(changed), "")
 
 
 def _own_state(model: nn.Module) -> dict[str, Any]:

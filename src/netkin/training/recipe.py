@@ -149,6 +149,8 @@ class Recipe:
 def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     """Return a recipe with some settings changed, or one made of settings alone; unknown names are refused."""
     known = [field.name for field in fields(Recipe)]
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise ValueFault(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
     for name in settings:
         if name not in known:
             raise UnknownName(f"a recipe has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}.")

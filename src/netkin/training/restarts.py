@@ -57,7 +57,7 @@ def identity_of(
 ) -> dict[str, str]:
     """Return what tells a training from others, before it begins: its model's first weights, its recipe, its data."""
     form = re.sub(r"0x[0-9a-f]+", "", str(model))  # of functions in it, which lie elsewhere in another process
-    kinds = [(type(hook).__qualname__, getattr(hook, "settings", None)) for hook in hooks]
+    kinds = [(getattr(hook, "name", type(hook).__qualname__), hook.settings) for hook in hooks]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),

@@ -8,6 +8,8 @@ CUDA graph serves all steps, and the host has nothing to do but start it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -128,20 +130,22 @@ class Team:
         taken = [student.take(ticks) for student in self.students]
         longest = max(len(part) for part in taken)
         self.sizes = [max(len(part[k][0].rows) for part in taken if k < len(part)) for k in range(longest)]
-        self._fill(self.rows, taken, lambda pick, number: pick.rows + self.store.starts[number])
-        if self.moves is not None:
-            self._fill(self.moves, taken, lambda pick, number: pick.moves)
-        if self.flips is not None:
-            self._fill(self.flips, taken, lambda pick, number: pick.flips)
+        for name in ("rows", "moves", "flips"):
+            if getattr(self, name) is not None:
+                self._fill(name, taken)
         self._fill_rates(taken)
         self.tick.zero_()
 
-    def _fill(self, table: Tensor, taken: list[list[tuple[Pick, float]]], part: Callable[[Pick, int], Any]) -> None:
-        """Write something of all picks to a table, by one copy to its device."""
+    def _fill(self, name: str, taken: list[list[tuple[Pick, float]]]) -> None:
+        """Write the rows, moves or flips of all picks to their table, by one copy to its device."""
+        table = getattr(self, name)
         found = torch.zeros((len(self.sizes), *table.shape[1:]), dtype=table.dtype)
         for number, own in enumerate(taken):
-            for tick, (pick, _) in enumerate(own):
-                found[tick, ..., number, : len(pick.rows)] = part(pick, number)
+            tick = 0
+            for size, alike in groupby([pick for pick, _ in own], lambda pick: len(pick.rows)):
+                joined = torch.stack([getattr(pick, name) for pick in alike])
+                found[tick : tick + len(joined), ..., number, :size] = joined
+                tick += len(joined)
         table[: len(found)] = found.to(self.device)
 
     def _fill_rates(self, taken: list[list[tuple[Pick, float]]]) -> None:
@@ -156,7 +160,8 @@ class Team:
 
     def step(self, size: int) -> None:
         """Take the step that the counter points at, with batches of `size`."""
-        pick = Pick(self._row(self.rows)[:, :size].flatten(), *self._augmentation(size))
+        rows = self._row(self.rows)[:, :size] + self.store.starts
+        pick = Pick(rows.flatten(), *self._augmentation(size))
         inputs, labels = self.store.batch(pick)
         shape = () if self.single else (len(self.students), size)
         inputs, labels = (part if self.single else part.unflatten(0, shape) for part in (inputs, labels))
@@ -200,15 +205,24 @@ class Team:
         for part, old in zip(self._state, before, strict=False):
             part.copy_(torch.where(_along(active, part), part, old))  # type: ignore[arg-type]
 
-    def rehearse(self, steps: int = 1) -> None:
-        """Try the step out with batches of each size, and put everything back."""
+    def rehearse(self) -> None:
+        """Try the step out with batches of each size, on a stream of the team's own on a GPU, and put all back."""
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self.own_stream:
+            self._rehearse(WARM_UP if on_gpu else 1)
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _rehearse(self, steps: int) -> None:
         first = [student.course.state for student in self.students]
         self.load(1)
         kept = [part.detach().clone() for part in self._state]
-        for size in self.batch_sizes:
-            for _ in range(steps):
-                self.tick.zero_()
-                self.step(size)
+        for size in self.batch_sizes * steps:
+            self.tick.zero_()
+            self.step(size)
         with torch.no_grad():
             for part, old in zip(self._state, kept, strict=True):
                 part.copy_(old)
@@ -216,18 +230,19 @@ class Team:
             student.course.load(state)
         self.tick.zero_()
 
+    @property
+    def own_stream(self) -> Any:
+        """A context in which work goes to the team's own stream, where it has one."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
     def capture(self) -> None:
-        """Record the step as a CUDA graph for each size of batch, on a stream of the team's own."""
-        self.stream = torch.cuda.Stream(self.device)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            self.rehearse(WARM_UP)
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        """Record the step as a CUDA graph for each size of batch; none is kept if that fails."""
+        found = {}
         for size in self.batch_sizes:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
+            found[size] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(found[size], stream=self.stream):
                 self.step(size)
-            self.graphs[size] = graph
+        self.graphs = found
 
     def give_back(self) -> None:
         """Write weights and buffers into the networks; a single one has them already."""
@@ -246,14 +261,15 @@ class _Store:
 
     def __init__(self, courses: Sequence[Arrays], recipe: Recipe, device: torch.device, dtype: torch.dtype | None):
         self.recipe, places, parts, end = recipe, dict[tuple[int, int], int](), list[tuple[Tensor, Tensor]](), 0
-        self.starts: list[int] = []
+        starts = []
         for course in courses:
             inputs, labels = course.arrays
             key = id(inputs), id(labels)
             if key not in places:
                 places[key], end = end, end + course.count
                 parts.append((inputs, labels))
-            self.starts.append(places[key])
+            starts.append(places[key])
+        self.starts = torch.tensor(starts, device=device)[:, None]  # of each network's own
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
         inputs, self.labels = (part.to(device, dtype if part.is_floating_point() else None) for part in joined)
         self.inputs = pad(inputs, (recipe.shift,) * 4) if recipe.shift else inputs

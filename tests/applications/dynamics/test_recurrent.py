@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.sources import load_data, load_model
+from netkin.sources.architectures import seeded
 
 MODEL = "netkin:char_lstm,vocabulary=12,width=16,depth=2"
 SENTENCE = "the rain in spain "
@@ -19,19 +19,16 @@ def trained(tmp_path_factory):
     place = tmp_path_factory.mktemp("lstm")
     (place / "text.txt").write_text(SENTENCE * 60)
     (place / "run").mkdir()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = load_model(MODEL).train()
-        pieces = list(load_data(f"text,window=18:{place / 'text.txt'}", batch_size=60))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for step in range(41):
-            if step in (0, 10, 20, 30, 40):
-                torch.save(model.state_dict(), place / "run" / f"step_{step}.pt")
-            loss = cross_entropy(model(pieces[0][0]).flatten(0, 1), pieces[0][1].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert loss.item() < 0.3
+    model = seeded(lambda: load_model(MODEL), 0)
+    pieces = next(iter(load_data(f"text,window=18:{place / 'text.txt'}", batch_size=60)))
+
+    def keep(model, step):
+        if step % 10 == 0:
+            torch.save(model.state_dict(), place / "run" / f"step_{step}.pt")
+
+    keep(model, 0)
+    recipe = nk.Recipe(steps=40, batch=60, order="given", optimizer="adam", rate=0.02)
+    assert nk.train(model, pieces, recipe, hooks=[keep])[-1]["loss"] < 0.3
     return place
 
 

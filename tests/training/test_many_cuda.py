@@ -1,0 +1,118 @@
+"""Many networks at once on a GPU: in CUDA graphs, against one by one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from netkin.settings import exact_products
+from netkin.sources.architectures import architecture, seeded
+from netkin.training import Recipe, accuracy, train, train_many
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def nets(dtype=torch.float64, count=3):
+    return [seeded(architecture("digits"), seed).to("cuda", dtype) for seed in range(count)]
+
+
+def labelled(n=100, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 1, 8, 8, generator=draw).cuda(), torch.randint(0, 10, (n,), generator=draw).cuda()
+
+
+def furthest(models, others):
+    return max(
+        (one.state_dict()[key].double() - other.state_dict()[key].double()).abs().max().item()
+        for one, other in zip(models, others, strict=True)
+        for key in one.state_dict()
+    )
+
+
+RECIPES = {
+    "sgd": Recipe(steps=20, batch=32, rate=0.05, decay=0.01, schedule="cosine", warmup=3, clip=1.0),
+    "adam": Recipe(steps=20, batch=32, optimizer="adam", rate=0.01, decay=0.01),
+    "adamw, moved": Recipe(epochs=5, batch=32, optimizer="adamw", rate=0.01, shift=1, flip=True, schedule="linear"),
+}
+
+
+@pytest.mark.parametrize("how", ["stacked", "graphs"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_networks_trained_at_once_are_those_of_one_by_one(name, how):
+    models = nets()
+    plain = copy.deepcopy(models)
+    histories = train_many(models, labelled(), RECIPES[name], how=how)
+    expected = train_many(plain, labelled(), RECIPES[name], how="one by one")
+    assert furthest(models, plain) < 1e-8
+    for history, own in zip(histories, expected, strict=True):
+        assert [one["loss"] for one in history] == pytest.approx([one["loss"] for one in own], abs=1e-8)
+
+
+@pytest.mark.parametrize("how", ["stacked", "graphs"])
+def test_the_first_gradients_are_right_in_float32(how):
+    models = nets(torch.float32)
+    plain = copy.deepcopy(models)
+    recipe = Recipe(steps=1, batch=64, rate=1.0, momentum=0.0)
+    with exact_products():
+        train_many(models, labelled(), recipe, how=how)
+        train_many(plain, labelled(), recipe, how="one by one")
+    assert furthest(models, plain) < 1e-5
+
+
+@pytest.mark.parametrize("how", ["stacked", "graphs"])
+def test_each_network_has_its_own_data_and_number_of_examples(how):
+    models, data = nets(), [labelled(n, seed=n) for n in (32, 70, 100)]
+    plain, recipe = copy.deepcopy(models), Recipe(epochs=3, batch=16, rate=0.05, drop_last=True, schedule="linear")
+    train_many(models, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how=how, test=labelled(20, seed=9))
+    train_many(plain, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how="one by one")
+    assert furthest(models, plain) < 1e-8
+
+
+@pytest.mark.parametrize("how", ["stacked", "graphs"])
+def test_bf16_learns_the_digits(how):
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (512,), generator=draw)
+    images = torch.eye(10)[labels].reshape(-1, 1, 1, 10).expand(-1, 1, 8, 10)[..., :8].contiguous()
+    images[labels >= 8] = labels[labels >= 8].float()[:, None, None, None]
+    data, models = (images.cuda(), labels.cuda()), nets(torch.float32)
+    train_many(models, data, epochs=6, batch=64, optimizer="adam", rate=3e-3, precision="bf16", how=how)
+    assert min(accuracy(model, data) for model in models) > 0.9
+
+
+class Waiting(nn.Module):
+    """A network that asks the host for a number, which no graph can hold."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.inner = nets()[seed]
+
+    def forward(self, images):
+        return self.inner(images) * (images.sum().item() ** 0)
+
+
+def test_a_network_that_cannot_be_captured_is_trained_with_the_reason():
+    models, recipe = [Waiting(seed) for seed in range(2)], Recipe(epochs=1, batch=32)
+    plain = copy.deepcopy(models)
+    with pytest.warns(UserWarning, match="training the networks .* failed") as caught:
+        train_many(models, labelled(), recipe)
+    assert any("as CUDA graphs" in str(one.message) for one in caught)
+    for seed, model in enumerate(plain):
+        train(model, labelled(), recipe, seed=seed)
+    assert furthest(models, plain) < 1e-8
+
+
+def test_a_training_goes_on_from_its_file_on_a_gpu(tmp_path):
+    def stop(model, step):
+        if step == 5:
+            raise RuntimeError("stopped")
+
+    whole, parted, recipe = nets()[0], nets()[0], Recipe(epochs=3, batch=32, rate=0.05)
+    train(whole, labelled(), recipe, hooks=[lambda model, step: None])
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(nets()[0], labelled(), recipe, save=tmp_path / "run", every=2, hooks=[stop])
+    train(parted, labelled(), recipe, save=tmp_path / "run", every=2, hooks=[lambda model, step: None])
+    assert furthest([whole], [parted]) < 1e-8
