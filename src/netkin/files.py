@@ -27,7 +27,7 @@ Location = str | os.PathLike[str]
 def write(path: Location, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write a header and named arrays to `path`; the file appears whole or not at all."""
     text = json.dumps({"kind": kind, "format": FORMAT, **header}, ensure_ascii=False, allow_nan=False, default=_plain)
-    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"netkin": text}))
+    write_bytes(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, {"netkin": text}))
 
 
 def write_bytes(path: Location, contents: bytes) -> None:

@@ -73,7 +73,8 @@ def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, m
     resumed = again.trained("convnet", 0)
     assert resumed.checkpoints.keys() == whole.checkpoints.keys()
     for step, state in whole.checkpoints.items():
-        assert all(torch.equal(value, resumed.checkpoints[step][key]) for key, value in state.items())
+        for key, value in state.items():
+            assert torch.equal(value, resumed.checkpoints[step][key]), (step, key)
     assert not list((tmp_path / "elsewhere").glob("*.training"))
 
 
