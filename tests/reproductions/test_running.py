@@ -1,5 +1,8 @@
+import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -304,3 +307,57 @@ def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monk
     assert "netkin: interrupted; what was finished is recorded." in capsys.readouterr().err
     made("toys/c")
     assert main(["toys/c", "--out", str(tmp_path)]) == 0
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from torch import nn
+from netkin.training import Recipe
+from reproductions import laboratory
+from reproductions.claims import Finding, Measured, claim
+from reproductions.laboratory import Lab, Network
+from reproductions.running import measured
+import reproductions.claims as claims, reproductions.running as running
+
+claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
+build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+laboratory.RECIPES["cpu"] = {"net": Network(build, Recipe(epochs=8, batch=32, rate=0.01, shift=2))}
+
+
+def right(lab, seed):
+    return lab.accuracy(lab.trained("net", seed).model)
+
+
+@claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
+def killed(lab):
+    found = lab.over(right, range(3), keep=True)
+    return Finding("holds", {"x": Measured.over(found)}, {"x": Measured(lab.trained("net", 0).accuracy)})
+
+
+print("begun", flush=True)
+lab = Lab("cpu", cache=Path(sys.argv[1]) / "cache")
+found = measured(claims._STATEMENTS["toys/killed"], lab)
+print(found.measured["x"].value, found.measured["x"].error, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
+    def start(place):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / place)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        assert process.stdout.readline() == "begun\n"
+        return process
+
+    whole, _ = start("whole").communicate()
+    delays = random.Random(0)
+    for _ in range(6):
+        process = start("killed")
+        time.sleep(delays.uniform(0.05, 1.5))
+        process.kill()
+        process.communicate()
+    assert start("killed").communicate()[0] == whole != ""
