@@ -196,7 +196,7 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
-        if RESULTS.exists():
-            report_claims(records(), FOLDER / "claims.html")
+        if RESULTS.exists() and (found := records()):
+            report_claims(found, FOLDER / "claims.html")
     elif out_of_date():
         sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")
