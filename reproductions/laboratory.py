@@ -75,8 +75,21 @@ class Network:
     @property
     def words(self) -> str:
         """All that the trained network depends on, but for data and seed."""
-        shape = hashlib.sha256(str(self.build()).encode()).hexdigest()[:10]
-        return f"{self.recipe.words}; {self.data}; architecture {shape}"
+        return f"{self.recipe.words}; {self.data}; architecture {architecture_digest(self.build())}"
+
+
+def architecture_digest(model: nn.Module) -> str:
+    """Return what changes with a network's layers and the shapes of its weights, whatever torch prints of them."""
+    layers = [
+        [
+            name,
+            type(module).__name__,
+            *(str(getattr(module, fact, "")) for fact in ("kernel_size", "stride", "padding")),
+        ]
+        for name, module in model.named_modules()
+    ]
+    shapes = [[name, list(weight.shape)] for name, weight in model.state_dict().items()]
+    return hashlib.sha256(json.dumps([layers, shapes]).encode()).hexdigest()[:10]
 
 
 def _narrow_tiny10() -> nn.Module:

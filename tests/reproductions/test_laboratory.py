@@ -8,7 +8,7 @@ from netkin import training
 from netkin.errors import SourceError, UnknownName
 from netkin.training import Recipe
 from reproductions import laboratory
-from reproductions.laboratory import Lab, Network, recipe_words
+from reproductions.laboratory import Lab, Network, architecture_digest, recipe_words
 
 SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
@@ -114,3 +114,12 @@ def test_missing_data_is_said(lab, tmp_path):
         Lab("gpu", cache=tmp_path, device="cpu").images()
     with pytest.raises(SourceError, match="reads tiny Shakespeare"):
         lab.text()
+
+
+def test_an_architecture_is_known_by_its_layers_and_shapes_and_not_by_its_weights():
+    one, same, wider, strided, other = (
+        nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 5, 3)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()),
+    )  # fmt: skip
+    assert architecture_digest(one) == architecture_digest(same)
+    assert len({architecture_digest(model) for model in (one, wider, strided, other)}) == 4
