@@ -1,5 +1,7 @@
 """The laboratory: data, training and runs that claims share."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from netkin import training
 from netkin.errors import SourceError, UnknownName
 from netkin.training import Recipe
 from reproductions import laboratory
-from reproductions.laboratory import Lab, Network, architecture_digest, recipe_words
+from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
 
 SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
@@ -123,3 +125,9 @@ def test_an_architecture_is_known_by_its_layers_and_shapes_and_not_by_its_weight
     )  # fmt: skip
     assert architecture_digest(one) == architecture_digest(same)
     assert len({architecture_digest(model) for model in (one, wider, strided, other)}) == 4
+
+
+def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab):
+    found = lab._workers.map(partial(_apart, getattr, lab._setting), ["scale", "cache", "device"])
+    assert list(found) == ["cpu", lab.cache, torch.device("cpu")]
+    lab._workers.shutdown()

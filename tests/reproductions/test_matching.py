@@ -104,6 +104,17 @@ def test_an_untrained_network_is_the_one_that_training_began_with(lab):
     assert nets.untrained(("tiny10/0", "tiny10/1")) == ("untrained-tiny10/0", "tiny10/1")
 
 
+def test_networks_trained_together_are_those_trained_alone(lab, tmp_path):
+    together = Lab("cpu", cache=tmp_path)
+    together.__dict__["_images"] = lab.images()
+    names = ["tiny10-sgd/0", "tiny10-sgd/1"]
+    nets._train_together(together, names)
+    for name in names:
+        ours, alone = (nets.network(one, name).state_dict() for one in (together, lab))
+        for key, value in alone.items():
+            torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=1e-3)
+
+
 def test_cka_of_stitches_is_taken_three_ways_and_judged_by_whole_maps(lab):
     found = sweeps.cka_of_stitches(lab)
     assert "here those of 100 test images" in found.note
