@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
 from netkin.training import Recipe, train, train_many
@@ -154,6 +155,17 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
         assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
 
 
+class Scaled(nn.Module):
+    """A network with a number that neither its weights nor its text show."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.inner, self.scale = net(0), scale
+
+    def forward(self, images):
+        return self.inner(self.scale * images)
+
+
 def test_small_networks_are_stacked_and_large_ones_are_not():
     recipe = Recipe(epochs=1, batch=8)
     small, large = [net(0), net(1)], [nn.Sequential(nn.Flatten(), nn.Linear(72, 20_000), nn.Linear(20_000, 3))] * 2
@@ -163,6 +175,17 @@ def test_small_networks_are_stacked_and_large_ones_are_not():
     assert call(small, recipe, hooks=lambda number: [])._best() == []
     assert call([net(0), net(0, torch.float32)], recipe)._best() == []
     assert call(small, Recipe(epochs=1, optimizer=torch.optim.SGD))._best() == []
+    assert call([Scaled(1.0), Scaled(1.0)], recipe)._best() == ["stacked"]
+    assert call([Scaled(1.0), Scaled(2.0)], recipe)._best() == []
+    small[0][0].register_forward_hook(lambda *given: None)
+    assert call(small, recipe)._best() == []
+
+
+def test_operations_are_those_of_torchs_counter():
+    work = call([net(0), net(1)], Recipe(epochs=1, batch=16))
+    with FlopCounterMode(display=False) as counter:
+        net(0)(labelled()[0][:16].double())
+    assert work._looks == [(counter.get_total_flops(), "")]
 
 
 class Counting(nn.Module):
@@ -205,6 +228,36 @@ def test_networks_that_cannot_be_stacked_are_trained_one_by_one_with_the_reason(
     assert furthest(models, plain) == 0
     with pytest.raises(ForwardError, match="can't be trained stacked into one"):
         train_many(models, labelled(), recipe, how="stacked")
+
+
+def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
+    models, calls = [net(0), net(1)], []
+
+    def loss(outputs, labels):
+        calls.append(len(labels))
+        if len(calls) == 2:
+            raise RuntimeError("not twice")
+        return outputs.square().mean()
+
+    work = _Call(
+        models, [labelled()] * 2, Recipe(epochs=1, batch=16, rate=0.1), None, [0, 1], loss, None, None, frozenset()
+    )
+    with pytest.raises(Exception, match="not twice"):
+        work._at_once("graphs")
+    assert calls == [16, 8]
+    assert furthest(models, [net(0), net(1)]) == 0
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_networks_come_back_as_far_as_they_were_trained(how):
+    def stop(number, model, step):
+        raise KeyboardInterrupt
+
+    models, expected = [net(0), net(1)], net(0)
+    with pytest.raises(KeyboardInterrupt):
+        train_many(models, labelled(), epochs=2, batch=16, how=how, look=stop, look_at=[4])
+    train(expected, labelled(), steps=4, batch=16, seed=0)
+    assert furthest(models[:1], [expected]) < 1e-8
 
 
 def test_hooks_are_made_for_each_network():

@@ -72,6 +72,7 @@ RECIPES = {
     "sgd, moved": Recipe(epochs=3, batch=12, shift=1, flip=True, schedule="cosine", warmup=1),
     "adam, drawn": Recipe(steps=11, batch=12, order="drawn", optimizer="adam", rate=0.01, schedule="linear", clip=1.0),
     "adamw, bf16": Recipe(epochs=3, batch=12, optimizer="adamw", rate=0.01, precision="bf16", drop_last=True),
+    "adam, fp16": Recipe(epochs=3, batch=12, optimizer="adam", rate=0.01, precision="fp16"),
     "own": Recipe(steps=9, batch=12, optimizer=torch.optim.RMSprop),
 }
 
@@ -204,6 +205,7 @@ def test_a_training_that_was_killed_again_and_again_ends_as_if_it_had_not(tmp_pa
         ({"data": labelled(seed=2)}, "another set of data .40 examples"),
         ({"test": labelled(10, seed=5)}, "another set of test data .None, not 10 examples"),
         ({"loss": lambda outputs, labels: outputs.sum()}, "another loss .cross entropy, not digest"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "another loss"),
         ({"hooks": [Averaging()]}, "another list of hooks .none; .*not Averaging"),
     ],
 )
@@ -214,6 +216,20 @@ def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, s
     with pytest.raises(FileFault, match=sentence):
         train(**given | {"model": net()} | change)
     assert (tmp_path / "run").read_bytes() == before
+
+
+def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
+    def trained(dropout, smoothing):
+        model, loss = net(), nn.CrossEntropyLoss(label_smoothing=smoothing)
+        model[3].p = dropout
+        return train(model, labelled(), epochs=1, loss=loss, save=tmp_path / "run")
+
+    trained(0.3, 0.1)
+    trained(0.3, 0.1)
+    with pytest.raises(FileFault, match="another model"):
+        trained(0.2, 0.1)
+    with pytest.raises(FileFault, match="another loss"):
+        trained(0.3, 0.2)
 
 
 def test_files_that_hold_no_training_are_refused(tmp_path):

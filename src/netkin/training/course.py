@@ -6,8 +6,10 @@ labels)``, a mapping or the inputs alone; a data set; or a loader or list of bat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -72,7 +74,12 @@ class Arrays:
             )
         self._augmented = bool(recipe.shift or recipe.flip)
         if self._augmented:
-            self._padded = _padded(_inputs(arrays), recipe.shift)
+            _refuse_no_images(arrays)
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        images = self.arrays if isinstance(self.arrays, Tensor) else self.arrays[0]
+        return with_margin(images, self.recipe.shift)
 
     @property
     def per_epoch(self) -> int:
@@ -179,8 +186,8 @@ class Loaded:
             rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
             return iter(DataLoader(self.data, batch_sampler=rows))
         batches = iter(self.data)
-        for _ in islice(batches, skip):
-            """Read at once, so that what a loader draws at random is drawn before the random states are put back."""
+        # read now, so that what a loader draws at random is drawn before the random states are put back
+        deque(islice(batches, skip), maxlen=0)
         return batches
 
     def digest(self) -> str:
@@ -235,19 +242,19 @@ def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     return mapped(moved, batch)
 
 
-def _padded(images: Tensor, shift: int) -> Tensor:
+def with_margin(images: Tensor, shift: int) -> Tensor:
+    """Return images with a margin of `shift` zeros around each, into which they can be moved."""
+    return pad(images, (shift,) * 4) if shift else images
+
+
+def _refuse_no_images(arrays: Any) -> None:
+    images = arrays[0] if isinstance(arrays, tuple) else arrays
+    if not isinstance(images, Tensor):
+        raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.")
     if images.ndim != 4:
         raise ShapeError(
             f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}."
         )
-    return pad(images, (shift,) * 4) if shift else images
-
-
-def _inputs(arrays: Any) -> Tensor:
-    found = arrays[0] if isinstance(arrays, tuple) else arrays
-    if not isinstance(found, Tensor):
-        raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.")
-    return found
 
 
 def _device(arrays: Any) -> torch.device:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
@@ -22,7 +21,7 @@ from netkin.training import restarts
 from netkin.training.course import arrays_in, placed
 from netkin.training.loop import Loss, Record, default_loss, judged, train
 from netkin.training.recipe import Recipe, recipe_of
-from netkin.training.teams import Student, Team
+from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]
 WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
@@ -138,6 +137,8 @@ class _Call:
             return ""
         if self.hooks is not None:
             return "hooks look at each step of a network by itself"
+        if any(_has_hooks(model) for model in self.models):
+            return "hooks that are registered on a model look at each of its steps by itself"
         if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
             return "their data must be arrays `(inputs, labels)`"
         if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
@@ -150,7 +151,8 @@ class _Call:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
         forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
                  for model in self.models}  # fmt: skip
-        if len(forms) > 1 or len({str(model) for model in self.models}) > 1:
+        first = restarts.form_of(self.models[0])
+        if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
             return "they are not of one form"
         if len({tuple((part.shape[1:], part.dtype) for part in one) for one in self.arrays}) > 1:
             return "their examples are not of one shape"
@@ -202,22 +204,32 @@ class _Call:
         students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
         longest = max(student.course.per_epoch for student in students)
         ticks = min(max(longest, TICKS if self.test is None else 1), max(student.total for student in students))
-        loss = self.loss or default_loss(self.recipe)
-        groups = [students] if way == "stacked" else [[student] for student in students]
-        teams = self._prepared([Team(group, self.recipe, loss, ticks) for group in groups], way)
+        teams = self._prepared(students, way, ticks)
         for number, model in enumerate(self.models):
             self._look_at(number, model, 0)
-        with reporting(sum(student.total for student in students), "training", "steps") as report:
-            while any(student.step < student.total for student in students):
-                done = self._segment(teams, students, ticks)
-                report.update(done)
+        try:
+            with reporting(sum(student.total for student in students), "training", "steps") as report:
+                while any(student.step < student.total for student in students):
+                    report.update(self._segment(teams, students, ticks))
+        finally:  # as far as they came, also where the work is ended
+            for team in teams:
+                team.give_back()
         for student in students:
             student.model.zero_grad(set_to_none=True)
         return [student.history for student in students]
 
-    def _prepared(self, teams: list[Team], way: str) -> list[Team]:
+    def _teams(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+        loss = self.loss or default_loss(self.recipe)
+        if way == "stacked":
+            return [Team(students, Store(students), self.recipe, loss, ticks)]
+        keys = [(id(student.course.arrays), dtype_of(student.model)) for student in students]
+        stores = {key: Store([student]) for key, student in dict(zip(keys, students, strict=True)).items()}
+        return [Team([one], stores[key], self.recipe, loss, ticks) for key, one in zip(keys, students, strict=True)]
+
+    def _prepared(self, students: list[Student], way: str, ticks: int) -> list[Team]:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
+            teams = self._teams(students, way, ticks)
             for changed in filter(None, (changed for _, changed in self._looks)):
                 raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:
@@ -268,8 +280,7 @@ class _Call:
                 if student in moved and student.record(own[: min(ticks, student.total - student.step)], seconds)
             ]
             seen = [student for student in moved if student.step in self.look_at]
-            done = all(student.step == student.total for student in team.students)
-            if done or seen or (ended and self.test is not None):
+            if seen or (ended and self.test is not None):
                 team.give_back()
             for student in ended if self.test is not None else []:
                 self._judge(student)
@@ -287,6 +298,11 @@ class _Unfit(Exception):
     """Networks that can't be trained at once, though nothing of their form said so."""
 
 
+def _has_hooks(model: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for module in model.modules() for kind in kinds)
+
+
 def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
@@ -294,15 +310,24 @@ def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
 def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
     """Return the operations of a forward pass, and the name of something that it changes other than in place.
 
-    No stack and no graph would see that. A copy of the model is tried.
+    No stack and no graph would see that. A copy of the model is tried. The products of layers with weights are counted;
+    torch's own counter would import a compiler, which takes longer than many a training.
     """
-    model, counter = copy.deepcopy(model).train(), FlopCounterMode(display=False)
+    model, total = copy.deepcopy(model).train(), 0
+
+    def count(module: nn.Module, given: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(output, Tensor) and not isinstance(module, nn.Embedding):
+            matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
+            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+
     before = _own_state(model)
-    with counter:
-        model(placed(inputs, device_of(model), dtype_of(model)))
+    for module in model.modules():
+        module.register_forward_hook(count)
+    model(placed(inputs, device_of(model), dtype_of(model)))
     after = _own_state(model)
     changed = [name for name in after if name not in before or not _is_same(before[name], after[name])]
-    return counter.get_total_flops(), next(iter(changed), "")
+    return total, next(iter(changed), "")
 
 
 def _own_state(model: nn.Module) -> dict[str, Any]:

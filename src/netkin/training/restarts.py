@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.errors import FileFault
+from netkin.errors import FileFault, ValueFault
 from netkin.files import Location
 from netkin.identity import function_digest, settings_digest, weights_digest
 from netkin.representations.inputs import device_of
 from netkin.training.recipe import Recipe
 
 KIND = "training"
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the training flag, hooks, and where parts are registered
 
 
 def write(path: Location, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
@@ -56,16 +57,43 @@ def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Mapping[str, str]
 ) -> dict[str, str]:
     """Return what tells a training from others, before it begins: its model's first weights, its recipe, its data."""
-    form = re.sub(r"0x[0-9a-f]+", "", str(model))  # of functions in it, which lie elsewhere in another process
+    still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     kinds = [(getattr(hook, "name", type(hook).__qualname__), hook.settings) for hook in hooks]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
-        "model": f"digest {settings_digest([weights_digest(model), form])}",
-        "loss": "cross entropy" if loss is None else f"digest {function_digest(loss)}",
+        "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
+        "loss": "cross entropy" if loss is None else f"digest {_loss_digest(loss)}",
         "list of hooks": f"{', '.join(kind for kind, _ in kinds) or 'none'}; digest {settings_digest(kinds)}",
         **data,
     }
+
+
+def form_of(model: nn.Module) -> dict[str, str]:
+    """Return what a model is beside its weights and buffers: the kinds of its modules, and all their attributes.
+
+    Example:
+        >>> form_of(nn.Dropout(0.1)) == form_of(nn.Dropout(0.2))
+        False
+    """
+    found = {}
+    for place, module in model.named_modules():
+        found[place] = f"{type(module).__module__}.{type(module).__qualname__}"
+        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+        found |= {f"{place}.{name}": _attribute(value) for name, value in own.items()}
+    return found
+
+
+def _attribute(value: Any) -> str:
+    try:
+        return settings_digest(value)
+    except ValueFault:  # an object of a kind of its own; where it lies is another place in another process
+        return re.sub(r"0x[0-9a-f]+", "", repr(value))
+
+
+def _loss_digest(loss: Any) -> str:
+    found = function_digest(loss)
+    return settings_digest([found, form_of(loss)]) if isinstance(loss, nn.Module) else found
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -7,7 +7,7 @@ CUDA graph serves all steps, and the host has nothing to do but start it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import pad
 
 from netkin.representations.inputs import device_of, dtype_of
-from netkin.training.course import Arrays, Pick, augmented
+from netkin.training.course import Arrays, Pick, augmented, with_margin
 from netkin.training.loop import Loss, Record, autocasting, outputs_of, refuse_non_finite
 from netkin.training.recipe import Recipe
 
@@ -80,13 +79,12 @@ class Team:
     and buffers into the networks.
     """
 
-    def __init__(self, students: Sequence[Student], recipe: Recipe, loss: Loss, ticks: int):
+    def __init__(self, students: Sequence[Student], store: Store, recipe: Recipe, loss: Loss, ticks: int):
         self.students, self.recipe, self.loss = list(students), recipe, loss
         self.model, self.single = students[0].model, len(students) == 1
-        self.device, dtype = device_of(self.model), dtype_of(self.model)
+        self.device, self.store = device_of(self.model), store
         self.stream: Any = None
         self.graphs: dict[int, Any] = {}
-        self.store = _Store([student.course for student in students], recipe, self.device, dtype)
         weights = [dict(student.model.named_parameters()) for student in students]
         buffers = [dict(student.model.named_buffers()) for student in students]
         trained = [name for name, weight in weights[0].items() if weight.requires_grad]
@@ -218,17 +216,18 @@ class Team:
 
     def _rehearse(self, steps: int) -> None:
         first = [student.course.state for student in self.students]
-        self.load(1)
         kept = [part.detach().clone() for part in self._state]
-        for size in self.batch_sizes * steps:
-            self.tick.zero_()
-            self.step(size)
-        with torch.no_grad():
-            for part, old in zip(self._state, kept, strict=True):
-                part.copy_(old)
-        for student, state in zip(self.students, first, strict=True):
-            student.course.load(state)
-        self.tick.zero_()
+        try:
+            self.load(1)
+            for size in self.batch_sizes * steps:
+                self.tick.zero_()
+                self.step(size)
+        finally:
+            with torch.no_grad():
+                for part, old in zip(self._state, kept, strict=True):
+                    part.copy_(old)
+            for student, state in zip(self.students, first, strict=True):
+                student.course.load(state)
 
     @property
     def own_stream(self) -> Any:
@@ -256,13 +255,15 @@ class Team:
                     own.copy_(joined[number])
 
 
-class _Store:
+class Store:
     """The examples of all networks in one place: inputs, with a margin where they are moved, and labels."""
 
-    def __init__(self, courses: Sequence[Arrays], recipe: Recipe, device: torch.device, dtype: torch.dtype | None):
+    def __init__(self, students: Sequence[Student]):
+        model, recipe = students[0].model, students[0].recipe
+        device, dtype = device_of(model), dtype_of(model)
         self.recipe, places, parts, end = recipe, dict[tuple[int, int], int](), list[tuple[Tensor, Tensor]](), 0
         starts = []
-        for course in courses:
+        for course in (student.course for student in students):
             inputs, labels = course.arrays
             key = id(inputs), id(labels)
             if key not in places:
@@ -272,9 +273,10 @@ class _Store:
         self.starts = torch.tensor(starts, device=device)[:, None]  # of each network's own
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
         inputs, self.labels = (part.to(device, dtype if part.is_floating_point() else None) for part in joined)
-        self.inputs = pad(inputs, (recipe.shift,) * 4) if recipe.shift else inputs
+        self.inputs = with_margin(inputs, recipe.shift)
 
     def batch(self, pick: Pick) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels of the picked examples."""
         return augmented(self.inputs, pick, self.recipe), self.labels[pick.rows]
 
 
@@ -291,18 +293,14 @@ def _update(
     rate: Tensor, single: bool,
 ) -> None:  # fmt: skip
     """Change weights in place as torch's optimizers do, each network of a stack at its own rate."""
-    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
-    decayed = recipe.optimizer == "adamw"
-    if recipe.decay and decayed:
-        for weight in weights:
-            weight.mul_(spread(1 - rate * recipe.decay, weight))
+    if recipe.decay and recipe.optimizer == "adamw":
+        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.decay, single))
     elif recipe.decay:
         gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.decay))
-    if recipe.optimizer != "sgd":
-        steps = _adam_steps(gradients, memory, used, rate, spread)
+    if recipe.optimizer == "sgd":
+        steps = _scaled(_sgd_steps(recipe, gradients, memory, used), rate, single)
     else:
-        steps = _sgd_steps(recipe, gradients, memory, used)
-        steps = [step * spread(rate, step) for step in steps]
+        steps = _adam_steps(gradients, memory, used, rate, single)
     torch._foreach_sub_(weights, steps)
 
 
@@ -316,40 +314,35 @@ def _sgd_steps(recipe: Recipe, gradients: list[Tensor], memory: list[Tensor], us
 
 
 def _adam_steps(
-    gradients: list[Tensor], memory: list[Tensor], used: list[int], rate: Tensor,
-    spread: Callable[[Tensor, Tensor], Tensor],
-) -> list[Tensor]:  # fmt: skip
+    gradients: list[Tensor], memory: list[Tensor], used: list[int], rate: Tensor, single: bool
+) -> list[Tensor]:
     every, count = len(memory) // 2, memory[-1]
     means, squares = [memory[number] for number in used], [memory[every + number] for number in used]
     count.add_(1)
     torch._foreach_lerp_(means, gradients, 1 - BETAS[0])
     torch._foreach_mul_(squares, BETAS[1])
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - BETAS[1])
-    roots = torch._foreach_sqrt(squares)
-    scale, correction = rate / (1 - BETAS[0] ** count), (1 - BETAS[1] ** count).sqrt()
-    return [
-        mean / (root / spread(correction, root) + EPS) * spread(scale, mean)
-        for mean, root in zip(means, roots, strict=True)
-    ]
+    roots = _scaled(list(torch._foreach_sqrt(squares)), (1 - BETAS[1] ** count).rsqrt(), single)
+    torch._foreach_add_(roots, EPS)
+    return _scaled(list(torch._foreach_div(means, roots)), rate / (1 - BETAS[0] ** count), single)
 
 
 def _clipped(gradients: list[Tensor], limit: float | None, single: bool) -> list[Tensor]:
     """Return gradients whose norm over all weights, of each network by itself, is at most `limit`."""
     if limit is None:
         return gradients
-    spread: Callable[[Tensor, Tensor], Tensor] = _alone if single else _along
     squares = [one.reshape(1 if single else len(one), -1).square().sum(1) for one in gradients]
     norm = torch.stack(squares).sum(0).sqrt()
-    factor = (limit / (norm + 1e-6)).clamp(max=1)
-    return [one * spread(factor, one) for one in gradients]
+    return _scaled(gradients, (limit / (norm + 1e-6)).clamp(max=1), single)
+
+
+def _scaled(tensors: list[Tensor], values: Tensor, single: bool) -> list[Tensor]:
+    """Return tensors times a value for each network, in their own precision."""
+    if single and len({one.dtype for one in tensors}) == 1:
+        return list(torch._foreach_mul(tensors, values.reshape(()).to(tensors[0].dtype)))  # few kernels for all
+    return [one * (values.reshape(()) if single else _along(values, one)).to(one.dtype) for one in tensors]
 
 
 def _along(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return one value for each network of a stack, shaped to meet a stacked tensor in its precision."""
-    shaped = values.reshape(-1, *[1] * (tensor.ndim - 1))
-    return shaped.to(tensor.dtype) if values.is_floating_point() else shaped
-
-
-def _alone(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return the value of a single network, in the precision of a tensor of its own."""
-    return values.reshape(()).to(tensor.dtype)
+    """Return a value for each network of a stack, shaped to meet a stacked tensor."""
+    return values.reshape(-1, *[1] * (tensor.ndim - 1))
