@@ -197,6 +197,6 @@ if __name__ == "__main__":
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
         if RESULTS.exists() and (found := records()):
-            report_claims(found, FOLDER / "claims.html")
+            report_claims(found, FOLDER / "claims.html", overwrite=True)
     elif out_of_date():
         sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")

@@ -54,6 +54,7 @@ class LayerSigns(Collector):
     kind = "LayerSigns"
     holds = "Signs"
     numbers_rows = False
+    stored = ("names", "threshold", "chunks", "sums", "counts")
 
     def __init__(self, names, threshold=0.0, chunks=0):
         self.names, self.threshold, self.chunks = list(names), threshold, chunks
@@ -99,16 +100,6 @@ class LayerSigns(Collector):
     @property
     def chunk_sizes(self):
         return tuple(self.counts.tolist()) if self.chunks else ()
-
-    def _state(self):
-        header = {"names": self.names, "threshold": self.threshold, "chunks": self.chunks}
-        return {"sums": self.sums, "counts": torch.from_numpy(self.counts)}, header
-
-    @classmethod
-    def _restored(cls, tensors, header):
-        made = cls([tuple(name) for name in header["names"]], header["threshold"], header["chunks"])
-        made.sums, made.counts = tensors["sums"], tensors["counts"].numpy()
-        return made
 
 
 Signs.collectors = (LayerSigns,)

@@ -1,5 +1,6 @@
 """The pages that are made from the code say what the code says, and no page points at nothing."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import netkin as nk
 from netkin.results import Claim, Measured
 
 ROOT = Path(__file__).parent.parent
@@ -114,3 +116,21 @@ def test_the_map_names_every_file_of_the_pass():
     text = (DOCS / "map.md").read_text()
     files = {path.name for path in (ROOT / "src" / "netkin" / "comparing").glob("[!_]*.py")}
     assert {name for name in files - {"compare.py"} if f"comparing/{name}" not in text} == set()
+
+
+RESULTS = ("Comparison", "Series", "Statistics")  # made by netkin, not by users
+
+
+@pytest.mark.parametrize("name", sorted(set(nk.__all__) - {*RESULTS, "NetkinError", "__version__", "shapes"}))
+def test_calls_with_many_parameters_describe_each(name):
+    parameters = set(inspect.signature(getattr(nk, name)).parameters) - {"X", "Y"}
+    described = re.findall(r"^ +(\w+): ", inspect.getdoc(getattr(nk, name)), re.M)
+    assert len(parameters) <= 4 or parameters <= set(described)
+
+
+@pytest.mark.parametrize("name", [
+    "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
+    "explain", "model_directions", "stitch", "stitch_all", "stitch_many",
+])  # fmt: skip
+def test_every_long_call_takes_progress(name):
+    assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

@@ -1,5 +1,9 @@
 import json
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +134,134 @@ def test_a_header_is_read_without_its_arrays(tmp_path):
     (tmp_path / "f").write_bytes(whole[:20])
     with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
         files.read_header(tmp_path / "f")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"kind": [], "format": 1}', '{"kind": "x", "format": 1e999}', '{"kind": "x", "format": NaN}', '{"format": 1}',
+     "[" * 100_000, '{"kind": "x", "format": 1, "a": "\\ud800"}', '{"kind": "x", "format": 1, "a": Infinity}'],
+)  # fmt: skip
+def test_a_header_of_strange_values_is_refused(tmp_path, text):
+    save_file(ARRAYS, tmp_path / "f", {"netkin": text})
+    for read in (files.read, files.read_header):
+        with pytest.raises(FileFault, match="f' is damaged: "):
+            read(tmp_path / "f")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (files.read, files.read_header, files.read_json):
+        with pytest.raises(FileFault, match="cannot read '.*pipe': it is no ordinary file"):
+            read(tmp_path / "pipe")
+    assert files.kind_of(tmp_path / "pipe") is None
+    with pytest.raises(FileFault, match="cannot write '.*pipe': it is no ordinary file"):
+        files.write(tmp_path / "pipe", "moments", {}, ARRAYS, overwrite=True)
+
+
+def test_the_permissions_of_a_file_stay(tmp_path):
+    files.write(tmp_path / "f", "moments", {}, ARRAYS)
+    os.chmod(tmp_path / "f", 0o600)
+    files.write(tmp_path / "f", "moments", {"n": 2}, ARRAYS)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+
+
+KILLED = """
+import os, signal, sys
+from netkin import files
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "die" else (print(flush=True), input())
+files.write_bytes(sys.argv[1], b"half")
+"""
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="needs locks")
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(Path(files.__file__).parents[1])}
+    start = [sys.executable, "-c", KILLED, str(tmp_path / "f[1]")]
+    died = subprocess.run([*start, "die"], env=environment)
+    assert died.returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*start, "wait"], env=environment, text=True, **pipes) as live:
+        live.stdout.readline()  # it has written its file, which still has its own name
+        assert len(os.listdir(tmp_path)) == 1
+        (tmp_path / left).touch()
+        files.write_bytes(tmp_path / "f[1]", b"whole")
+        assert len(os.listdir(tmp_path)) == 2
+        assert left not in os.listdir(tmp_path)
+        live.communicate("\n")
+    assert os.listdir(tmp_path) == ["f[1]"]
+    assert (tmp_path / "f[1]").read_bytes() == b"half"
+
+
+@pytest.fixture
+def precious(tmp_path):
+    (tmp_path / "weights.pt").write_bytes(b"precious")
+    return tmp_path / "weights.pt"
+
+
+def test_nothing_else_is_written_over(precious, tmp_path):
+    with pytest.raises(
+        FileFault, match=r"this would write over '.*weights.pt', which holds no statistics; choose .* `ov"
+    ):
+        files.write(precious, "statistics", {}, ARRAYS)
+    files.write(tmp_path / "other", "series", {}, ARRAYS)
+    with pytest.raises(FileFault, match="which holds no comparison; choose another name"):
+        files.write(tmp_path / "other", "comparison", {}, ARRAYS)
+    with pytest.raises(FileFault, match="cannot write '.*': it is a folder"):
+        files.write(tmp_path, "comparison", {}, ARRAYS, overwrite=True)
+    assert precious.read_bytes() == b"precious"
+    files.write(precious, "statistics", {}, ARRAYS, overwrite=True)
+    assert files.kind_of(precious) == "statistics"
+    (tmp_path / "empty").touch()
+    files.write(tmp_path / "empty", "series", {}, ARRAYS)
+
+
+@pytest.mark.parametrize("name", ["itself", "symbolic", "hard", "roundabout"])
+def test_an_input_is_no_output_by_whatever_name(tmp_path, name):
+    files.write(tmp_path / "part", "statistics", {}, ARRAYS)
+    (tmp_path / "symbolic").symlink_to("part")
+    os.link(tmp_path / "part", tmp_path / "hard")
+    path = {"itself": tmp_path / "part", "roundabout": f"{tmp_path}/./../{tmp_path.name}/part"}.get(
+        name, tmp_path / name
+    )
+    with pytest.raises(FileFault, match=r"--out would write over '.*', which is read as '.*part'; .* or give --force"):
+        files.refuse_output(path, "statistics", inputs=[tmp_path / "part"], option="--out")
+    files.refuse_output(path, "statistics", inputs=[tmp_path / "part"], overwrite=True)
+    files.refuse_output(tmp_path / "new", "statistics", inputs=[tmp_path / "part", tmp_path / "gone"])
+    assert sorted(os.listdir(tmp_path)) == ["hard", "part", "symbolic"]
+
+
+def test_a_place_that_cannot_be_written_is_found_before(tmp_path, monkeypatch):
+    for path in (tmp_path / "gone" / "f", tmp_path / ("f" * 300)):
+        with pytest.raises(FileFault, match="cannot write '"):
+            files.refuse_output(path, "series")
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileFault, match="cannot write '.*f': No space left on device"):
+        files.refuse_output(tmp_path / "f", "series")
+    monkeypatch.undo()
+    files.write(tmp_path / "f", "series", {}, ARRAYS)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FileFault, match="cannot write '.*f': the file is write-protected"):
+        files.refuse_output(tmp_path / "f", "series")
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_arrays_are_listed_without_being_read(tmp_path):
+    files.write(tmp_path / "f", "moments", {}, ARRAYS)
+    assert files.array_shapes(tmp_path / "f") == {
+        "x": ("F64", (2, 3)),
+        "empty": ("F64", (0, 4)),
+        "whole": ("I64", (3,)),
+    }
+
+
+def test_contents_and_names_of_any_length_are_written(tmp_path):
+    name = "n" * 250
+    files.write_bytes(tmp_path / name, b"once")
+    files.write_bytes(tmp_path / name, b"twice")
+    assert (tmp_path / name).read_bytes() == b"twice"

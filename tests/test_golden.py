@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import golden
+import golden_worlds
 from netkin.statistics import Grams, Moments, Rows
 
 FORMS = {
@@ -42,10 +43,10 @@ def test_the_file_holds_enough_and_leaves_out_little(stored):
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32"])
-@pytest.mark.parametrize("name", sorted(golden.ours()))
+@pytest.mark.parametrize("name", sorted(golden_worlds.ours()))
 def test_every_measure_is_there_in_each_form_that_it_can_be_read_in(stored, name, dtype):
-    one = golden.ours()[name]
-    forms = FORMS[one.facts.reads] | (SPECTRAL if golden.in_spectra(one) else set())
+    one = golden_worlds.ours()[name]
+    forms = FORMS[one.facts.reads] | (SPECTRAL if golden_worlds.in_spectra(one) else set())
     keys = (key.split("/") for key, value in stored[0].items() if isinstance(value, float))
     assert forms <= {form for form, _, there, id, _ in keys if there == dtype and id.partition("(")[0] == name}
 

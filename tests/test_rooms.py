@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "settings": "",
     "arrays": "errors settings",
     "files": "errors",
-    "identity": "errors arrays",
+    "identity": "errors arrays progress",
     "memory": "",
     "progress": "errors",
     "jobs": "errors files progress",
@@ -169,3 +169,23 @@ def test_a_start_does_not_wait_for_torch(start):
     environment = os.environ | {"PYTHONPATH": str(HOUSE.parent)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+OURS = ("comparing", "statistics", "measures", "representations")
+
+
+def test_no_two_files_or_classes_have_one_name_in_the_rooms_of_the_pass():
+    places = [path for path in HOUSE.rglob("*.py") if path.name != "__init__.py" and room_of(path) != "cli"]
+    named = {(path.name, room_of(path), path) for path in places}
+    for path in places:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named |= {(node.name, room_of(path), path) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for name in {name for name, room, _ in named if room in OURS}:
+        found = sorted(str(path.relative_to(HOUSE)) for other, _, path in named if other == name)
+        assert len(found) == 1, f"{name} stands in {' and '.join(found)}; give one of them another name."
+
+
+@pytest.mark.parametrize("room", OURS)
+def test_a_file_has_at_most_four_hundred_lines(room):
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (HOUSE / room).glob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -85,6 +85,8 @@ _UNLISTED = {
     "netkin.applications.compression": ["Compression"],
     "netkin.applications.stitching": ["Stitch"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.files": ["read_header"],
+    "netkin.results": ["document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

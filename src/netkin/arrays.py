@@ -103,7 +103,7 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 
 def _imported(array: Any, name: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray):
-        _refuse_masked(array, name)
+        refuse_masked(array, name)
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
@@ -122,7 +122,7 @@ def _imported(array: Any, name: str) -> Tensor:
     return torch.from_numpy(matrix if matrix.flags.writeable and min(matrix.strides, default=0) >= 0 else matrix.copy())
 
 
-def _refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
+def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
     """Refuse an array with masked values, under which anything may stand."""
     count = int(np.ma.count_masked(array))
     if count:

@@ -1,18 +1,22 @@
-"""The one file format: safetensors, with a JSON header that names its kind and version.
+"""The one file format, and every file that is written: whole or not at all, and never over something else by surprise.
 
-The header lies in the safetensors metadata under ``netkin``; any safetensors reader can open the arrays.
+A file of ours is a safetensors file whose metadata hold a JSON header under ``netkin``; any safetensors reader can open
+the arrays. The header begins with a checksum of its own text and holds one of the arrays.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -20,57 +24,253 @@ from safetensors.numpy import save
 
 from netkin.errors import FileFault
 
+try:
+    import fcntl
+except ImportError:  # without locks nobody can tell which unfinished files are still being written
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = 1
+UNFINISHED = ".unfinished"
+GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every page of ours
+MARK = "netkin"  # in the metadata of figures and weights
+SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
+WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}
+WORDS |= {"page": "page of netkin's", "figure": "figure of netkin's", "weights": "weights that netkin wrote"}
+_START, _DIGITS, _REST, _OF_ARRAYS = '{"checksum": "', 32, '", ', "checksum of arrays"
 Location = str | os.PathLike[str]
 
 
-def write(path: Location, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a header and named arrays to `path`; the file appears whole or not at all."""
-    text = json.dumps({"kind": kind, "format": FORMAT, **header}, ensure_ascii=False, allow_nan=False, default=_plain)
-    write_bytes(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, {"netkin": text}))
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_bytes(path: Location, contents: bytes) -> None:
-    """Write `contents` to `path`; the file appears whole or not at all."""
-    target = Path(os.path.realpath(path))
+def write(
+    path: Location, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, overwrite: bool = False
+) -> None:
+    """Write a header and named arrays to `path`, where nothing or a result of this kind may be.
+
+    Args:
+        path: the file, which appears whole or not at all.
+        kind: what it holds, as in the table of `nk.load`.
+        header: texts, numbers, lists and mappings.
+        arrays: NumPy arrays by their names.
+        overwrite: write also over a file that holds something else.
+    """
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    content = {"kind": kind, "format": FORMAT, _OF_ARRAYS: _digest(arrays), **header}
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, default=_plain)
+    whole = f"{_START}{_hashed(text)}{_REST}{text[1:]}"
+    write_bytes(path, save(arrays, {"netkin": whole}), kind, overwrite=overwrite)
+
+
+def write_bytes(path: Location, contents: bytes, kind: str | None = None, *, overwrite: bool = False) -> None:
+    """Write `contents` to `path`, whole or not at all; with a `kind`, over nothing but a file of that kind."""
+    if kind is not None:
+        _refuse_occupied(path, kind, overwrite)
     try:
-        _replace(target, contents)
+        _replace(Path(os.path.realpath(path)), contents)
     except OSError as fault:
         raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
-def write_text(path: Location, text: str) -> None:
-    """Write `text` to `path` as UTF-8; the file appears whole or not at all."""
-    write_bytes(path, text.encode("utf-8"))
+def write_text(path: Location, text: str, kind: str | None = None, *, overwrite: bool = False) -> None:
+    """Write `text` to `path` as UTF-8; else as `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"), kind, overwrite=overwrite)
+
+
+def refuse_output(
+    path: Location | None, kind: str, *, inputs: Iterable[Location] = (), overwrite: bool = False, option: str = ""
+) -> None:
+    """Refuse, before any work, a place where a result can't or should not be written.
+
+    Args:
+        path: where it is to be written; None is refused nowhere.
+        kind: what is to be written; a file that holds anything else is refused, as is one without folder,
+            permission or space to write.
+        inputs: what the work reads; the same file is refused, by whatever name or link.
+        overwrite: whether both kinds of files may be written over.
+        option: the option of a command that names the path.
+    """
+    if path is None:
+        return
+    _refuse_occupied(path, kind, overwrite, option)
+    for one in inputs:
+        if not overwrite and os.path.isfile(one) and os.path.exists(path) and os.path.samefile(one, path):
+            raise FileFault(
+                f"{option or 'this'} would write over {str(path)!r}, which is read as {str(one)!r}; {_instead(option)}."
+            )
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "the file is write-protected")
+        unfinished, file = _begun(target)
+        try:
+            with file:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            unfinished.unlink()
+    except OSError as fault:
+        raise FileFault(f"cannot write {str(path)!r}: {fault.strerror or fault}.") from fault
+
+
+def _instead(option: str) -> str:
+    return f"choose another name, or give {'--force' if option else '`overwrite=True`'}"
+
+
+def _refuse_occupied(path: Location, kind: str, overwrite: bool, option: str = "") -> None:
+    """Refuse a file that holds something else than `kind`; an empty one holds nothing."""
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path):
+        what = "is a folder" if os.path.isdir(path) else "is no ordinary file"
+        raise FileFault(f"cannot write {str(path)!r}: it {what}.")
+    if overwrite or not os.path.getsize(path):
+        return
+    if kind_of(path) != kind:
+        what = f"{option or 'this'} would write over {str(path)!r}, which holds no {WORDS.get(kind, kind)}"
+        raise FileFault(f"{what}; {_instead(option)}.")
+
+
+def _replace(target: Path, contents: bytes) -> None:
+    """Write beside the target, then rename; the target's permissions stay."""
+    remove_unfinished(target)
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    unfinished, file = _begun(target)
+    try:
+        with file:
+            if mode is not None:
+                os.chmod(unfinished, mode)
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is not None:  # while the lock is held
+                os.replace(unfinished, target)
+        if fcntl is None:
+            os.replace(unfinished, target)
+    finally:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
+def _begun(target: Path) -> tuple[Path, BinaryIO]:
+    """Return a new file in the target's own folder, locked as long as it is open, and its path."""
+    while True:
+        path = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{UNFINISHED}")
+        file = open(path, "xb")  # noqa: SIM115 - the caller closes it
+        with suppress(OSError):  # a file system without locks
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():  # and no other process has removed it before it was locked
+            return path, file
+        file.close()
 
 
 def remove_unfinished(path: Location) -> None:
-    """Remove what killed processes left of their writes to `path`, or to the files in it where it is a folder."""
+    """Remove what killed processes left of their writes to `path`, or to the files in it where it is a folder.
+
+    Only files that no process has locked are removed, so that one which is being written stays.
+    """
     target = Path(os.path.realpath(path))
-    folder, name = (target, "*") if target.is_dir() else (target.parent, glob.escape(target.name))
-    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}"):
-        left.unlink(missing_ok=True)
+    folder, name = (target, "*") if target.is_dir() else (target.parent, glob.escape(target.name[:50]))
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}{UNFINISHED}") if fcntl is not None else ():
+        with suppress(OSError), open(left, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+
+
+def _plain(value: Any) -> Any:
+    # widths and counts often arrive as NumPy's numbers, which JSON does not know
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a header holds text, numbers, lists and mappings; got {type(value).__name__}.")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the header and the arrays of one of our files, of the given `kind` if one is given."""
-    with _opened(path) as file:
-        header = _header(path, file.metadata())
+    with _opened(path) as file, damage_reported(path):
+        header, wanted = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        if wanted is not None and wanted != _digest(arrays):
+            raise FileFault(f"{str(path)!r} is damaged: its arrays are not those that were written.")
+        return header, arrays
 
 
 def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
     """Return the header of one of our files without reading its arrays, which may be large."""
-    with _opened(path) as file:
-        header = _header(path, file.metadata())
+    with _opened(path) as file, damage_reported(path):
+        header, _ = _header(path, file.metadata())
         _refuse_other_kind(path, header, kind)
         return header
+
+
+def has_checksum(path: Location) -> bool:
+    """Tell whether a file carries a checksum, so that what could be read of it is what was written."""
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("netkin", "").startswith(_START)
+
+
+def array_shapes(path: Location) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each array in one of our files, without reading them."""
+    with _opened(path) as file, damage_reported(path):
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return {name: (str(one.get_dtype()), tuple(one.get_shape())) for name, one in slices.items()}
+
+
+def kind_of(path: Location) -> str | None:
+    """Return what kind of result a file holds: one of ours, a page or a figure; None for anything else."""
+    try:
+        start, whole = read_start(path, 4096), os.path.getsize(path)
+    except FileFault:
+        return None
+    if GENERATOR in start:
+        return "page"
+    if next((kind for magic, kind in SIGNATURES.items() if start.startswith(magic)), None):
+        return "figure" if MARK.encode() in read_start(path, whole) else None
+    with suppress(FileFault):
+        if start.lstrip()[:1] == b"{":
+            return "claim" if read_json(path).get("kind") == "claim" else None
+        with _opened(path) as file:
+            return "weights" if MARK in (file.metadata() or {}).get("made by", "") else read_header(path)["kind"]
+    return None
+
+
+def read_start(path: Location, size: int) -> bytes:
+    """Return the first bytes of an ordinary file."""
+    refuse_special(path)
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError as fault:
+        raise FileFault(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
+
+
+def read_json(path: Location) -> dict[str, Any]:
+    """Return the mapping in a JSON file."""
+    contents = read_start(path, -1)
+    with damage_reported(path):
+        return _mapping(contents.decode("utf-8"))
+
+
+def refuse_special(path: Location) -> None:
+    """Refuse what is no ordinary file: a folder, and a pipe or a device, which would keep a reader waiting."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as fault:  # a name may hold a null character
+        raise FileFault(f"cannot read {str(path)!r}: {getattr(fault, 'strerror', None) or fault}.") from fault
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+        raise FileFault(f"cannot read {str(path)!r}: it is {what}.")
 
 
 @contextmanager
 def _opened(path: Location) -> Iterator[Any]:
     """Open a file; what can't be read is refused in a sentence."""
+    refuse_special(path)
     try:
         with safe_open(path, framework="np") as file:
             yield file
@@ -87,43 +287,47 @@ def damage_reported(path: Location) -> Iterator[None]:
         yield
     except FileFault:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as fault:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as fault:
         raise FileFault(f"{str(path)!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
 
-def _plain(value: Any) -> Any:
-    # widths and counts often arrive as NumPy's numbers, which JSON does not know
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a header holds text, numbers, lists and mappings; got {type(value).__name__}.")
-
-
-def _replace(target: Path, contents: bytes) -> None:
-    # in the target's own folder, so that the last step is a rename within one file system
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
-
-
-def _header(path: Location, metadata: Mapping[str, str] | None) -> dict[str, Any]:
+def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None]:
+    """Return a header and the checksum that the arrays must have; files from before there was one have none."""
     if "netkin" not in (metadata or {}):
         raise FileFault(f"{str(path)!r} is a safetensors file, but not one that netkin wrote.")
-    with damage_reported(path):
-        header = json.loads((metadata or {})["netkin"])
-        newest = int(header["format"])
+    text = (metadata or {})["netkin"]
+    header = _mapping(text)
+    own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
+    rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
+    if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
+        raise FileFault(f"{str(path)!r} is damaged: its header is not the one that was written.")
+    if not isinstance(header["kind"], str):
+        raise TypeError(f"its kind must be a text; got {type(header['kind']).__name__}")
+    newest = int(header["format"])
     if newest > FORMAT:
         raise FileFault(
             f"{str(path)!r} has format {newest} and this netkin reads up to format {FORMAT}; "
             "update with `pip install -U netkin`."
         )
-    return header
+    return header, wanted
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    if not isinstance(found, dict):
+        raise TypeError(f"it must hold a mapping; got {type(found).__name__}")
+    if "\\ud" in text.lower():
+        json.dumps(found, ensure_ascii=False).encode()  # halves of characters could not be printed later
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_constant(digits)
 
 
 def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
@@ -131,3 +335,17 @@ def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | No
         raise FileFault(
             f"{str(path)!r} holds {header.get('kind')!r}, not {kind!r}; load it as what it is, or write elsewhere."
         )
+
+
+def _hashed(text: str) -> str:
+    return blake2b(text.encode(), digest_size=_DIGITS // 2).hexdigest()
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a text that changes with any name, type, shape or byte of the arrays."""
+    total = blake2b(digest_size=_DIGITS // 2)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()

@@ -25,6 +25,7 @@ DELAY = 2  # seconds before a bar is shown
 Hearing = Callable[[int, int | None, str], object]
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
 _listeners: ContextVar[tuple[Hearing, ...]] = ContextVar("listeners", default=())
+_command: ContextVar[str] = ContextVar("command", default="")
 
 
 @contextmanager
@@ -109,7 +110,12 @@ class _Several(Report):
     """Tells several."""
 
     def __init__(self, reports: Sequence[Report]):
-        super().__init__(lambda count: [report.update(count) for report in reports])
+        super().__init__(self._tell_all)
+        self._reports = reports
+
+    def _tell_all(self, count: int) -> None:
+        for report in self._reports:
+            report.update(count)
 
 
 class _Told(Report):
@@ -132,3 +138,18 @@ class _Told(Report):
     def _tell(self) -> None:
         self._last, self._at = self._done, monotonic()
         self._function(self._done, self._total, self._what)
+
+
+@contextmanager
+def commanded(text: str) -> Iterator[None]:
+    """Inside the `with`, the work is done for that command, which results then name as their origin."""
+    token = _command.set(text)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def command() -> str:
+    """Return the command for which the work is done; empty where there is none."""
+    return _command.get()

@@ -9,6 +9,7 @@ import torch
 
 from netkin import results
 from netkin.comparing.compare import compare
+from netkin.memory import size_in_words
 from netkin.sources import load_data, load_model
 from netkin.sources.architectures import architecture, seeded
 
@@ -81,7 +82,9 @@ def test_an_exact_model_is_asked_for(netkin, weights, monkeypatch):
 
 def test_the_price_of_errors_is_told(netkin, weights):
     told = netkin(f"explain {MODELS} --errors --chunks 6").stdout
-    assert "error bars: 6 chunks of the examples" in told
+    alone = json.loads(netkin(f"explain {MODELS} --json").stdout)["bytes"]
+    words = f"whose sums are in that memory, {size_in_words(alone)} without them; every value is read 7 times"
+    assert f"error bars: 6 chunks of the examples, {words}" in told
     assert "error bars" not in netkin(f"explain {MODELS}").stdout
 
 
@@ -96,6 +99,7 @@ def test_a_command_says_what_its_file_holds(netkin):
     document = json.loads(netkin("merge 1.stats 3.stats --out two.stats --json").stdout)
     assert (document["examples"], document["expected"], document["missing"]) == (240, 360, [[120, 240]])
     assert (document["ranges"], document["chunks"]) == ([[0, 120], [240, 360]], 8)
+    assert (len(document["settings_digest"]), document["settings"]["chunks"]) == (24, "8")
     assert {"cka", "nbs", "svcca"} <= set(document["measures"])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from netkin import results
-from netkin.cli.documents import as_json, comparison_document
+from netkin.cli.documents import as_json
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
 
@@ -72,7 +72,7 @@ def test_json_carries_errors_with_their_reasons_and_margins():
     facts = {"data": "digits", "examples": 9, "seed": 0, "version": "1", "layers_a": ("p",), "layers_b": table.layers_b}
     sides = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
     comparison = results.Comparison(a="a", b="b", tables={"cka": table}, **facts, **sides)
-    text = as_json(comparison_document(comparison))
+    text = as_json(comparison)
     document = json.loads(text, parse_constant=pytest.fail)["tables"]["cka"]
     assert document["standard_errors"] == [[*table.errors[0, :2].tolist(), None]]
     assert document["high"] == [[*table.interval()[1][0, :2].tolist(), None]]

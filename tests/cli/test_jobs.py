@@ -51,7 +51,7 @@ def test_a_running_job_is_watched_until_it_is_cancelled(netkin, tmp_path, monkey
             with Job(tmp_path / "job", "count", {}) as job:
                 number = 0
                 while True:
-                    job.keep(str(number), {})
+                    job.part(str(number), dict)
                     number += 1
                     ready.set()
         except Cancelled as fault:

@@ -110,7 +110,7 @@ def test_a_page_under_another_name_is_found_before_the_work(netkin, line):
 
 
 def test_a_missing_matplotlib_is_found_before_the_work(netkin, monkeypatch):
-    monkeypatch.setattr(sys.modules["netkin.cli.compare"], "find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["netkin.cli.outputs"], "find_spec", lambda name: None)
     result = netkin("compare netkin:digits --data digits:test --figure ab.png")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "install it with `pip install 'netkin[figures]'`." in result.stderr

@@ -64,6 +64,7 @@ def test_one_layer_into_another(netkin):
     assert all(row[0] >= 0 for row in table["values"])
     assert table["bounds"] == [0, None]
     assert document["provenance"]["pairs"] == "2 listed"
+    assert document["provenance"]["call"] == f"netkin {AB} --at relu2 --into relu3 --at relu3 --into relu3 --json"
 
 
 def test_every_layer_into_every_layer_with_the_reasons_of_holes(netkin):
@@ -138,7 +139,7 @@ def test_a_map_is_written_over_another_map_only(netkin, tmp_path):
     netkin(f"{AB} --at relu3 --save sweep.netkin --map map.netkin")
     before = (tmp_path / "sweep.netkin").read_bytes()
     result = netkin(f"{AB} --at relu3 --map sweep.netkin")
-    assert "'sweep.netkin' holds 'comparison', not 'stitch'; load it as what it is, or write" in result.stderr
+    assert "--map would write over 'sweep.netkin', which holds no stitch; choose another" in result.stderr
     assert (tmp_path / "sweep.netkin").read_bytes() == before
     assert netkin(f"{AB} --at relu3 --map map.netkin").exit_code == 0
 
@@ -170,7 +171,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
     before = (tmp_path / "c.netkin").read_bytes()
     result = netkin(f"{AB} --at fc --save c.netkin".replace("digits:test", "digits:train"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("netkin: 'c.netkin' holds a sweep of other data (test digest differs; ")
+    assert result.stderr.startswith("netkin: 'c.netkin.job' holds a sweep that differs in test data digest (")
     assert (tmp_path / "c.netkin").read_bytes() == before
 
 

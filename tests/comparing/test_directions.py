@@ -119,3 +119,9 @@ def test_a_batch_of_another_size_is_refused():
 
     with pytest.raises(ShapeError, match="for a batch of 20 examples"):
         nk.model_directions(Half(), "inner", data=torch.randn(20, 4))
+
+
+def test_progress_is_told_to_a_function(maps, images):
+    heard = []
+    nk.model_directions(maps(), "conv2", data=list(images.split(16)), progress=lambda *news: heard.append(news))
+    assert heard[-1] == (len(images), len(images), "reading")

@@ -237,3 +237,52 @@ def test_errors_of_data_sorted_by_class_are_the_true_spread():
     spread, told = np.std(values, axis=0, ddof=1), np.sqrt(np.mean(np.square(errors), axis=0))
     assert (told / spread >= 0.8).all(), told / spread
     assert (told / spread <= 1.2).all(), told / spread
+
+
+# --- what makes standard errors rough ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_far_example_spoils_no_replicate_without_it(worlds, dtype):
+    X, Y = (Z.astype(dtype) for Z in worlds.related(600, 6, 5))
+    X[17] *= 1e6
+    of = chunks_of(600, 6)
+    replicates = nk.compare({"x": X}, {"y": Y}, measures="cka_debiased", errors=True, chunks=6)[
+        "cka_debiased"
+    ].replicates
+    chunk = of[17]
+    without = transcriptions.cka_debiased(X[of != chunk].astype(float), Y[of != chunk].astype(float))
+    assert replicates[chunk, 0, 0] == pytest.approx(without, abs=1e-9 if dtype == np.float64 else 1e-5)
+
+
+def test_a_cut_that_jumps_between_chunks_is_told(worlds):
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(200, 12)) * 0.7 ** np.arange(12)
+    Y = X @ draw.normal(size=(12, 8)) + draw.normal(size=(200, 8))
+    of = chunks_of(200, 10)
+
+    def shares(Z):
+        values = np.linalg.svd(Z - Z.mean(0), compute_uv=False) ** 2
+        return np.cumsum(values) / values.sum()
+
+    share = round(float(shares(X)[4]), 4)  # about which leaving a chunk out decides
+    counts = {int(np.searchsorted(shares(X[of != chunk]), share)) for chunk in range(10)}
+    assert len(counts) > 1
+    measure = f"svcca(variance={share})"
+    found = nk.compare({"x": X}, {"y": Y}, measures=[measure, "svcca_k", "cka"], errors=True, chunks=10)
+    told = [text for text in found.warnings if "another number of directions" in text]
+    assert len(told) == 1
+    assert told[0].startswith(f"without some chunk {measure} keeps another number of directions, of 1 pairs")
+
+
+def test_few_chunks_of_mini_batches_are_told(worlds):
+    X, Y = worlds.related(60, 5, 4)
+    measure = "cka_minibatch(batch=16)"
+    found = nk.compare({"x": X}, {"y": Y}, measures=measure, errors=True)
+    held = len(found[measure].chunk_sizes)
+    assert 1 < held <= 4
+    assert (
+        f"the standard errors of {measure} rest on {held} chunks, as 4 mini-batches fill no more" in found.warnings[0]
+    )
+    many = nk.compare({"x": np.tile(X, (20, 1))}, {"y": np.tile(Y, (20, 1))}, measures=measure, errors=True)
+    assert not any("rest on" in text for text in many.warnings)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import netkin as nk
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
@@ -113,3 +114,41 @@ def test_unknown_names_are_refused_before_any_model_runs(maps, images):
     assert model.calls == 0
     with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
         nk.compare(model, data=images, shape="cls")
+
+
+class Silent(nn.Module):
+    """A layer that gives what is no rows."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    def forward(self, x):
+        return self.given
+
+
+class Talkative(nn.Module):
+    """Two layers, and some that give nothing to compare."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.silent = nn.ModuleDict({f"s{i}": Silent(one) for i, one in enumerate(given)})
+
+    def forward(self, x):
+        h = self.first(x)
+        for layer in self.silent.values():
+            layer(h)
+        return self.last(h)
+
+
+def test_default_layers_that_give_no_rows_are_named_in_the_warnings_and_the_plan():
+    a, b, inputs = Talkative([None, 3, True]), Talkative([None] * 9), torch.randn(40, 4)
+    found = nk.compare(a, b, inputs)
+    assert (found.layers_a, found.complete) == (("first", "last"), True)
+    named = ", ".join([*(f"'silent.s{i}' of 'a'" for i in range(3)), *(f"'silent.s{i}' of 'b'" for i in range(5))])
+    why = "layer 'silent.s0' gives no floating tensor to record, but NoneType"
+    assert found.warnings[0] == f"default layers were left out: {named} and 4 others. Why: {why}."
+    plan = str(nk.explain(a, b, inputs))
+    assert f"  left out of 'a': {why}\n" in plan
+    assert plan.count("  left out of 'b': ") == 9

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.errors import FileFault, NetkinError, ShapeError, ValueFault
 from netkin.measures import measures
+from netkin.sources.batches import Borrowed
 from netkin.statistics import rows as rows_module
 from worlds import Worlds
 
@@ -201,6 +202,20 @@ def test_separate_loaders_say_where_they_start(doubles, inputs, layers):
     assert nk.merge(parts[:2]).ranges == [(20, 50)]
 
 
+def test_missing_parts_are_told_by_their_numbers(doubles, inputs):
+    parts = {
+        start: nk.collect(*doubles, inputs[start : start + 10], "cka", layers="fc", start=start)
+        for start in (0, 20, 30)
+    }
+    assert (parts[0].gaps, parts[0].missing, parts[0].compare().warnings[:-1]) == ([], "", ())
+    assert (parts[20].expected, parts[20].gaps) == (30, [(0, 20)])
+    some = nk.merge([parts[30], parts[0], parts[20]])
+    assert (some.expected, some.gaps) == (40, [(10, 20)])
+    assert some.compare().warnings[0] == "these numbers rest on 30 of 40 examples: not all parts have been merged."
+    third = nk.collect(*doubles, inputs, "cka", layers="fc", part="3/4")
+    assert (third.expected, third.gaps) == (len(inputs), [(0, len(inputs) // 2), (3 * len(inputs) // 4, len(inputs))])
+
+
 def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
     parts = [nk.collect(*doubles, inputs, "cka", examples=31, part=(part, 3), layers=layers) for part in (1, 2, 3)]
     assert [part.ranges for part in parts] == [[(0, 10)], [(10, 20)], [(20, 31)]]
@@ -228,7 +243,8 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
         ({"shape": "flatten"}, r"their layers of 'a' differ, .*'conv1', 4.*'conv1', 256"),
         ({"errors": True, "chunks": 4}, "their numbers of chunks differ, 0 and 4"),
         ({"seed": 3}, "their seeds differ, 0 and 3"),
-        ({"measures": "cka_minibatch(batch=8)"}, "their measures differ"),
+        ({"measures": "cka_minibatch(batch=8)"}, r"their measures differ, cka and cka_minibatch\(batch=8\)"),
+        ({"measures": None}, r"their measures differ, cka and (\w+, ){7}\w+ and 15 others"),
         ({"names": ("a", "c")}, r"their models differ, \['a', 'b'\] and \['a', 'c'\]"),
         ({"transforms": lambda images: 2 * images}, "their settings of 'transform of a' differ"),
         ({"pairs": "corresponding"}, "their pairs differ, all and corresponding"),
@@ -256,6 +272,10 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge(["part.netkin"])
 
 
+def shuffled(images):
+    return DataLoader(TensorDataset(images), batch_size=8, shuffle=True)
+
+
 class Unknown:
     """Data that do not tell how many they are."""
 
@@ -269,15 +289,32 @@ class Unknown:
 @pytest.mark.parametrize(
     "data, words",
     [
-        (lambda images: DataLoader(TensorDataset(images), batch_size=8, shuffle=True), "a loader that shuffles"),
+        (shuffled, "a loader that shuffles"),
+        (lambda images: Borrowed("mine", shuffled(images)), "a loader that shuffles"),
         (lambda images: iter(images.split(8)), "do not tell how many they are can't be split into parts"),
         (Unknown, "do not tell how many they are can't be split into parts; give each part `start`"),
     ],
-    ids=["shuffled", "stream", "unknown length"],
+    ids=["shuffled", "shuffled under a name", "stream", "unknown length"],
 )
 def test_data_that_have_no_parts_are_refused(doubles, inputs, data, words):
     with pytest.raises(ValueFault, match=words):
         nk.collect(*doubles, data(inputs), "cka", part="1/2")
+
+
+def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
+    class Counted(TensorDataset):
+        def __getitem__(self, place):
+            seen.append(place)
+            return super().__getitem__(place)
+
+    seen = []
+    data = Borrowed("mine", DataLoader(Counted(inputs), batch_size=8))
+    part = nk.collect(*doubles, data, "cka", part="2/2")
+    assert set(seen) == set(range(len(inputs) // 2, len(inputs)))
+    assert part.data == "mine"
+    whole = nk.merge([part, nk.collect(*doubles, data, "cka", part="1/2")])
+    ours = nk.compare(*doubles, inputs)
+    assert whole.compare().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)
 
 
 @pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", (1,), 5, "1/51"])

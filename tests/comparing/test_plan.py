@@ -11,8 +11,7 @@ import netkin as nk
 from netkin.comparing import planning
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.request import Request
-from netkin.comparing.subjects import Options
+from netkin.comparing.request import Options, Request
 from netkin.comparing.tabulating import Tables
 from netkin.errors import MemoryLimit
 from netkin.measures import find
@@ -45,7 +44,7 @@ def bytes_in(*things):
 def held(monkeypatch):
     """Return a function that gives the plan of a comparison, and what its statistics held at most."""
     peaks = []
-    for kind, name in ((LayerMoments, "_fold_waiting"), (LayerMoments, "release"), (LinearRows, "release")):
+    for kind, name in ((LayerMoments, "settle"), (LayerMoments, "release"), (LinearRows, "release")):
         before = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda self, old=before: (peaks.append(bytes_in(self)), old(self))[1])
 
@@ -55,8 +54,8 @@ def held(monkeypatch):
             [find(name) for name in measures],
             Study({}, [], limit=planning.memory_limit(None), chunks=chunks),
         )
-        asked = Request(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
-        statistics, _ = asked.taken(found)
+        request = Request(dict(zip("ab", models, strict=True)), options, Pairs([("a", "b")]), study)
+        statistics, _ = request.collect(found)
         Tables(statistics, found, "a", "b").fill(Interruption(False))
         made = planning.make_plan(planning.needs_of(found), statistics.study)
         return made, max(*peaks, 0, bytes_in(*statistics.collectors))

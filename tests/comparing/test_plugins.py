@@ -217,7 +217,7 @@ def offer(pair, name):
     nk.measure(higher_is_closer=True, bounds=(-1, 1), unchanged_by=[], reference="nobody")(read)
 
 
-@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "_state", "_restored", "price", "start"])
+@pytest.mark.parametrize("lacking", ["update", "merge", "pair", "stored", "price", "start", "kind"])
 def test_a_collector_that_lacks_a_method_is_refused_with_its_name(theirs, maps, images, lacking):
     hidden = (lacking, "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl")
     body = {name: value for name, value in theirs.LayerSigns.__dict__.items() if name not in hidden}
@@ -231,6 +231,13 @@ def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, image
     offer(type("Bare", (), {name: theirs.Signs.__dict__[name] for name in ("of", "options", "caution")}), "bare")
     with pytest.raises(ValueFault, match="'bare' can be called with two matrices and no more: Bare.* no `collectors`"):
         nk.compare(maps(), maps(), images, "bare")
+    nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
+    assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
+
+
+def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, images, tmp_path):
+    kind = type("Other", (theirs.LayerSigns,), {"kind": "LayerMoments"})  # a name that is taken
+    offer(type("Pair", (theirs.Signs,), {"collectors": (kind,)}), "other")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compare("cka")["fc", "fc"] == pytest.approx(1)
 

@@ -2,18 +2,20 @@
 
 import copy
 import threading
+from traceback import extract_stack
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 import transcriptions
-from netkin import progress
+from netkin import arrays, progress
 from netkin.errors import ShapeError, ValueFault
-from netkin.statistics import LayerMoments
+from netkin.statistics import layer_moments
 
 ASKED = ["cka", "cka_debiased", "cca_mean", "cka_rbf", "cka_minibatch(batch=8)"]
 
@@ -171,7 +173,7 @@ class Reusing(Counted):
 
 @pytest.mark.parametrize("shape", ["pool", "flatten", "positions", "dft"])
 def test_memory_that_is_used_again_changes_nothing(monkeypatch, inputs, identity, shape):
-    monkeypatch.setattr(LayerMoments, "_enough", lambda self, device: 10**9)  # rows wait, as they do on a GPU
+    monkeypatch.setattr(layer_moments, "FOLD", 10**9)  # rows wait, as they do on a GPU
     asked = ["cka", "cca_mean"] if shape == "dft" else ASKED
     options = {"measures": asked, "layers": "whole", "shape": shape}
     kept, used = identity(), Reusing(inputs, 7)
@@ -278,3 +280,31 @@ def test_threads_share_models(pair, inputs, layers):
     assert len(found) == 3
     for one in found:
         assert_alike(one, want)
+
+
+class Doubles(TorchDispatchMode):
+    """Notes from where in netkin tensors of float64 are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype == torch.float64 and "zeros" not in str(function):
+            self.made |= {f"{one.name} in {one.filename}" for one in extract_stack() if "netkin" in one.filename}
+        return found
+
+
+@pytest.mark.parametrize("shape", ["pool", "flatten"])
+@pytest.mark.parametrize("errors", [False, True])
+@pytest.mark.parametrize("measure", ["cka", "nbs", "cka_debiased", "cka_rbf", "cka_minibatch(batch=16)"])
+def test_a_device_without_float64_is_asked_for_none(maps, images, layers, monkeypatch, measure, errors, shape):
+    models, options = (maps(), maps()), {"errors": errors, "chunks": 3, "measures": measure, "shape": shape}
+    options["layers"] = layers if shape == "pool" else ["conv1", "conv2"]
+    usual = nk.compare(*models, images, **options)
+    monkeypatch.setattr(arrays, "WITHOUT_FLOAT64", ("cpu",))  # in place of "mps"
+    with Doubles() as doubles:
+        found = nk.compare(*models, images, **options)
+    assert doubles.made == set()
+    assert found.to_numpy() == pytest.approx(usual.to_numpy(), abs=1e-3)

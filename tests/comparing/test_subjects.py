@@ -224,3 +224,27 @@ def test_texts_are_refused_with_the_way_to_load_them(maps, images):
 def test_a_device_that_is_not_there_is_refused(maps, images):
     with pytest.raises(UnknownName, match="there is no device 'cuda:99' here; leave `device` out to run the models wh"):
         nk.compare(maps(), maps(), images, device="cuda:99")
+
+
+def test_two_loaders_that_shuffle_apart_are_refused(maps, images):
+    def loader(**options):
+        return DataLoader(TensorDataset(images), batch_size=16, **options)
+
+    def subjects(*data):
+        return [nk.Subject(model, data=own, layers="fc") for model, own in zip((a, b), data, strict=True)]
+
+    a, b = maps(), maps()
+    same = nk.compare(a, b, images, layers="fc")["fc", "fc"]
+    for data in ([loader(shuffle=True), loader(shuffle=True)], [loader(), loader(shuffle=True)]):
+        with pytest.raises(ValueFault, match="are shuffled and do not pair with those of '.'; give both the same load"):
+            nk.compare(*subjects(*data))
+    seeded = [loader(shuffle=True, generator=torch.Generator().manual_seed(3)) for _ in "ab"]
+    assert nk.compare(*subjects(*seeded))["fc", "fc"] == pytest.approx(same, abs=1e-6)
+
+
+def test_masked_values_in_the_data_are_refused(maps, images):
+    holes = np.ma.masked_greater(images.numpy(), 1)
+    with pytest.raises(ValueFault, match="`data` has [0-9,]+ masked values among"):
+        nk.compare(maps(), data=holes)
+    whole = nk.compare(maps(), data=np.ma.masked_array(images.numpy()), layers="fc")
+    assert whole["fc", "fc"] == pytest.approx(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from netkin.errors import ShapeError, ValueFault
-from netkin.identity import DataDigest
+from netkin.identity import DataDigest, UnorderedDigest
 from netkin.identity import data as data_module
 from netkin.representations.inputs import LABELS
 
@@ -195,3 +195,38 @@ def test_what_has_no_examples_is_refused():
 def test_data_on_the_gpu_have_the_digest_of_the_cpu():
     data = images(200)
     assert digest_of(data.cuda(), torch.arange(200).cuda(), size=64) == digest_of(data)
+
+
+def examples_and_labels():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(30, 3, generator=generator), torch.randint(0, 3, (30,), generator=generator)
+
+
+def unordered(inputs, labels, size=10):
+    digest = UnorderedDigest()
+    for batch in zip(inputs.split(size), labels.split(size), strict=True):
+        digest.update(batch, len(batch[0]))
+    return str(digest)
+
+
+def test_without_numbers_data_have_the_same_digest_in_any_order_and_any_batches():
+    inputs, labels = examples_and_labels()
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    digest = unordered(inputs, labels)
+    assert digest.startswith("30 examples, mark ")
+    assert digest == unordered(inputs[order], labels[order], 7) == unordered(inputs, labels, 1)
+
+
+@pytest.mark.parametrize("change", ["input", "label", "pairing", "twice"])
+def test_without_numbers_other_data_have_another_digest(change):
+    inputs, labels = examples_and_labels()
+    other = [inputs.clone(), labels.clone()]
+    if change == "input":
+        other[0][4, 1] += 1e-6
+    elif change == "label":
+        other[1][4] = 2 - other[1][4] + (other[1][4] == 1)
+    elif change == "pairing":
+        other[1] = labels.roll(1)
+    else:
+        other = [torch.cat([one, one[:1]]) for one in other]
+    assert unordered(inputs, labels) != unordered(*other)

@@ -227,3 +227,19 @@ def test_a_changed_global_number_is_noticed(monkeypatch):
 def test_what_is_no_function_is_refused():
     with pytest.raises(ValueFault, match="a function is needed; got int"):
         function_digest(3)
+
+
+def test_a_callable_object_is_known_by_its_code_too():
+    def of(power):
+        class Scaled:
+            def __init__(self, by):
+                self.by = by
+
+        def call(self, x):
+            return self.by * x**power
+
+        Scaled.__call__ = call
+        return Scaled
+
+    assert function_digest(of(2)(3)) == function_digest(of(2)(3))
+    assert len({function_digest(one) for one in (of(2)(3), of(3)(3), of(2)(4))}) == 3

@@ -79,6 +79,7 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
         first = job.part("slow", slow)
     with Job(tmp_path / "job", "count", {}) as job:
         again = job.part("slow", slow)
+        assert job.seconds == first.seconds
     assert again == first
     assert again.seconds >= 0.02
 
@@ -88,17 +89,18 @@ def test_a_part_remembers_how_long_it_took(tmp_path):
     [
         (
             {"data digest": "77ab", "models": {"a": "11", "b": "22"}},
-            r"another data digest \('5c1e', not '77ab'\); ask for the same again, give another path or delete it",
+            r"data digest \('5c1e', not '77ab'\); a loader that shuffles or draws anew gives other data each time; "
+            "ask for the same again, give another path or delete it",
         ),
-        ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"another b \('22', not '33'\)"),
-        ({**IDENTITY, "seed": 0}, r"another seed \(None, not 0\)"),
-        ({"models": {"a": "11", "b": "22"}}, r"another data digest \('5c1e', not None\)"),
+        ({"data digest": "5c1e", "models": {"a": "11", "b": "33"}}, r"b \('22', not '33'\)"),
+        ({**IDENTITY, "seed": 0}, r"seed \(None, not 0\)"),
+        ({"models": {"a": "11", "b": "22"}}, r"data digest \('5c1e', not None\)"),
     ],
 )
 def test_a_job_of_another_identity_is_refused_and_stays_as_it_was(tmp_path, identity, words):
     squares(tmp_path / "job")
     before = (tmp_path / "job" / "job.json").read_text()
-    with pytest.raises(FileFault, match=f"^'[^']*job' holds a count with {words}"):
+    with pytest.raises(FileFault, match=f"^'[^']*job' holds a count that differs in {words}"):
         squares(tmp_path / "job", identity=identity)
     assert (tmp_path / "job" / "job.json").read_text() == before
 
@@ -109,11 +111,37 @@ def test_a_job_of_another_kind_is_refused(tmp_path):
         Job(tmp_path / "job", "sweep", IDENTITY).__enter__()
 
 
+def test_overwriting_begins_anew(tmp_path):
+    result = tmp_path / "ab.netkin"
+    with Job.beside(result, "count", {"seed": 0}) as job:
+        job.keep("0", {"square": 0})
+    result.write_text("old")
+    with pytest.raises(FileFault, match="or begin anew with `overwrite=True` or --force"):
+        Job.beside(result, "count", {"seed": 1}).__enter__()
+    with Job.beside(result, "count", {"seed": 1}, overwrite=True) as job:
+        assert job.find("0") is None
+    assert not result.exists()
+    assert jobs.read(result).identity == {"seed": 1}
+
+
+def test_parts_without_their_state_are_refused(tmp_path):
+    squares(tmp_path / "job")
+    (tmp_path / "job" / "job.json").unlink()
+    with pytest.raises(FileFault, match="holds parts of a job without its job.json; delete it, or begin anew"):
+        squares(tmp_path / "job")
+
+
+def test_an_error_that_can_not_be_encoded_is_told(tmp_path):
+    with pytest.raises(ValueError, match="odd"), Job(tmp_path / "job", "count", {}):
+        raise ValueError("odd \udcff")
+    assert jobs.read(tmp_path / "job").error == "ValueError: odd \udcff"
+
+
 def test_a_mapping_in_the_identity_may_gain_entries_and_remembers_them(tmp_path):
     squares(tmp_path / "job")
     squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"b": "22", "c": "33"}})
     assert jobs.read(tmp_path / "job").identity["models"] == {"a": "11", "b": "22", "c": "33"}
-    with pytest.raises(FileFault, match="another c"):
+    with pytest.raises(FileFault, match="differs in c "):
         squares(tmp_path / "job", identity={"data digest": "5c1e", "models": {"c": "34"}})
 
 
@@ -137,7 +165,7 @@ def test_after_kill_9_the_job_goes_on_and_nothing_hidden_stays(tmp_path, sleeper
     sleeper.wait()
     state = jobs.read(tmp_path / "job")
     assert (state.condition, state.done) == ("killed", 1)
-    for left in (".job.json.0123abcd", "parts/.0.netkin.0123abcd"):
+    for left in (".job.json.0123abcd.unfinished", "parts/.0.netkin.0123abcd.unfinished"):
         (tmp_path / "job" / left).write_bytes(b"half")
     parts, computed = squares(tmp_path / "job")
     assert computed == [1, 2]
@@ -146,7 +174,10 @@ def test_after_kill_9_the_job_goes_on_and_nothing_hidden_stays(tmp_path, sleeper
 
 
 def test_the_unfinished_writes_of_the_result_are_removed_and_no_others(tmp_path):
-    mine, others = tmp_path / ".ab.netkin.0123abcd", [tmp_path / ".cd.netkin.0123abcd", tmp_path / ".ab.netkin"]
+    mine, others = (
+        tmp_path / ".ab.netkin.0123abcd.unfinished",
+        [tmp_path / ".cd.netkin.0123abcd.unfinished", tmp_path / ".ab.netkin"],
+    )
     for path in (mine, *others):
         path.write_bytes(b"half")
     with Job.beside(tmp_path / "ab.netkin", "sweep", {}):
@@ -273,6 +304,7 @@ def test_a_damaged_part_is_refused(tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     with pytest.raises(FileFault, match="1.netkin' is no netkin file, or only a part of one"):
         squares(tmp_path / "job")
+    part.unlink()
     files.write(part, "part", {"name": "2", "values": {}, "seconds": 0, "created": ""}, {})
     with pytest.raises(FileFault, match="is damaged: ValueError: it holds the part '2'"):
         squares(tmp_path / "job")

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+import netkin as nk
 from netkin.errors import InflatedWarning
 from netkin.measures import measures
+from netkin.statistics import Spectra
 
 NORMS = [
     "cka", "cka_debiased", "cka_uncentered", "angular_cka", "cka_rbf", "cka_rbf_debiased", "cka_minibatch", "nbs",
@@ -152,3 +154,14 @@ def test_the_input_keeps_its_values_and_its_flags(worlds):
     assert torch.equal(y, torch.from_numpy(Y))
     assert x.requires_grad
     assert not y.requires_grad
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.0}, {"whitening": "covariance"}], ids=str)
+def test_shape_distance_has_a_gradient_through_frequencies(options):
+    draw = torch.Generator().manual_seed(0)
+    X, Y, step = (torch.randn(60, c, 4, 4, generator=draw, dtype=torch.float64) for c in (3, 2, 3))
+    X.requires_grad_()
+    (gradient,) = torch.autograd.grad(nk.shape_distance(Spectra.of(X, Y), **options), X)
+    with torch.no_grad():
+        ends = [nk.shape_distance(Spectra.of(X + h * step, Y), **options).item() for h in (1e-5, -1e-5)]
+    assert (gradient * step).sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)

@@ -61,7 +61,13 @@ def diagonal(values=0.9, id="cka", rows=("conv1", "conv2", "head"), **changes):
 def stitched(values=0.9, how="least_squares", score="relative_accuracy", **changes):
     """What stitches of layers of the same name are worth."""
     higher = score != "cross_entropy"
-    facts = {"name": score, "parameters": {"how": how}, "bounds": (0, math.inf), "higher_is_closer": higher}
+    facts = {
+        "name": score,
+        "parameters": {"how": how},
+        "kind": "worth",
+        "bounds": (0, math.inf),
+        "higher_is_closer": higher,
+    }
     return diagonal(values, f"{score}(how={how})", **{"symmetric": False} | facts | changes)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from netkin.reporting.wording import number
-from netkin.results import Comparisons
+from netkin.results import Comparisons, document, load
 
 TIP, READOUT = "#tip", "figure >> nth=0 >> .readout"
 
@@ -158,11 +158,40 @@ def test_the_csv_holds_the_saved_numbers(opened, made):
         assert row["error"] == "" if table.errors is None else float(row["error"]) == 1 / 3
 
 
-def test_the_json_holds_the_saved_numbers(opened, made):
-    comparison = made.comparison()
+def test_the_json_is_the_document_of_the_command_line(opened, made, tmp_path):
+    comparison = made.comparison(made.holed(), made.distance())
     file = downloaded(opened(comparison), "button[data-save=json]")
-    found = json.loads(file.path().read_text(encoding="utf-8"))
-    assert [table["values"] for table in found["tables"]] == [t.values.tolist() for t in comparison.tables.values()]
+    (tmp_path / "ab.json").write_bytes(file.path().read_bytes())
+    assert load(tmp_path / "ab.json") == comparison
+    told, whole = (
+        json.loads((tmp_path / "ab.json").read_text(encoding="utf-8")),
+        json.loads(json.dumps(document(comparison))),
+    )
+    assert told.keys() == whole.keys()
+    for name, table in told["tables"].items():
+        assert table.keys() == whole["tables"][name].keys()
+        assert table["holes"] == whole["tables"][name]["holes"]
+
+
+def test_standard_errors_are_in_the_json(opened, made, tmp_path):
+    comparison = made.comparison(made.jackknifed())
+    file = downloaded(opened(comparison), "button[data-save=json]")
+    (tmp_path / "ab.json").write_bytes(file.path().read_bytes())
+    found, table = load(tmp_path / "ab.json").table(), comparison.table()
+    assert found.chunk_sizes == table.chunk_sizes
+    assert np.array_equal(found.errors, table.errors, equal_nan=True)
+    assert np.array_equal(found.interval(), table.interval(), equal_nan=True)
+    assert found.error_reasons == table.error_reasons
+
+
+def test_no_cell_of_the_csv_is_a_formula(opened, made):
+    names = ("=1+1", "@sum(a1)", "+cmd|' /C calc'!A0", "-2", "\tx", "plain")
+    values = np.full((6, 6), -0.25)
+    comparison = made.comparison(made.table(rows=names, columns=names, values=values, bounds=(-1, 1)))
+    file = downloaded(opened(comparison), "button[data-save=csv]")
+    rows = list(csv.DictReader(io.StringIO(file.path().read_text(encoding="utf-8"))))
+    assert [row["layer_b"] for row in rows[:6]] == [*(f"'{name}" for name in names[:5]), "plain"]
+    assert {row["value"] for row in rows} == {"-0.25"}
 
 
 def test_pictures_are_saved(opened, made):

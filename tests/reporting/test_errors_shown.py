@@ -229,7 +229,7 @@ def test_what_has_no_profile_is_refused(made):
     pytest.importorskip("matplotlib")
     from netkin.errors import ValueFault
 
-    classes = made.comparison(made.jackknifed(), provenance={"model b": "logits"})
+    classes = made.comparison(made.jackknifed(axes=("layer", "class")))
     assert len(plot(classes).axes) == 2
     with pytest.raises(ValueFault, match="no layers correspond, so that there is no profile to draw"):
         plot(classes, profile=True)

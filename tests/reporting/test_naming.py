@@ -1,7 +1,6 @@
 import pytest
 
-from netkin.reporting.naming import told_apart
-from netkin.reporting.wording import shortened
+from netkin.reporting.wording import shortened, told_apart
 
 FOLDER = "netkin:tiny10@/data/checkpoints/"
 

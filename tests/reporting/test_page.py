@@ -203,8 +203,8 @@ def test_the_headline_is_computed_from_the_numbers(made):
 
 
 def test_classes_correspond_to_no_layers(made):
-    some = made.table(rows=("0", "1", "2"), columns=("0", "1"))
-    text = read(made.comparison(some, a="layers", b="classes", provenance={"model b": "logits"})).text
+    some = made.table(rows=("0", "1", "2"), columns=("0", "1"), axes=("layer", "class"))
+    text = read(made.comparison(some, a="layers", b="classes")).text
     assert "By cka, the closest pair of layer and class is 0 × 0 at 0.91." in text
     for words in ("3 layers × 2 classes", "Every layer with every class", "layers in rows, classes in columns"):
         assert words in text

@@ -26,8 +26,8 @@ def test_a_layer_that_meets_several_makes_a_matrix(made, pairs):
 
 def test_whole_tables_and_classes_are_no_lists(made):
     assert listing(made.comparison()) == []
-    classes = asked(made, {("in", "0"): 0.9}, rows=("in",), columns=("0",))
-    assert listing(made.comparison(classes, provenance={"model b": "logits"})) == []
+    classes = asked(made, {("in", "0"): 0.9}, rows=("in",), columns=("0",), axes=("layer", "class"))
+    assert listing(made.comparison(classes)) == []
     assert listing(made.comparison(tables={})) == []
 
 
@@ -35,7 +35,7 @@ def test_a_list_is_printed_pair_by_pair(made, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     pairs = {("in", "in"): 0.9, ("mid", "out"): np.nan, ("out", "mid"): 0.5}
     methods = [
-        asked(made, pairs, id=f"agreement(how={how})", name="agreement", parameters={"how": how})
+        asked(made, pairs, id=f"agreement(how={how})", name="agreement", parameters={"how": how}, kind="worth")
         for how in ("least_squares", "identity")
     ]
     assert str(made.comparison(asked(made, pairs), *methods)).splitlines()[4:] == [

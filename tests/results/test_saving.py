@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import netkin.files as files
-from netkin.errors import FileFault
-from netkin.results import Comparison, Comparisons, load
+from netkin.errors import FileFault, ValueFault
+from netkin.results import Claim, Comparison, Comparisons, Series, document, load
 
 
 @pytest.fixture
@@ -99,3 +99,84 @@ def test_results_are_read_and_shown_without_torch(rich, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | source)
     assert done.returncode == 0, done.stderr
     assert "layer 'out' is constant" in done.stdout
+
+
+def results_of(made, rich):
+    """A result of each kind, with holes, infinite bounds and standard errors."""
+    errors = made.comparison(made.jackknifed(), a="x", b="y")
+    series = Series(run="run", steps=(1, 4), comparisons=(made.comparison(), made.comparison()), final_step=4)
+    return {"comparison": rich, "errors": errors, "comparisons": Comparisons([rich, errors]), "series": series}
+
+
+@pytest.mark.parametrize("name", ["comparison", "errors", "comparisons", "series"])
+def test_a_document_is_the_whole_result(made, rich, tmp_path, name):
+    result = results_of(made, rich)[name]
+    text = json.dumps(document(result), allow_nan=False)
+    (tmp_path / "result.json").write_text(text)
+    again = load(tmp_path / "result.json")
+    assert type(again) is type(result)
+    assert again == result
+    assert json.dumps(document(again)) == text
+
+
+def test_a_file_and_a_document_say_the_same_of_a_result(rich, tmp_path):
+    rich.save(tmp_path / "ab.netkin")
+    header, told = files.read_header(tmp_path / "ab.netkin"), document(rich)
+    assert {name: told[name] for name in header if name != "tables"} == {
+        k: v for k, v in header.items() if k != "tables"
+    }
+    for table in header["tables"]:
+        shared = [name for name in table if name not in ("holes", "error_reasons")]
+        assert {name: told["tables"][table["id"]][name] for name in shared} == {name: table[name] for name in shared}
+
+
+@pytest.mark.parametrize("content", [{"kind": "diary"}, {"kind": "comparison", "format": 7}, {"kind": "series"}, {}])
+def test_other_json_is_refused(tmp_path, content):
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    with pytest.raises(FileFault, match="f.json' "):
+        load(tmp_path / "f.json")
+
+
+def test_a_claim_is_opened_like_everything_else(tmp_path):
+    facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {}, "criterion": "below 1", "measured": {}}
+    claim = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts)
+    path = claim.save(tmp_path)
+    assert load(path) == claim
+    with pytest.raises(FileFault, match="kind 'claim', which takes no models"):
+        load(path, object())
+
+
+def test_models_are_for_files_that_need_them(made, tmp_path):
+    made.comparison().save(tmp_path / "one")
+    with pytest.raises(FileFault, match="one' holds 'comparison', which takes no models; got 2"):
+        load(tmp_path / "one", object(), object())
+
+
+def test_no_module_is_imported_because_a_file_names_it(tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    for kind in ("evil", "evil:load", "os.system", "netkin.cli", "__main__"):
+        files.write(tmp_path / "f", kind, {"module": "evil", "reader": "evil:load"}, {}, overwrite=True)
+        with pytest.raises(FileFault, match="which is no result; those are 'comparison'"):
+            load(tmp_path / "f")
+
+
+def test_a_table_says_what_its_numbers_are(made, tmp_path):
+    assert (made.table().kind, made.table().axes, made.table().unit) == ("similarity", ("layer", "layer"), "")
+    assert made.table(higher_is_closer=False).kind == "distance"
+    angles = made.table(higher_is_closer=False, unit="radians", axes=("layer", "class"))
+    made.comparison(angles).save(tmp_path / "ab")
+    assert load(tmp_path / "ab").table() == angles
+    assert angles.facts()["unit"] == "radians"
+    with pytest.raises(ValueFault, match="a table is of kind 'similarity', 'distance', 'worth'; got 'likeness'"):
+        made.table(kind="likeness")
+
+
+def test_tables_of_older_files_are_told_apart_as_then(made, tmp_path):
+    worth = made.table(id="agreement(how=ridge)", parameters={"how": "ridge"}, kind="worth", axes=("layer", "class"))
+    made.comparison(worth, made.table(axes=("layer", "class")), provenance={"model b": "logits"}).save(tmp_path / "new")
+    header, arrays = files.read(tmp_path / "new")
+    for table in header["tables"]:
+        for name in ("kind", "axes", "unit"):
+            del table[name]
+    save_file(arrays, tmp_path / "old", {"netkin": json.dumps(header)})
+    assert load(tmp_path / "old") == load(tmp_path / "new")

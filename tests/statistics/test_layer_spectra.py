@@ -236,7 +236,7 @@ def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
     broken = torch.from_numpy(worlds.normal(70, 2, 4, 4))
     broken[3] = torch.inf
     collector = LayerSpectra([(["x"], ["x"])])
-    collector._fold({"x": broken}, np.arange(70))  # as on a GPU, where maps are not looked at before they are read
+    collector._fold({"x": [broken]}, {})  # as on a GPU, where maps are not looked at before they are read
     with pytest.raises(ValueFault, match="layer 'x' gave NaN or Inf; mend the model or leave out the examples"):
         collector["x", "x"]
 
@@ -289,3 +289,28 @@ def test_without_a_sample_no_share_is_told(worlds):
     assert collector.sampled == 0
     with pytest.raises(NoValue, match="no examples have been kept; collect with `sample=64`"):
         collector.off_block_share("x")
+
+
+# --- fed by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_maps_at_hand_give_what_streaming_gives(mixed):
+    by_hand, stream = LayerSpectra.of(mixed), streamed(mixed, [120, 180], ALL)
+    same(by_hand, stream)
+    assert by_hand.n == stream.n == 300
+
+
+def test_maps_at_hand_have_gradients_in_every_pair(mixed):
+    maps = {name: torch.tensor(mixed[name], requires_grad=True) for name in "ac"}
+    pair = LayerSpectra.of(maps)["a", "c"]
+    nk.nbs(pair).backward()
+    direction = torch.randn(maps["a"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ends = [nk.nbs(Spectra.of(maps["a"].detach() + step * direction, maps["c"].detach())) for step in (-1e-5, 1e-5)]
+    assert float((maps["a"].grad * direction).sum()) == pytest.approx(float(ends[1] - ends[0]) / 2e-5, rel=1e-5)
+
+
+def test_maps_at_hand_must_pair_and_be_finite(mixed):
+    with pytest.raises(ShapeError, match="'a' and 'b' gave 300 and 299 examples"):
+        LayerSpectra.of({"a": mixed["a"], "b": mixed["b"][:-1]})
+    with pytest.raises(ValueFault, match="layer 'a'.*NaN"):
+        LayerSpectra.of({"a": np.where(mixed["a"] == mixed["a"].max(), np.nan, mixed["a"])})

@@ -5,7 +5,17 @@ import pytest
 import torch
 
 from netkin.measures import find, measures
-from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, LinearRows, Moments, Rows
+from netkin.statistics import (
+    Grams,
+    LayerGrams,
+    LayerMoments,
+    LayerRows,
+    LayerSpectra,
+    LinearRows,
+    Moments,
+    Rows,
+    layer_moments,
+)
 from netkin.statistics.collector import chunk_of, summed
 
 SMOOTH = [
@@ -94,7 +104,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_rows_that_wait_do_not_change_with_the_callers_memory(monkeypatch, worlds, kind):
-    monkeypatch.setattr(LayerMoments, "_enough", lambda self, device: 10**9)  # as on a GPU, where many rows wait
+    monkeypatch.setattr(layer_moments, "FOLD", 10**9)  # as on a GPU, where many rows wait
     make, measure = MAKERS[kind]
     X, Y = (torch.tensor(Z) for Z in worlds.related(50, 4, 3))
     reused, fresh = make(), make()

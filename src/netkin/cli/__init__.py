@@ -19,12 +19,23 @@ from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
+from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
+from netkin.cli.show import show
 from netkin.cli.stitch import stitch
 
 
-@click.group(epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
+class Remembering(click.Group):
+    """A group of commands that remembers what was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments before they are taken apart."""
+        ctx.meta[ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Remembering, epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netkin")
 def cli() -> None:
     """Measure the kinship of neural networks: how alike they represent the same examples, layer by layer.
@@ -39,8 +50,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, measures, layers, data, reproduce,
-    jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, show, measures, layers, data,
+    reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, collecting_options, refuse_missing_folder, refuse_other_file
+from netkin.cli.options import FILE, JSON, collecting_options
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import called
 from netkin.cli.statistics import described, statistics_document
@@ -46,9 +47,12 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
     help="The number of the first example, where --data gives one part alone.",
 )
 @click.option("--out", type=FILE, required=True, help="Write the statistics to this file, as 3.stats.")
+@FORCE
 @JSON
 @refusing
-def collect(a: str, b: str | None, data: str, batch_size: int, out: Path, json: bool, **options: Any) -> None:
+def collect(
+    a: str, b: str | None, data: str, batch_size: int, out: Path, force: bool, json: bool, **options: Any
+) -> None:
     """Run both models over the data, or over one part of them, and keep the statistics in a file.
 
     `netkin merge` adds up the parts, which may be collected in any order and on any machines, and `netkin compare`
@@ -56,10 +60,11 @@ def collect(a: str, b: str | None, data: str, batch_size: int, out: Path, json: 
     """
     from netkin.comparing.compare import collect as collect_from
 
-    refuse_missing_folder(out, "--out")
-    refuse_other_file(out, "statistics", "--out")
+    outputs = Outputs(force, a, b, data)
+    outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
         statistics = called(collect_from, a, b, data, batch_size, options)
-    statistics.save(out)
+    outputs.write(out, statistics.save)
     click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    outputs.finish()

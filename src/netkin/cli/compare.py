@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from netkin.cli.documents import as_json, comparison_document
-from netkin.cli.options import (
-    FILE,
-    JSON,
-    comparing_options,
-    refuse_missing_folder,
-    refuse_other_file,
-    refuse_other_page,
-    typed,
-)
+from netkin.cli.documents import as_json
+from netkin.cli.options import FILE, JSON, comparing_options, typed
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import called
 from netkin.cli.statistics import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.errors import InflatedWarning, MissingExtra, ValueFault
+from netkin.errors import InflatedWarning, ValueFault
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons, Series
+    from netkin.results import Comparison
 
 EXAMPLE = """\b
 Example:
   netkin compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html
 """
-READING = ("a", "measures", "errors", "save", "report", "figure", "json", "quiet")  # parameters that concern no pass
-FIGURES = (".png", ".svg", ".pdf")
+READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json", "quiet")  # they concern no pass
 
 
 @click.command(epilog=EXAMPLE)
@@ -43,6 +34,7 @@ FIGURES = (".png", ".svg", ".pdf")
 @click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
+@FORCE
 @JSON
 @click.pass_context
 @refusing
@@ -53,6 +45,7 @@ def compare(
     save: Path | None,
     report: Path | None,
     figure: Path | None,
+    force: bool,
     json: bool,
     **options: Any,
 ) -> None:
@@ -64,20 +57,18 @@ def compare(
     STATISTICS is a file that `netkin collect` or `netkin merge` wrote. Measures are read from it as from a pass, and
     neither models nor data are needed.
     """
-    for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
-        refuse_missing_folder(path, option)
-    refuse_other_file(save, "comparison", "--save")
-    refuse_other_page(report, "--report")
-    refuse_figure(figure)
+    outputs = Outputs(force, a, b, options["data"])
+    outputs.check("--save", save, "comparison")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
     with warnings.catch_warnings():
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = _read(context, a) if _is_statistics(a, b) else _compared(a, b, options)
-    if save:
-        comparison.save(save)
-        click.echo(f"saved to {save}", err=True)
-    draw(comparison, report, figure)
-    click.echo(as_json(comparison_document(comparison)) if json else str(comparison))
+    outputs.write(save, comparison.save, f"saved to {save}")
+    outputs.draw(comparison, report, figure)
+    click.echo(as_json(comparison) if json else str(comparison))
+    outputs.finish()
 
 
 def _is_statistics(a: str, b: str | None) -> bool:
@@ -118,26 +109,3 @@ def _read(context: click.Context, path: str) -> Comparison:
     measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
     warn_of_missing(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
-
-
-def refuse_figure(figure: Path | None) -> None:
-    """Refuse a figure that could not be drawn, before the work."""
-    if figure and figure.suffix.lower() not in FIGURES:
-        raise click.BadParameter(
-            f"a figure's name ends in {', '.join(FIGURES)}; got {figure.name!r}.", param_hint="--figure"
-        )
-    if figure and find_spec("matplotlib") is None:
-        raise MissingExtra("a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`.")
-
-
-def draw(result: Comparison | Comparisons | Series, page: Path | None, figure: Path | None) -> None:
-    """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
-    if page:
-        from netkin.reporting import report
-
-        click.echo(f"report: open {report(result, page)}", err=True)
-    if figure:
-        from netkin.reporting import plot
-
-        plot(result, path=figure)
-        click.echo(f"figure in {figure}", err=True)

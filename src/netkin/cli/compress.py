@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET, refuse_missing_folder
+from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import loaded, refuse_crash
 
@@ -49,23 +51,24 @@ class Amount(click.ParamType):
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@FORCE
 @QUIET
 @JSON
 @refusing
-def compress(model: str, save: Path | None, json: bool, **options: Any) -> None:
+def compress(model: str, save: Path | None, force: bool, json: bool, **options: Any) -> None:
     """Restrict layers of MODEL to the few directions of their inputs that matter, and show what that saves.
 
-    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load_compressed(FILE, model)`.
+    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load(FILE, model)`.
     """
     from netkin.applications.compression import save_compressed
 
-    refuse_missing_folder(save, "--save")
+    outputs = Outputs(force, model, options["against"], options["data"], options["test"])
+    outputs.check("--save", save, "compressed")
     small = _compressed(model, **options)
     table: Any = small.compression
     click.echo(as_json(table.to_header()) if json else str(table))
-    if save:
-        save_compressed(small, save)
-        click.echo(f"saved to {save}", err=True)
+    outputs.write(save, partial(save_compressed, small), f"saved to {save}")
+    outputs.finish()
 
 
 def _compressed(

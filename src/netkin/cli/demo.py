@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from netkin.cli.noticing import observations
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.errors import InflatedWarning
 
@@ -37,22 +39,34 @@ Example:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="The first of three seeds."
 )
+@FORCE
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @refusing
-def demo(out: Path, seed: int, quiet: bool) -> None:
+def demo(out: Path, seed: int, force: bool, quiet: bool) -> None:
     """Train two small networks on the bundled digits, compare them, say what to notice and write a report.
 
     They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on a CPU.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    networks = _networks(seed, quiet)
-    first, second, untrained = networks
+    first, second, untrained = names = (f"seed{seed}", f"seed{seed + 1}", "untrained")
     pairs = [(first, second), (first, untrained)]
+    results, page = [out / f"{a}-{b}.netkin" for a, b in pairs], out / "report.html"
+    weights = [out / f"{name}.safetensors" for name in names]
+    out.mkdir(parents=True, exist_ok=True)
+    outputs = Outputs(force)
+    for kind, paths in (("comparison", results), ("weights", weights), ("page", [page])):
+        for path in paths:
+            outputs.check("--out", path, kind)
+    networks = _networks(seed, quiet)
     comparisons = [_compared(networks, *pair) for pair in pairs]
-    files = _saved(out, networks, comparisons)
-    page = _reported(out, comparisons)
+    for comparison, path in zip(comparisons, results, strict=True):
+        outputs.write(path, comparison.save)
+    for model, path in zip(networks.values(), weights, strict=True):
+        outputs.write(path, partial(_save_weights, model))
+    outputs.write(page, partial(_report, comparisons))
+    files = [*results, *weights]
     shown = [_accuracies(networks), *map(str, comparisons), _notes(*comparisons), _files(files), _ending(page)]
     click.echo("\n\n".join(shown))
+    outputs.finish()
 
 
 def _networks(seed: int, quiet: bool) -> dict[str, nn.Module]:
@@ -84,22 +98,19 @@ def _compared(networks: dict[str, nn.Module], a: str, b: str) -> Comparison:
         return compare_models(networks[a], networks[b], data=data, measures=MEASURES, layers=LAYERS, names=(a, b))
 
 
-def _saved(out: Path, networks: dict[str, nn.Module], comparisons: list[Comparison]) -> list[Path]:
-    from safetensors.torch import save_file
+def _save_weights(model: nn.Module, path: Path, *, overwrite: bool) -> None:
+    from safetensors.torch import save
 
-    files = [out / f"{c.a}-{c.b}.netkin" for c in comparisons]
-    for comparison, file in zip(comparisons, files, strict=True):
-        comparison.save(file)
-    weights = [out / f"{name}.safetensors" for name in networks]
-    for model, file in zip(networks.values(), weights, strict=True):
-        save_file(model.state_dict(), file)
-    return files + weights
+    from netkin import files
+
+    contents = save(model.state_dict(), {"made by": files.MARK})
+    files.write_bytes(path, contents, "weights", overwrite=overwrite)
 
 
-def _reported(out: Path, comparisons: list[Comparison]) -> Path:
+def _report(comparisons: list[Comparison], path: Path, *, overwrite: bool) -> None:
     from netkin.reporting import report
 
-    return Path(report(comparisons, out / "report.html"))
+    report(comparisons, path, overwrite=overwrite)
 
 
 def _ending(page: Path) -> str:

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import draw, refuse_figure
-from netkin.cli.documents import as_json, series_document
-from netkin.cli.options import (
-    FILE,
-    JSON,
-    following_options,
-    refuse_absent_device,
-    refuse_missing_folder,
-    refuse_other_page,
-)
+from netkin.cli.documents import as_json
+from netkin.cli.options import FILE, JSON, following_options, refuse_absent_device
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import crashes_refused, loaded
 from netkin.errors import NetkinError
@@ -38,28 +31,32 @@ Example:
 @click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as run.html.")
 @click.option("--figure", type=FILE, help="Draw the layers' lines into this file, as run.png, run.svg or run.pdf.")
+@FORCE
 @JSON
 @refusing
-def dynamics(run: str, save: Path | None, report: Path | None, figure: Path | None, json: bool, **options: Any) -> None:
+def dynamics(
+    run: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
 
     RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
     the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The last step is what all
     are compared with.
     """
-    for option, path in (("--save", save), ("--report", report), ("--figure", figure)):
-        refuse_missing_folder(path, option)
-    refuse_other_page(report, "--report")
-    refuse_figure(figure)
+    outputs = Outputs(force, run, options["model"], options["data"])
+    outputs.check("--save", save, "series")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
     try:
-        series = _followed(run, save, **options)
+        series = _followed(run, save, overwrite=force, **options)
     except KeyboardInterrupt:
         _tell_how_far(save)
         raise
     if save:
         click.echo(f"saved to {save}", err=True)
-    draw(series, report, figure)
-    click.echo(as_json(series_document(series)) if json else str(series))
+    outputs.draw(series, report, figure)
+    click.echo(as_json(series) if json else str(series))
+    outputs.finish()
 
 
 def _followed(

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, QUIET, refuse_missing_folder, refuse_other_file
+from netkin.cli.options import FILE, JSON, QUIET
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.statistics import described, opened, statistics_document, warn_of_missing
 from netkin.errors import NetkinError
@@ -21,10 +22,11 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, required=True, help="Write the statistics of all parts to this file, as all.stats.")
+@FORCE
 @QUIET
 @JSON
 @refusing
-def merge(files: tuple[Path, ...], out: Path, json: bool) -> None:
+def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """Add up the statistics in each FILE, which `netkin collect` wrote for parts of the same data.
 
     Parts of other weights, layers, settings or data are refused, and so are parts that overlap. Where parts are
@@ -32,8 +34,8 @@ def merge(files: tuple[Path, ...], out: Path, json: bool) -> None:
     """
     from netkin.progress import reported
 
-    refuse_missing_folder(out, "--out")
-    refuse_other_file(out, "statistics", "--out")
+    outputs = Outputs(force, *files)
+    outputs.check("--out", out, "statistics")
     statistics = opened(files[0])
     for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
         part = opened(file)
@@ -41,6 +43,7 @@ def merge(files: tuple[Path, ...], out: Path, json: bool) -> None:
             statistics = statistics.merge(part)
         except NetkinError as fault:
             raise type(fault)(f"{str(file)!r} does not fit the parts before it: {fault}") from fault
-    statistics.save(out)
+    outputs.write(out, statistics.save)
     warn_of_missing(statistics)
     click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    outputs.finish()

@@ -10,7 +10,6 @@ import click
 from click.core import ParameterSource
 
 from netkin.cli.sizes import memory_option
-from netkin.errors import FileFault
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -149,29 +148,3 @@ def refuse_absent_device(name: str | None) -> None:
         torch.empty(0, device=name)
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(f"there is no device {name!r} here; this machine has {', '.join(devices())}.") from fault
-
-
-def refuse_missing_folder(path: Path | None, option: str) -> None:
-    """Refuse a file whose folder does not exist, before hours of work are lost to it."""
-    if path and not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)
-
-
-def refuse_other_page(path: Path | None, option: str) -> None:
-    """Refuse a page under a name that a browser would not open as one, before the work."""
-    if path and path.suffix.lower() not in (".html", ".htm"):
-        raise click.BadParameter(f"a page's name ends in .html or .htm; got {path.name!r}.", param_hint=option)
-
-
-def refuse_other_file(path: Path | None, kind: str, option: str) -> None:
-    """Refuse to write over a file that holds anything but a result of this kind, before the work."""
-    from netkin import files
-
-    if path is None or not path.exists():
-        return
-    try:
-        files.read_header(path, kind)
-    except FileFault as fault:
-        raise FileFault(
-            f"{option} would write over {str(path)!r}, which holds no {kind}; choose another name."
-        ) from fault

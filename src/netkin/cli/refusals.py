@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from netkin.errors import NetkinError
 
 REFUSED = 1
 INTERRUPTED = 130
+ARGUMENTS = "netkin.arguments"
 
 
 def refusing(command: Callable[..., None]) -> Callable[..., None]:
@@ -19,17 +21,27 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
+        from netkin.progress import commanded
+
         try:
-            command(*arguments, **options)
-        except KeyboardInterrupt:
+            with commanded(_command_line()):
+                command(*arguments, **options)
+        except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
-            _leave("interrupted.", INTERRUPTED)
+            _leave(str(stop) or "interrupted.", INTERRUPTED)
         except BrokenPipeError:
             raise
         except (NetkinError, OSError) as error:
             _leave(" ".join(str(error).split()), REFUSED)
 
     return run
+
+
+def _command_line() -> str:
+    """Return what was typed, as results remember it."""
+    context = click.get_current_context(silent=True)
+    typed = context.meta.get(ARGUMENTS) if context else None
+    return f"netkin {shlex.join(typed)}" if typed else ""
 
 
 def _leave(sentence: str, code: int) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import FILE, JSON
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.statistics import held_by
 from netkin.errors import ValueFault
@@ -26,9 +27,10 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, help="The page to write; by default the first FILE's name ending in .html.")
+@FORCE
 @JSON
 @refusing
-def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
+def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
     """Make one page for the browser of what is saved in each FILE: comparisons, or the series of one run.
 
     Such a file is written by `netkin compare --save`, `netkin stitch --save` and `netkin dynamics --save`, or by `save`
@@ -38,8 +40,7 @@ def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
     from netkin.results import load
 
     page = out or files[0].with_suffix(".html")
-    refuse_missing_folder(page, "--out")
-    refuse_other_page(page, "--out")
+    Outputs(force, *files).check("--out", page, "page")
     for file in files:
         if held_by(file) == "statistics":
             raise ValueFault(
@@ -47,7 +48,7 @@ def report(files: tuple[Path, ...], out: Path | None, json: bool) -> None:
                 f"`netkin compare {file} --report {page}` does so."
             )
     saved = [load(file) for file in files]
-    written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page)
+    written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 

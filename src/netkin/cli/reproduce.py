@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device, refuse_missing_folder, refuse_other_page
+from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import REFUSED, refusing
 from netkin.errors import SourceError
 
@@ -50,10 +51,13 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="FILE",
     help="Write all that is recorded as a page for the browser to this file.",
 )
+@FORCE
 @QUIET
 @JSON
 @refusing
-def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bool, **options: Any) -> None:
+def reproduce(
+    names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
+) -> None:
     """Measure what papers claim, beside a control in which it should fail, and record what was found.
 
     Without a name, show the table of what is recorded. Each claim, and each trained network, is kept as soon as it is
@@ -62,8 +66,7 @@ def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bo
     checkout. The exit code is 1 if a claim could not be measured; one that does not hold is a result.
     """
     listing = listing or not (names or page)
-    refuse_missing_folder(page, "--page")
-    refuse_other_page(page, "--page")
+    Outputs(force).check("--page", page, "page")
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
     if listing:
@@ -72,7 +75,7 @@ def reproduce(names: tuple[str, ...], listing: bool, page: Path | None, json: bo
         _print(make(tables.listed(names), out), json)
     failed = _measure(root, names, out, json, **options) if names and not listing else False
     if page:
-        _write_page(_part(root, "running").current(out), page)
+        _write_page(_part(root, "running").current(out), page, force)
     if failed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -119,7 +122,7 @@ def _print(content: Any, json: bool) -> None:
     click.echo(as_json(content) if json else content)
 
 
-def _write_page(found: Any, page: Path) -> None:
+def _write_page(found: Any, page: Path, force: bool) -> None:
     from netkin.reporting.claims import report_claims
 
-    click.echo(f"page: open {report_claims(found, page)}", err=True)
+    click.echo(f"page: open {report_claims(found, page, overwrite=force)}", err=True)

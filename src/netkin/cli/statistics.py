@@ -47,23 +47,12 @@ def usual_measures(statistics: Statistics) -> list[str]:
     return ["cka"] if "cka" in collected else collected
 
 
-def missing_ranges(statistics: Statistics) -> list[tuple[int, int]]:
-    """Return which of the examples that were expected are not there, as ranges (first, one behind the last)."""
-    expected, end, gaps = statistics.study.examples or 0, 0, []
-    for start, stop in [*statistics.ranges, (expected, expected)]:
-        if end < min(start, expected):
-            gaps.append((end, min(start, expected)))
-        end = max(end, stop)
-    return gaps
-
-
 def warn_of_missing(statistics: Statistics) -> None:
     """Say on stderr that parts are missing, as when one job of many has failed."""
-    gaps = missing_ranges(statistics)
-    if gaps:
+    if statistics.gaps:
         click.echo(
-            f"warning: {statistics.examples:,} of {statistics.study.examples:,} examples are here; missing are "
-            f"{_in_words(gaps)}",
+            f"warning: {statistics.examples:,} of {statistics.expected:,} examples are here; missing are "
+            f"{_in_words(statistics.gaps)}",
             err=True,
         )
 
@@ -78,6 +67,8 @@ def described(statistics: Statistics, path: Path) -> str:
 
 def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
     """Return what a file of statistics holds, for other programs."""
+    from netkin.identity import settings_digest
+
     return {
         "file": str(path),
         "models": [statistics.names.get(name, name) for name in statistics.models],
@@ -85,14 +76,15 @@ def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
         "data": statistics.data,
         "examples": statistics.examples,
         "ranges": statistics.ranges,
-        "expected": statistics.study.examples,
-        "missing": missing_ranges(statistics),
+        "expected": statistics.expected,
+        "missing": statistics.gaps,
         "chunks": statistics.study.chunks,
         "seed": statistics.study.seed,
         "measures": [name for need in statistics.needs for name in need.measures],
         "weights": {model: origin.get("weights") for model, origin in statistics.origins.items()},
         "data_digest": statistics.digest.hex,
-        "settings_digest": statistics.settings,
+        "settings": statistics.settings,
+        "settings_digest": settings_digest(statistics.settings),
         "plan": statistics.plan,
     }
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import draw, refuse_figure
-from netkin.cli.documents import as_json, comparison_document
+from netkin.cli.documents import as_json
 from netkin.cli.options import (
     BALANCED,
     DEVICE,
@@ -20,9 +19,8 @@ from netkin.cli.options import (
     JSON,
     QUIET,
     refuse_absent_device,
-    refuse_missing_folder,
-    refuse_other_page,
 )
+from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import loaded, refuse_crash
 from netkin.errors import InflatedWarning, NoValue
@@ -82,7 +80,8 @@ _COUNT = click.IntRange(min=1)
 @click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
-@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load_stitch`.")
+@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load`.")
+@FORCE
 @QUIET
 @JSON
 @refusing
@@ -97,6 +96,7 @@ def stitch(
     report: Path | None,
     figure: Path | None,
     map_file: Path | None,
+    force: bool,
     json: bool,
     **options: Any,
 ) -> None:
@@ -105,46 +105,33 @@ def stitch(
     A value for each layer and method tells what the stitched network can do, beside how similar the layers are. With
     more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
     """
-    outputs = {"--save": save, "--report": report, "--figure": figure, "--map": map_file}
-    for option, path in outputs.items():
-        refuse_missing_folder(path, option)
-    _refuse_one_file_twice(outputs)
-    refuse_other_page(report, "--report")
-    refuse_figure(figure)
-    _refuse_no_map(map_file)
+    kind = "comparison" if len(models) == 2 else "comparisons"
+    outputs = Outputs(force, *models, options["data"], options["test"])
+    outputs.check("--save", save, kind)
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    outputs.check("--map", map_file, "stitch")
     if len(models) < 2:
         raise click.UsageError("two models are needed, and one was given; to stitch a model with itself name it twice.")
     if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
     layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
-    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save}
+    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
         found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
-    if map_file:
-        _write_map(made, map_file)
-    draw(found, report, figure)
+    if map_file and not made:
+        click.echo(f"no map in {map_file}: there is no stitch", err=True)
+    for one in made:
+        outputs.write(map_file, one.save, f"map in {map_file}")
+    outputs.draw(found, report, figure)
     _show(found, json)
+    outputs.finish()
     if not all(one.complete for one in _each(found)):
         raise KeyboardInterrupt
-
-
-def _refuse_one_file_twice(outputs: dict[str, Path | None]) -> None:
-    for path, times in Counter(path for path in outputs.values() if path is not None).items():
-        if times > 1:
-            options = [option for option, one in outputs.items() if one == path]
-            raise click.UsageError(f"{' and '.join(options)} both name {path}; give each its own file.")
-
-
-def _refuse_no_map(path: Path | None) -> None:
-    """Refuse to write a map over anything but a map."""
-    from netkin import files
-
-    if path and path.exists():
-        files.read(path, kind="stitch")
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
@@ -204,12 +191,6 @@ def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
     return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
 
 
-def _write_map(made: Sequence[Stitch], path: Path) -> None:
-    for one in made:
-        one.save(path)
-    click.echo(f"map in {path}" if made else f"no map in {path}: there is no stitch", err=True)
-
-
 def _each(found: Comparison | Comparisons) -> list[Comparison]:
     from netkin.results import Comparison
 
@@ -218,12 +199,10 @@ def _each(found: Comparison | Comparisons) -> list[Comparison]:
 
 def _show(found: Comparison | Comparisons, json: bool) -> None:
     """Print the result: a table of layers by methods, and what to know before it is read."""
-    from netkin.results import Comparison
     from netkin.results.text import heading_as_text, terminal_width, wrapped
 
     if json:
-        documents = [comparison_document(one) for one in _each(found)]
-        click.echo(as_json(documents[0] if isinstance(found, Comparison) else documents))
+        click.echo(as_json(found))
         return
     each, width = _each(found), terminal_width()
     click.echo(heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.feed import Feed
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
 from netkin.comparing.study import Statistics
-from netkin.comparing.subjects import Runner
+from netkin.comparing.subjects import Keep, Runner
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.measures.registry import Measure
 from netkin.progress import reporting
 from netkin.settings import exact_matrix_products
-from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, keys_of, name_of
+from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
 
 
 class KeptLayer(NamedTuple):
@@ -52,7 +52,7 @@ class Pass:
         self.statistics: Statistics | None = None
         self.examples, self.batches, self._start = 0, 0, 0
         self._digest = DataDigest()
-        self._weighing = [need for need in self.needs if need.feeds == {"weights"}]
+        self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
@@ -64,6 +64,7 @@ class Pass:
         self._resizes = any(runner.resizes for runner in runners)
         self._regular = True  # until examples have different numbers of rows
         self._owns = all(runner.hands_over for runner in runners)
+        self._rounds = torch.cuda.is_available()  # as products on a GPU may be
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
@@ -81,7 +82,7 @@ class Pass:
         self.statistics.finish(self.runners, self.examples, self._digest, self.interruption.ended)
         return self.statistics
 
-    def weigh(self) -> Statistics:
+    def collect_weights(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
         found = {runner: runner.weights() for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
@@ -101,51 +102,49 @@ class Pass:
         kept: dict[Key, KeptLayer] = {}
         for runner, own in batches.items():
             for layer, value in runner.rows(own).items():
-                kept[runner.name, layer] = (
-                    value if isinstance(value, KeptLayer) else self._plainly(runner, layer, value)
-                )
+                if not isinstance(value, KeptLayer):
+                    if self.statistics is None:
+                        self._layers[runner.name, layer] = size_of_layer(runner, layer, value)
+                    value = KeptLayer(value, (), None, len(value))
+                kept[runner.name, layer] = value
         self._look(kept, batches)
         count = self._examples_in(kept, known) if self._paired else known or 0
+        self._numbers = self._start + self.examples + np.arange(count)
         if known is not None and self._paired:
-            self._digest.update(_contents(batches), self._start + self.examples + np.arange(count))
-        with self.interruption.held(), exact_matrix_products():
+            self._digest.update(_contents(batches), self._numbers)
+        with self._protected():
             if self.statistics is None:
                 counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
                 self._begin(counts)
             for part in [kept] if self._paired else [_of_model(kept, runner.name) for runner in batches]:
-                self._fold(part, count)
+                self._fold(part)
             self.examples, self.batches = self.examples + count, self.batches + 1
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
         return count
 
-    def _keeper(self, runner: Runner) -> Callable[[str, Tensor], Any]:
+    def _keeper(self, runner: Runner) -> Keep:
         """Return what a hook keeps of a layer's rows: the rows, or what collectors reduce them to at once."""
         if self._resizes or not self._reducing:
             return lambda layer, rows: rows
 
         def keep(layer: str, rows: Tensor) -> KeptLayer:
-            kept, where = self._plainly(runner, layer, rows), self._where(runner, layer)
+            if self.statistics is None:
+                self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
+            if self._searching is not None:
+                refuse_non_finite(rows, self._where(runner, layer))
             try:
                 with exact_matrix_products():
                     reduced = tuple(self._reduced(runner, (runner.name, layer), rows))
             except ValueFault:
-                refuse_non_finite(rows, where)
+                refuse_non_finite(rows, self._where(runner, layer))
                 raise
-            needed = len(self._reducing) + len(self._weighing) < len(self.needs)
+            needed = len(self._reducing) + len(self._of_weights) < len(self.needs)
             # the rows themselves are gone by the time the batch is looked at
             witness = reduced[0][0] if isinstance(reduced[0], tuple) else None if needed else rows.sum()
-            return KeptLayer(rows if needed else None, reduced, witness, kept.length)
+            return KeptLayer(rows if needed else None, reduced, witness, rows.shape[0])
 
         return keep
-
-    def _plainly(self, runner: Runner, layer: str, rows: Tensor) -> KeptLayer:
-        """Return the rows of a layer as they are, whose size the first batch tells."""
-        if self.statistics is None:
-            self._layers[runner.name, layer] = size_of_layer(runner, layer, rows)
-        if self._searching is not None:
-            refuse_non_finite(rows, self._where(runner, layer))
-        return KeptLayer(rows, (), None, rows.shape[0])
 
     def _where(self, runner: Runner, layer: str) -> str:
         number = self.batches if self._searching is None else self._searching
@@ -168,29 +167,31 @@ class Pass:
             yield self._reducers[group].reduce(key, rows, self._numbers)
 
     def _look(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
-        """Look for NaN and Inf, at the price of one number for each layer.
+        """Look for NaN and Inf, at the price of one number for each layer, which is finite if its rows are.
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
-        fine = torch.isfinite(_witnesses(list(kept.values())))
+        rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
+        found = list(torch._foreach_norm(rows, 1)) if rows else []
+        found += [one.witness.sum() for one in kept.values() if one.witness is not None]
+        fine = torch.stack([torch.isfinite(one).to(found[0].device) for one in found])
         if fine.is_cuda:
             self._settle()
+        elif bool(fine.all()):
+            return
         self._doubt = (fine, batches, self.batches)
         if not fine.is_cuda:
             self._settle()
 
     def _settle(self) -> None:
-        """Refuse the batch in doubt if it holds NaN or Inf; where they are is asked in a second run."""
+        """Refuse the batch in doubt if it holds NaN or Inf; a second run finds where they are."""
         if self._doubt is None:
             return
-        (fine, batches, number), self._doubt = self._doubt, None
-        if bool(fine.all()):
-            return
-        self._searching = number
-        for runner, batch in batches.items():
+        (fine, batches, self._searching), self._doubt = self._doubt, None
+        for runner, batch in {} if bool(fine.all()) else batches.items():
             for layer, value in runner.rows(batch).items():
                 if not isinstance(value, KeptLayer):
-                    self._plainly(runner, layer, value)
+                    refuse_non_finite(value, self._where(runner, layer))
         self._searching = None
 
     def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
@@ -204,28 +205,39 @@ class Pass:
             )
         return next(iter(single.values()), None) or known or min(one.length for one in kept.values())
 
-    def _fold(self, kept: Mapping[Key, KeptLayer], count: int) -> None:
+    def _protected(self) -> AbstractContextManager[Any]:
+        """Return a context that Ctrl-C waits for, where it is to end the pass, and in which products are exact."""
+        stack = ExitStack()
+        if self.interruption.wanted:
+            stack.enter_context(self.interruption.held())
+        if self._rounds:
+            stack.enter_context(exact_matrix_products())
+        return stack
+
+    def _fold(self, kept: Mapping[Key, KeptLayer]) -> None:
         """Feed the collectors what layers gave for the same examples: all of them, or those of one model."""
         assert self.statistics is not None
-        self._numbers = self._start + self.examples + np.arange(count)
         if not self._paired:
             self._numbers = self._own_numbers(kept)
-        alignment = self.statistics.alignment
-        rows = _together({key: one.rows for key, one in kept.items() if one.rows is not None})
-        rows = alignment.resized(rows) if alignment.resizes else rows
+        rows = {key: one.rows for key, one in kept.items() if one.rows is not None}
+        devices = {matrix.device for matrix in rows.values()}
+        if len(devices) > 1:  # all on an accelerator
+            home = next(device for device in devices if device.type != "cpu")
+            rows = {key: matrix.to(home) for key, matrix in rows.items()}
+        rows = self.statistics.alignment.resized(rows) if self._resizes else rows
         for need, collectors in zip(self.needs, self.statistics.collectors, strict=True):
-            if need in self._weighing:
+            if need in self._of_weights:
                 continue
-            reduced = not self._resizes and need in self._reducing
-            place = self._reducing.index(need) if reduced else 0
-            if reduced:
+            given: Mapping[Key, Any] = rows
+            if not self._resizes and need in self._reducing:
+                place = self._reducing.index(need)
+                given = {key: one.reduced[place] for key, one in kept.items()}
                 collectors[:] = [one for collector in collectors for one in _by_rows(collector, kept)]
             for collector in collectors:
-                names = keys_of(collector.rectangles) if hasattr(collector, "rectangles") else list(alignment.layers)
-                here = [key for key in names if key in (kept if reduced else rows)]
-                given = {key: kept[key].reduced[place] if reduced else rows[key] for key in here}
-                owners = self._owners(collector, given)
-                fed = {"activations": Owned(given) if self._owns else given}
+                names = getattr(collector, "names", self.study.layers)
+                here = {key: given[key] for key in names if key in given}
+                owners = self._owners(here) if collector.numbers_rows or self.study.chunks else {}
+                fed = {"activations": Owned(here) if self._owns else here}
                 collector.update(fed, self._numbers, **({"owners": owners} if owners else {}))
 
     def _own_numbers(self, kept: Mapping[Key, KeptLayer]) -> np.ndarray:
@@ -236,10 +248,8 @@ class Pass:
         self._seen[self._layers[key].model] = start + count
         return self._start + start + np.arange(count)
 
-    def _owners(self, collector: Collector, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
+    def _owners(self, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
-        if not (collector.numbers_rows or self.study.chunks):
-            return {}
         n, found = len(self._numbers), {}
         by_name = {runner.name: runner for runner in self.runners}
         for key, rows in given.items():
@@ -271,7 +281,7 @@ class Pass:
             collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
             self.statistics.open(plan, collectors)
             for need, own in zip(self.needs, collectors, strict=True):
-                if need in self._weighing:
+                if need in self._of_weights:
                     own[0].update({"weights": self._weights(names)}, np.arange(0))
 
     def _weights(self, names: Mapping[str, Sequence[str]]) -> dict[Key, Mapping[str, Tensor]]:
@@ -324,21 +334,3 @@ def _contents(batches: Mapping[Runner, Any]) -> Any:
 
 def _of_model(kept: Mapping[Key, KeptLayer], model: str) -> dict[Key, KeptLayer]:
     return {key: one for key, one in kept.items() if key[0] == model}  # type: ignore[index]
-
-
-def _together(rows: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    """Return all rows on one device: an accelerator, if any of them is there."""
-    devices = dict.fromkeys(matrix.device for matrix in rows.values())
-    if len(devices) < 2:
-        return rows
-    home = next(device for device in devices if device.type != "cpu")
-    return {key: matrix.to(home) for key, matrix in rows.items()}
-
-
-def _witnesses(kept: Sequence[KeptLayer]) -> Tensor:
-    """Return one number for each layer that is finite if its rows are."""
-    rows = [one.rows for one in kept if one.witness is None and one.rows is not None]
-    found = list(torch._foreach_norm(rows, 1)) if rows else []
-    found += [one.witness.sum() for one in kept if one.witness is not None]
-    home = found[0].device
-    return torch.stack([one.to(home, summing_dtype(home)) for one in found])

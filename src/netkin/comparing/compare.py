@@ -12,9 +12,9 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import Plan
-from netkin.comparing.request import Request
+from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, found_measures
-from netkin.comparing.subjects import Options, Runner, Subject
+from netkin.comparing.subjects import Runner, Subject
 from netkin.errors import NameClash, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
@@ -62,14 +62,14 @@ def compare(
         shape: what one example is, for all layers or by layer (see `nk.shapes`).
         resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
         memory: the most bytes that statistics may take; by default a quarter of all memory.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that kernel measures read.
         device: where the models run; by default where they are.
         transforms: a function of the inputs, or one for each model.
         forward: a function ``forward(model, batch)``, or one for each model.
         partial: whether Ctrl-C returns what is finished.
         names: what the result calls the two.
         errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
-        chunks: how many chunks, where errors are asked for.
+        chunks: the number of chunks for standard errors.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
@@ -83,10 +83,10 @@ def compare(
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     study = _study(memory, seed, errors, chunks)
-    asked = Request(given, options, Pairs([pair], pairs), study, data, examples, partial)
+    request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     with showing(progress):
-        return asked.compared(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
+        return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
 def explain(
@@ -129,7 +129,7 @@ def explain(
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         memory: the most bytes that statistics may take.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that kernel measures read.
         device: where the models run.
         transforms: a function of the inputs, or one for each model.
         forward: a function ``forward(model, batch)``, or one for each model.
@@ -149,8 +149,10 @@ def explain(
     """
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-    asked = Request(given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial)
-    return asked.explained(found_measures(measures))
+    request = Request(
+        given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial
+    )
+    return request.explain(found_measures(measures))
 
 
 def collect(
@@ -181,16 +183,31 @@ def collect(
     """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
 
     ``collect(a, b, data=d).compare("nbs")`` is ``compare(a, b, data=d, measures="nbs")``. Parts of the data may be
-    collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``. Arguments that are not
-    described here are those of `nk.compare`.
+    collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``.
 
     Args:
         a: a model, a mapping of layer names to recorded arrays, or an `nk.Subject` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
         measures: those to be served; without them all linear ones.
+        layers: a choice for both (see `nk.layers`), or a mapping from "a" and "b" to a choice each.
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        examples: the number of examples after which the pass ends.
         part: which part of indexable data, as "3/16": the third of sixteen contiguous ranges.
         start: the number of the first example, for parts that are given as separate loaders.
+        shape: what one example is, for all layers or by layer (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down, with shape "positions" or "dft".
+        memory: the most bytes that statistics may take; by default a quarter of all memory.
+        seed: seed of the sample of rows that kernel measures read.
+        device: where the models run; by default where they are.
+        transforms: a function of the inputs, or one for each model.
+        forward: a function ``forward(model, batch)``, or one for each model.
+        partial: whether Ctrl-C returns what is finished.
+        names: what the result calls the two.
+        errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
+        chunks: the number of chunks for standard errors.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import numpy as np
@@ -204,11 +221,11 @@ def collect(
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     study = _study(memory, seed, errors, chunks)
-    asked = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
+    request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
     shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
     with showing(progress):
-        found = asked.linear() if measures is None else found_measures(measures)
-        statistics, _ = asked.taken(found)
+        found = request.linear_measures() if measures is None else found_measures(measures)
+        statistics, _ = request.collect(found)
     statistics.names = dict(zip(pair, shown, strict=True))
     return statistics
 
@@ -263,7 +280,7 @@ def compare_many(
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         memory: the most bytes that statistics may take.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that kernel measures read.
         device: where the models run.
         transforms: a function of the inputs, or one for each model.
         forward: a function ``forward(model, batch)``, or one for each model.
@@ -285,9 +302,9 @@ def compare_many(
         raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
     options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device, exact_model)
     wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
-    asked = Request(given, options, wanted, study, data, examples, partial)
+    request = Request(given, options, wanted, study, data, examples, partial)
     with showing(progress):
-        return Comparisons(asked.compared(found_measures(measures), {}))
+        return Comparisons(request.compare(found_measures(measures), {}))
 
 
 def compare_runners(
@@ -307,8 +324,8 @@ def compare_runners(
     """
     options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
     pairs, study = Pairs([(a.name, b.name)]), _study(memory, seed, False, 0)
-    asked = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
-    return asked.compared(found_measures(measures), {})[0]
+    request = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
+    return request.compare(found_measures(measures), {})[0]
 
 
 def _study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:

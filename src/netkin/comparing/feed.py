@@ -10,7 +10,7 @@ from typing import Any
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, part_of
+from netkin.representations.inputs import examples_in, part_of, shuffles_anew
 
 SLICE = 512  # examples of recorded rows taken at a time
 
@@ -43,6 +43,8 @@ class Feed:
                     alone = all(other.data is None for other in runners)
                     what = "`data` is missing" if alone else f"{runner.name!r} has no data"
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+            if paired:
+                _refuse_other_orders(self._data)
             self.expected = examples_in(self._data[runners[0]], examples)
         self.length = self.expected
         if self._part is not None:
@@ -88,7 +90,7 @@ class Feed:
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
-            if self.paired:
+            if self.paired and len(every) > 1:
                 _refuse_uneven(found)
             yield {runner: batch for runner, batch in found.items() if batch is not None}
 
@@ -102,6 +104,17 @@ def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:
                 f"the data of {a!r} gave {n:,} examples in a batch and those of {b!r} {m:,}; give both the same "
                 "examples in batches of the same size."
             )
+
+
+def _refuse_other_orders(data: Mapping[Runner, Any]) -> None:
+    """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
+    shuffled = next((runner for runner, own in data.items() if shuffles_anew(own)), None)
+    other = next((runner for runner, own in data.items() if shuffled and own is not data[shuffled]), None)
+    if shuffled and other:
+        raise ValueFault(
+            f"the data of {shuffled.name!r} are shuffled and do not pair with those of {other.name!r}; give both the "
+            "same loader, loaders with shuffle=False, or generators with the same seed."
+        )
 
 
 def slices(start: int, stop: int) -> list[slice]:

@@ -11,11 +11,11 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import memory_limit
-from netkin.comparing.request import Request
-from netkin.comparing.subjects import Options
+from netkin.comparing.request import Options, Request
 from netkin.errors import InflatedWarning
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
+from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import known_layer
 from netkin.representations.shapes import Shape
 from netkin.statistics.collector import Study
@@ -36,6 +36,7 @@ def model_directions(
     device: torch.device | str | None = None,
     transforms: Any = None,
     forward: Any = None,
+    progress: ProgressOption = None,
 ) -> Directions:
     """Return the SVCCA directions of a layer of `a` with a layer of `b`; each model runs once on each batch.
 
@@ -56,6 +57,7 @@ def model_directions(
         device: where the models run.
         transforms: a function of the inputs, or one for each model.
         forward: a function ``forward(model, batch)``, or one for each model.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -73,7 +75,8 @@ def model_directions(
     options = Options(chosen, {name: name for name in given}, shape, None, transforms, forward, device)
     wanted = Pairs([pair], [(layer, other)])
     study = Study({}, [], limit=memory_limit(memory))
-    statistics, _ = Request(given, options, wanted, study, data, examples).taken([find("svcca")])
+    with showing(progress):
+        statistics, _ = Request(given, options, wanted, study, data, examples).collect([find("svcca")])
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)

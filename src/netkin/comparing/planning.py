@@ -87,6 +87,8 @@ def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
         )
     for kind in found:
         lacks = sorted(getattr(kind, "__abstractmethods__", ()))
+        lacks += ["stored"] if not kind.stored and kind._state is Collector._state else []
+        lacks += [] if isinstance(getattr(kind, "kind", None), str) else ["kind"]
         lacks += ["open_pairs"] if kind.reduces and not hasattr(kind, "open_pairs") else []
         if lacks:
             raise ValueFault(f"the collector {kind.__name__} of {measure.name!r} lacks {', '.join(lacks)}; define it.")
@@ -151,7 +153,7 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
 
 
 def memory_limit(memory: int | None, device: Any = None) -> int:
-    """Return the bytes that statistics may take: what is asked for, or a quarter of all there is.
+    """Return the bytes that statistics may take: the user's limit, or a quarter of all memory.
 
     What is free at the moment does not count, so that parts of one study choose the same collectors.
     """
@@ -161,7 +163,7 @@ def memory_limit(memory: int | None, device: Any = None) -> int:
 # --- explaining -------------------------------------------------------------------------------------------------------
 
 
-def explained(
+def make_explanation(
     runners: Sequence[Runner],
     measures: Sequence[Measure],
     pairs: Pairs,
@@ -174,7 +176,7 @@ def explained(
     """
     findings = _Findings(runners, measures, pairs, study)
     if batches is None:
-        findings.weigh()
+        findings.read_weights()
     else:
         findings.look(batches)
     try:
@@ -186,7 +188,7 @@ def explained(
 
 
 def refuse_stream(data: Any) -> None:
-    """Refuse data that can be read only once: a look at them would take the first batch away."""
+    """Refuse data that can be read only once: reading the first batch would remove it."""
     if isinstance(data, Iterator):
         raise ValueFault(
             "`explain` reads the first batch, and what it takes from an iterator is gone; pass a loader or a list."
@@ -205,6 +207,7 @@ class _Findings:
         self.holes: list[str] = []
         self.alignment = Alignment([], [])
         self.chosen = Plan(0, 0, ())
+        self.unchunked = 0  # bytes without error bars
 
     def look(self, batches: Iterable[Mapping[Runner, Any]]) -> None:
         """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
@@ -216,7 +219,7 @@ class _Findings:
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
 
-    def weigh(self) -> None:
+    def read_weights(self) -> None:
         """Note the layers as their weights show them."""
         for one in self.runners:
             self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in one.weights().items()}
@@ -243,6 +246,7 @@ class _Findings:
         self.study = replace(self.study, layers=self.alignment.layers, rectangles=self.alignment.rectangles)
         if self.alignment.layers:
             self.chosen = make_plan(needs_of(self.measures), self.study)
+            self.unchunked = make_plan(needs_of(self.measures), replace(self.study, chunks=0)).bytes
 
     def plan(self, refused: str = "") -> Plan:
         """Return all that is known, in figures and in words."""
@@ -283,7 +287,7 @@ class _Findings:
         for model, found in self.layers.items():
             yield f"{model}: {_layers_in_words(found)}"
         for runner in self.runners:
-            yield from (f"  left out: {reason}" for reason in runner.left_out.values())
+            yield from (f"  left out of {runner.name!r}: {reason}" for reason in runner.left_out.values())
         yield f"pairs: {plan.pairs:,}"
         if self.holes:
             yield f"  without a value: {len(self.holes):,}; {self.holes[0]}"
@@ -293,10 +297,12 @@ class _Findings:
         yield from (f"  {measure}: {statistic}" for measure, statistic in plan.measures.items())
         if plan.limit:
             yield f"memory: {size_in_words(plan.bytes)} for statistics; the limit is {size_in_words(plan.limit)}"
+            yield from (f"  {line}" for line in self.chosen.lines if len(self.chosen.lines) > 1)
         if self.study.chunks:
+            without = f", {size_in_words(self.unchunked)} without them" if self.unchunked else ""
             yield (
-                f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory; every value "
-                f"is read {self.study.chunks + 1} times"
+                f"error bars: {self.study.chunks} chunks of the examples, whose sums are in that memory{without}; "
+                f"every value is read {self.study.chunks + 1} times"
             )
         if plan.operations is not None:
             yield f"work: {_in_words(plan.operations)} multiply-adds for statistics, beside the forward passes"

@@ -7,24 +7,118 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
 from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Plan, explained, memory_limit, needs_of, refuse_stream, weights_alone
+from netkin.comparing.planning import (
+    Plan,
+    make_explanation,
+    memory_limit,
+    needs_of,
+    ready_collectors,
+    refuse_stream,
+    weights_alone,
+)
 from netkin.comparing.study import Statistics
-from netkin.comparing.subjects import Options
+from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner
 from netkin.comparing.tabulating import comparison_of
-from netkin.errors import ValueFault
+from netkin.errors import UnknownName, ValueFault
 from netkin.identity import function_digest
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
 from netkin.memory import is_cuda
-from netkin.representations import dft
+from netkin.representations import dft, positions
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import name_of as shape_name
 from netkin.results import Comparison
 from netkin.statistics.collector import Study
+
+
+class Options:
+    """What is said once for all models, or for each; it makes runners of what was passed."""
+
+    def __init__(
+        self,
+        layers: Any,
+        places: Mapping[str, str],
+        shape: Any,
+        resize: str | None,
+        transforms: Any,
+        forward: Any,
+        device: torch.device | str | None,
+        exact_model: bool = False,
+    ):
+        if resize not in (None, "average"):
+            raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
+        if resize and shape not in ("positions", positions, "dft", dft):
+            raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
+        _refuse_beside_dft(shape)
+        self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
+        self.shape, self.resizes = shape, bool(resize)
+        self.transforms = _one_each("transforms", transforms, list(places))
+        self.forward = _one_each("forward", forward, list(places))
+
+    def layers_of(self, name: str) -> Spec:
+        if not isinstance(self.layers, Mapping):
+            return self.layers
+        unknown = set(self.layers) - set(self.places.values()) - set(self.places)
+        if unknown:
+            raise ValueFault(
+                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
+            )
+        return self.layers.get(name, self.layers.get(self.places[name]))
+
+    def runner(self, name: str, thing: Any) -> Runner:
+        """Return what runs in a pass for a model, a mapping of recorded arrays, a subject or a runner."""
+        subject = thing if isinstance(thing, Subject) else Subject(thing)
+        runner = self._runner(name, subject)
+        runner.data = subject.data if runner.data is None else runner.data
+        runner.resizes = runner.resizes or self.resizes
+        return runner
+
+    def _runner(self, name: str, subject: Subject) -> Runner:
+        thing = subject.thing
+        layers = self.layers_of(name) if subject.layers is None else subject.layers
+        shape = self.shape if subject.shape is None else subject.shape
+        if isinstance(thing, Runner):
+            return thing
+        if thing is None and subject.weights is not None:
+            return WeightsRunner(name, subject.weights, layers)
+        if isinstance(thing, nn.Module):
+            forward, transform = subject.forward or self.forward[name], subject.transform or self.transforms[name]
+            device = subject.device or self.device
+            return ModelRunner(name, thing, layers, shape, forward, transform, device, self.exact_model)
+        if isinstance(thing, Mapping):
+            return RecordedRunner(name, thing, layers, shape)
+        raise ValueFault(
+            f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
+            + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
+        )
+
+
+def _refuse_beside_dft(shape: Any) -> None:
+    """Refuse a mapping of shapes in which some layers go by frequencies and others by places or tokens."""
+    shapes = [shape_name(one) for one in shape.values()] if isinstance(shape, Mapping) else []
+    several = next((one for one in shapes if one in ("positions", "tokens")), None)
+    if "dft" in shapes and several:
+        raise ValueFault(
+            f"beside 'dft' every layer must give one row an example, and {several!r} gives several; "
+            "use 'pool' or 'mean' for the others."
+        )
+
+
+def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    if given is None or callable(given):
+        return dict.fromkeys(names, given)
+    if isinstance(given, Mapping):
+        return {name: given.get(name) for name in names}
+    if len(given) != len(names):
+        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
+    return dict(zip(names, given, strict=True))
 
 
 class Request:
@@ -50,17 +144,17 @@ class Request:
         limit = memory_limit(None, device) if study.limit < 0 else study.limit
         self.study = replace(study, device=device, limit=limit)
 
-    def compared(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
+    def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
-        statistics, interruption = self.taken(measures)
+        statistics, interruption = self.collect(measures)
         statistics.names = dict(names)
         return [comparison_of(statistics, measures, pair, interruption) for pair in self.pairs.of]
 
-    def taken(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
+    def collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
         """Return what one pass over the data left, and whether it was interrupted."""
         if weights_alone(measures):
             one = Pass(self.runners, measures, self.pairs, self.study)
-            return one.weigh(), one.interruption
+            return one.collect_weights(), one.interruption
         feed = self._feed(measures)
         one = Pass(
             self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
@@ -71,21 +165,22 @@ class Request:
         statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
 
-    def explained(self, measures: Sequence[Measure]) -> Plan:
+    def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
         if weights_alone(measures):
-            return explained(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
+            return make_explanation(self.runners, measures, self.pairs, None, replace(self.study, examples=0))
         for own in (self.data, *(runner.data for runner in self.runners)):
             refuse_stream(own)
         feed = self._feed(measures)
-        return explained(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
+        return make_explanation(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
 
-    def linear(self) -> list[Measure]:
-        """Return all measures that read what `cka` reads, as far as the layers' shape allows."""
+    def linear_measures(self) -> list[Measure]:
+        """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
         shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
         own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]
         spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
-        alike = [one for one in all_measures().values() if one.facts.reads is find("cka").facts.reads]
+        collectors = ready_collectors(find("cka"))
+        alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
         fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
         return fit if spectral else alike
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,22 +15,24 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan
+from netkin.comparing.planning import Need, Plan, ready_collectors
 from netkin.comparing.subjects import Runner
-from netkin.errors import FileFault, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
 from netkin.measures.registry import Measure, find
-from netkin.measures.registry import measures as all_measures
-from netkin.progress import ProgressOption, showing
+from netkin.progress import ProgressOption, command, showing
 from netkin.results import Comparison, Comparisons
-from netkin.results.records import now
+from netkin.results.records import now, typed
 from netkin.statistics.collector import Collector, Key, LayerSize, Study, name_of
+from netkin.statistics.statistic import packed, unpacked
 
 KIND = "statistics"
-PLAIN = (
-    "models", "origins", "resizes", "plan", "names", "data", "examples", "settings", "part", "asked", "warnings",
-    "created",
-)  # fmt: skip
+NAMED = 8  # layers that a warning names
+PLAIN = {
+    "models": list[str], "origins": dict[str, dict[str, str]], "resizes": bool, "plan": str, "names": dict[str, str],
+    "data": str, "examples": int, "settings": dict[str, str], "part": str, "asked": list[str], "warnings": list[str],
+    "created": str,
+}  # fmt: skip
 
 
 class Statistics:
@@ -55,6 +59,7 @@ class Statistics:
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
+        self.unverified = ""  # the file without a checksum from which it was loaded
 
     def open(self, plan: Plan, collectors: Sequence[list[Collector]]) -> None:
         """Take the collectors that a plan has chosen."""
@@ -64,10 +69,13 @@ class Statistics:
         """Note what was seen and of what, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
-        left_out = [reason for runner in runners for reason in runner.left_out.values()]
+        left_out = {
+            f"{layer!r} of {runner.name!r}": why for runner in runners for layer, why in runner.left_out.items()
+        }
         if left_out:
-            more = f" So were {len(left_out) - 1} others, see `nk.explain`." if len(left_out) > 1 else ""
-            self.warnings.append(f"a default layer was left out: {left_out[0]}.{more}")
+            named = ", ".join(list(left_out)[:NAMED])
+            more = f" and {len(left_out) - NAMED} others" if len(left_out) > NAMED else ""
+            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(left_out.values()))}.")
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -82,10 +90,21 @@ class Statistics:
     @property
     def missing(self) -> str:
         """A sentence if parts of the data have not been merged in, else empty."""
-        expected = self.study.examples
-        if not self.part or expected is None or self.examples >= expected or self.ended:
+        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.ended:
             return ""
-        return f"these numbers rest on {self.examples:,} of {expected:,} examples: not all parts have been merged."
+        return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
+
+    @property
+    def expected(self) -> int:
+        """How many examples all parts hold together, as far as the parts here tell."""
+        return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of the examples that are expected and not here, as ranges (first, one behind the last)."""
+        ends = [(0, 0), *self.ranges, (self.expected, self.expected)]
+        return [(stop, start) for (_, stop), (start, _) in pairwise(ends) if stop < start]
 
     @property
     def products(self) -> str:
@@ -110,10 +129,10 @@ class Statistics:
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
-        lacking = []
+        known, lacking = [kind.kind for kind in measure.facts.reads.collectors], []
         for collectors in self.collectors:
             for collector in collectors:
-                if type(collector) not in measure.facts.reads.collectors:
+                if collector.kind not in known:
                     continue
                 missing = collector.serves(type(collector).settings_for(measure))
                 if missing:
@@ -136,9 +155,21 @@ class Statistics:
         found = found_measures(collected if measures is None else measures)
         for measure in found if any(self.collectors) else ():
             self.collector(measure)
-        with showing(progress):
+        with showing(progress), self._doubted():
             made = [comparison_of(self, found, pair) for pair in self.pairs.of]
         return made[0] if len(made) == 1 else Comparisons(made)
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
+        try:
+            yield
+        except NetkinError:
+            raise
+        except Exception as fault:
+            if not self.unverified:
+                raise
+            raise FileFault(f"{self.unverified!r} is damaged: {type(fault).__name__}: {fault}") from fault
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(one.kind for one in self.every())) or "nothing"
@@ -183,17 +214,12 @@ class Statistics:
         copy.__dict__.update(self.__dict__)
         return copy
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all to one file; the file appears whole or not at all."""
-        arrays: dict[str, np.ndarray] = {}
-        held: list[list[dict[str, Any]]] = []
-        for i, collectors in enumerate(self.collectors):
-            held.append([])
-            for j, collector in enumerate(collectors):
-                tensors, header = collector._state()
-                arrays |= {f"{i}/{j}/{name}": one.detach().cpu().numpy() for name, one in tensors.items()}
-                held[-1].append({"kind": collector.kind, "state": header})
-        files.write(path, KIND, self._header() | {"collectors": held}, arrays)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
+        tensors: dict[str, torch.Tensor] = {}
+        held = packed(self.collectors, tensors, "collectors")
+        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+        files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PLAIN} | {
@@ -212,18 +238,22 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        return _restored(header, arrays)
+        statistics = _restored(header, arrays)
+    statistics.unverified = "" if files.has_checksum(path) else str(path)
+    return statistics
 
 
 def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
     """Refuse a file that needs a package which is not installed here."""
-    for need in header.get("needs", []):
-        try:
-            find(need["measures"][0])
-        except UnknownName as absent:
-            raise FileFault(
-                f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
-            ) from absent
+    with files.damage_reported(path):
+        for need in header.get("needs", []):
+            measures = typed(need["measures"], list[str], "measures")
+            try:
+                find(measures[0])
+            except UnknownName as absent:
+                raise FileFault(
+                    f"{str(path)!r} holds a statistic of a package that is not installed: {absent} Install the package."
+                ) from absent
 
 
 def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
@@ -235,28 +265,19 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     study = Study(alignment.layers, alignment.rectangles, **header["study"])
     needs = [_need(one) for one in header["needs"]]
     statistics = Statistics([], pairs, study, alignment, needs)
-    for name in PLAIN:
-        setattr(statistics, name, header[name])
+    for name, hint in PLAIN.items():
+        setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    every = [getattr(measure.facts.reads, "collectors", ()) for measure in all_measures().values()]
-    known = {kind.kind: kind for kinds in every for kind in kinds}
-    for i, held in enumerate(header["collectors"]):
-        statistics.collectors[i] = [
-            known[one["kind"]]._restored(_tensors(arrays, f"{i}/{j}/"), one["state"]) for j, one in enumerate(held)
-        ]
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    statistics.collectors = unpacked(header["collectors"], tensors)
     return statistics
 
 
 def _need(header: Mapping[str, Any]) -> Need:
     measure = find(header["measures"][0])
-    candidates = measure.facts.reads.collectors
+    candidates = ready_collectors(measure)
     settings = type(candidates[0].settings_for(measure)).from_json(header["settings"])
     return Need(candidates, settings, tuple(header["measures"]))
-
-
-def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    return {name: torch.from_numpy(array.copy()) for name, array in mine.items()}
 
 
 def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any, Any]]:
@@ -270,13 +291,21 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
         yield f"shapes of {name!r}", shapes[0], shapes[1]
     yield "pairs", one.pairs.words, other.pairs.words
     asked = [[list(need.measures) for need in part.needs] for part in (one, other)]
-    yield "measures", asked[0], asked[1]
+    short = list(map(_unshared, asked, asked[::-1]))
+    yield ("measures", *(asked if short[0] == short[1] else short))
     yield "numbers of chunks", one.study.chunks, other.study.chunks
     yield "seeds", one.study.seed, other.study.seed
     for name in {**one.settings, **other.settings}:
         yield f"settings of {name!r}", one.settings.get(name, "none"), other.settings.get(name, "none")
     if one.part and other.part:  # parts of one set; separate loaders may go by other names
         yield "data", one.data, other.data
+
+
+def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
+    """Return in words the measures of one part that the other lacks; all of them where it lacks none."""
+    every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
+    found = [name for name in every if name not in others] or every
+    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} others" if len(found) > NAMED else "")
 
 
 def found_measures(asked: Any) -> list[Measure]:
@@ -298,6 +327,7 @@ def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
         "plan": statistics.plan,
         **({"data digest": statistics.digest.hex} if statistics.examples else {}),
         **({"settings digest": settings_digest(statistics.settings)} if statistics.settings else {}),
+        **({"call": command()} if command() else {}),
         "products": statistics.products,
         "torch": torch.__version__,
         "python": platform.python_version(),

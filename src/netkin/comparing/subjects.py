@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
-from netkin.representations import Reader, dft, guest, model_lock, model_precision, positions, rows_of, shape_for
-from netkin.representations.axes import is_plain
+from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
+from netkin.representations.example_axes import is_plain
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
-from netkin.representations.shapes import name_of as shape_name
 
 Keep = Callable[[str, Tensor], Any]
 Tensors = Mapping[str, Tensor]
@@ -278,92 +277,6 @@ class WeightsRunner(Runner):
             found.setdefault(layer, {})[own] = tensor
         names = _chosen(self.name, list(found), self._layers) if layers is None else layers
         return {layer: found.get(layer, {}) for layer in names}
-
-
-# --- what is said once for all, or for each ---------------------------------------------------------------------------
-
-
-class Options:
-    """What is said once for all models, or for each; it makes runners of what was passed."""
-
-    def __init__(
-        self,
-        layers: Any,
-        places: Mapping[str, str],
-        shape: Any,
-        resize: str | None,
-        transforms: Any,
-        forward: Any,
-        device: torch.device | str | None,
-        exact_model: bool = False,
-    ):
-        if resize not in (None, "average"):
-            raise UnknownName(f"`resize` is None or 'average'; got {resize!r}.")
-        if resize and shape not in ("positions", positions, "dft", dft):
-            raise ValueFault(f"`resize` goes with shape='positions' or 'dft'; got shape={shape!r}.")
-        _refuse_beside_dft(shape)
-        self.layers, self.places, self.device, self.exact_model = layers, places, device, exact_model
-        self.shape, self.resizes = shape, bool(resize)
-        self.transforms = _one_each("transforms", transforms, list(places))
-        self.forward = _one_each("forward", forward, list(places))
-
-    def layers_of(self, name: str) -> Spec:
-        if not isinstance(self.layers, Mapping):
-            return self.layers
-        unknown = set(self.layers) - set(self.places.values()) - set(self.places)
-        if unknown:
-            raise ValueFault(
-                f"`layers` names {sorted(unknown)[0]!r}; the models are {', '.join(map(repr, self.places))}."
-            )
-        return self.layers.get(name, self.layers.get(self.places[name]))
-
-    def runner(self, name: str, thing: Any) -> Runner:
-        """Return what runs in a pass for a model, a mapping of recorded arrays, a subject or a runner."""
-        subject = thing if isinstance(thing, Subject) else Subject(thing)
-        runner = self._runner(name, subject)
-        runner.data = subject.data if runner.data is None else runner.data
-        runner.resizes = runner.resizes or self.resizes
-        return runner
-
-    def _runner(self, name: str, subject: Subject) -> Runner:
-        thing = subject.thing
-        layers = self.layers_of(name) if subject.layers is None else subject.layers
-        shape = self.shape if subject.shape is None else subject.shape
-        if isinstance(thing, Runner):
-            return thing
-        if thing is None and subject.weights is not None:
-            return WeightsRunner(name, subject.weights, layers)
-        if isinstance(thing, nn.Module):
-            forward, transform = subject.forward or self.forward[name], subject.transform or self.transforms[name]
-            device = subject.device or self.device
-            return ModelRunner(name, thing, layers, shape, forward, transform, device, self.exact_model)
-        if isinstance(thing, Mapping):
-            return RecordedRunner(name, thing, layers, shape)
-        raise ValueFault(
-            f"{name!r} must be a torch module or a mapping of layer names to arrays; got {type(thing).__name__}."
-            + (" `nk.load_model` makes a model of a text." if isinstance(thing, str) else "")
-        )
-
-
-def _refuse_beside_dft(shape: Any) -> None:
-    """Refuse a mapping of shapes in which some layers go by frequencies and others by places or tokens."""
-    shapes = [shape_name(one) for one in shape.values()] if isinstance(shape, Mapping) else []
-    several = next((one for one in shapes if one in ("positions", "tokens")), None)
-    if "dft" in shapes and several:
-        raise ValueFault(
-            f"beside 'dft' every layer must give one row an example, and {several!r} gives several; "
-            "use 'pool' or 'mean' for the others."
-        )
-
-
-def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
-    if given is None or callable(given):
-        return dict.fromkeys(names, given)
-    if isinstance(given, Mapping):
-        return {name: given.get(name) for name in names}
-    if len(given) != len(names):
-        raise ValueFault(f"`{what}` must be one function or one for each of the {len(names)} models; got {len(given)}.")
-    return dict(zip(names, given, strict=True))
 
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:

@@ -23,6 +23,7 @@ from netkin.settings import exact_products
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE, BYTES = 128, 2**28  # pairs that are prepared together, and about how much memory they may take
+FEW_CHUNKS = 8  # below which a standard error is itself a rough number
 MATRICES = 8  # of the size of a cross moment that a pair holds while it is measured
 
 
@@ -62,6 +63,7 @@ class Tables:
 
     def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str):
         self.statistics, self.measures, self.a, self.b = statistics, measures, a, b
+        self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
         names = {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()}
         self.layers_a, self.layers_b = names[a], names[b]
         self.wanted = statistics.pairs.listed(names, a, b)
@@ -75,19 +77,20 @@ class Tables:
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.ranks: dict[str, dict[str, int]] = {"a": {}, "b": {}}  # the directions that layers were cut to
         self.cautions: dict[str, int] = {}  # how many values each sentence holds for
+        self.cuts: dict[tuple[str, str, str], Any] = {}  # how many directions a measure kept of a pair
+        self.jumps: dict[str, set[tuple[str, str]]] = {}  # pairs of which it keeps others without some chunk
         self.ended = set(statistics.ended)
 
     def fill(self, interruption: Interruption) -> None:
         """Compute every wanted value; an interruption that was asked for leaves the rest as holes."""
-        mirrored = self.a == self.b
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
             with interruption.ending("measuring"), torch.no_grad(), exact_products():
-                for x, y, read in reported(self._prepared(mirrored), "measuring", "pairs", total=len(self.wanted)):
-                    self._pair(x, y, mirrored, read)
-                self._replicate(mirrored)
+                for x, y, read in reported(self._prepared(), "measuring", "pairs", total=len(self.wanted)):
+                    self._pair(x, y, read)
+                self._replicate()
         self.ended |= interruption.ended
 
-    def _replicate(self, mirrored: bool) -> None:
+    def _replicate(self) -> None:
         """Compute every value again without each chunk in turn, for those measures that the jackknife serves."""
         smooth = [measure for measure in self.measures if not measure.jackknife_reason]
         if not self.statistics.study.chunks or not any(self.statistics.collectors):
@@ -100,11 +103,11 @@ class Tables:
             for collector in self.statistics.every():  # what was computed with all chunks, or without another one
                 collector.release()
             here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
-            for x, y, read in self._prepared(mirrored, here, chunk):
-                self._replicate_pair(chunk, here, x, y, mirrored, read)
+            for x, y, read in self._prepared(here, chunk):
+                self._replicate_pair(chunk, here, x, y, read)
 
     def _prepared(
-        self, mirrored: bool, measures: Sequence[Measure] | None = None, without: int | None = None
+        self, measures: Sequence[Measure] | None = None, without: int | None = None
     ) -> Iterator[tuple[str, str, dict[int, Any]]]:
         """Yield the wanted pairs with what collectors gave for them.
 
@@ -117,7 +120,7 @@ class Tables:
             given: dict[int, tuple[Any, list[Measure]]] = {}
             for (x, y), read in zip(block, reads, strict=True):
                 for measure in able:
-                    if mirrored and measure.facts.symmetric and (y, x) in seen:
+                    if self.mirrored and measure.facts.symmetric and (y, x) in seen:
                         continue  # its value is there already
                     with suppress(NoValue):  # which is told when the pair is measured
                         pair = self._read(measure, x, y, read, without)
@@ -144,24 +147,25 @@ class Tables:
         if block:
             yield block
 
-    def _replicate_pair(
-        self, chunk: int, measures: Sequence[Measure], x: str, y: str, mirrored: bool, read: dict[int, Any]
-    ) -> None:
+    def _replicate_pair(self, chunk: int, measures: Sequence[Measure], x: str, y: str, read: dict[int, Any]) -> None:
         i, j = self.layers_a.index(x), self.layers_b.index(y)
         for measure in measures:
             table = self.replicates[measure.id][chunk]
             if np.isnan(self.values[measure.id][i, j]):
                 continue
-            if mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
+            if self.mirrored and measure.facts.symmetric and not np.isnan(table[j, i]):
                 table[i, j] = table[j, i]
                 continue
             with suppress(NoValue):  # without this chunk the measure has no value, and so no standard error
-                table[i, j] = value_of(measure, self._read(measure, x, y, read, chunk))
+                pair = self._read(measure, x, y, read, chunk)
+                table[i, j], kept = _measured(measure, pair)
+                if kept != self.cuts.get((measure.id, x, y), kept):
+                    self.jumps.setdefault(measure.id, set()).add((x, y))
 
-    def _pair(self, x: str, y: str, mirrored: bool, read: dict[int, Any]) -> None:
+    def _pair(self, x: str, y: str, read: dict[int, Any]) -> None:
         """Measure one pair; `read` is what each collector gave for it, which its measures share."""
         for measure in self.measures:
-            if mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
+            if self.mirrored and measure.facts.symmetric and (y, x) not in self.holes[measure.id] and x != y:
                 self._set(measure, x, y, self.values[measure.id][self.layers_a.index(y), self.layers_b.index(x)])
                 continue
             try:
@@ -175,7 +179,7 @@ class Tables:
         pair = self._read(measure, x, y, read)
         for caution in measure.cautions(pair):
             self.cautions[caution] = self.cautions.get(caution, 0) + 1
-        value = value_of(measure, pair)
+        value, self.cuts[measure.id, x, y] = _measured(measure, pair)
         ranks = pair.ranks(measure.facts) if hasattr(pair, "ranks") else None
         if ranks is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
@@ -195,9 +199,10 @@ class Tables:
 
     def tables(self) -> dict[str, Values]:
         """Return the tables by the measures' ids."""
-        return {measure.id: self._table(measure) for measure in self.measures}
+        return {measure.id: self.table(measure) for measure in self.measures}
 
-    def _table(self, measure: Measure) -> Values:
+    def table(self, measure: Measure) -> Values:
+        """Return the table of one measure."""
         facts, values = measure.facts, self.values[measure.id]
         rows, columns = {x: i for i, x in enumerate(self.layers_a)}, {y: j for j, y in enumerate(self.layers_b)}
         holes = {(x, y): why for (x, y), why in self.holes[measure.id].items() if np.isnan(values[rows[x], columns[y]])}
@@ -213,6 +218,7 @@ class Tables:
             bounds=facts.bounds,
             symmetric=facts.symmetric,
             conventions=facts.convention,
+            unit=facts.unit,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
             **self._errors(measure),
@@ -247,7 +253,7 @@ class Tables:
                 a, b = alignment.pair((self.a, x), (self.b, y))
                 collector = self.statistics.collector(measure, a)
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
-        told = [collector.told(pairs) for collector, pairs in found.values()]
+        told = [collector.exactness_of(pairs) for collector, pairs in found.values()]
         return max(told, key=len, default="exact")
 
     def ranks_in_words(self) -> dict[str, str]:
@@ -261,12 +267,34 @@ class Tables:
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of these tables must know, in sentences."""
-        said = summed_cautions(self.cautions)
+        said = [*summed_cautions(self.cautions), *self._doubts_of_errors()]
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")
         if "measuring" in self.ended:
             said.append("interrupted: some pairs were not reached, and have no value.")
         return tuple(said)
+
+    def _doubts_of_errors(self) -> Iterator[str]:
+        """Yield what makes standard errors rough: few chunks with anything in them, cuts that jump between chunks."""
+        for name, sizes in self.sizes.items():
+            held = sum(size > 0 for size in sizes)
+            if 1 < held < min(FEW_CHUNKS, len(sizes)):
+                yield (
+                    f"the standard errors of {name} rest on {held} chunks, as {sum(sizes):,} mini-batches fill no more "
+                    f"of the {len(sizes)}; take more examples or smaller mini-batches."
+                )
+        for name, pairs in self.jumps.items():
+            yield (
+                f"without some chunk {name} keeps another number of directions, of {len(pairs):,} pairs; their "
+                "standard errors hold these jumps, which 'svcca_k' with a fixed number does not have."
+            )
+
+
+def _measured(measure: Measure, pair: Any) -> tuple[float, tuple[int, int] | None]:
+    """Return a measure's value of a pair, and how many directions of either layer it kept, where it cuts them."""
+    if hasattr(pair, "kept_directions"):
+        pair.kept_directions = None
+    return value_of(measure, pair), getattr(pair, "kept_directions", None)
 
 
 def summed_cautions(cautions: Mapping[str, int]) -> list[str]:

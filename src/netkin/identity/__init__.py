@@ -3,7 +3,15 @@
 Results and parts of results carry them, so that what belongs to other weights or other data is noticed.
 """
 
-from netkin.identity.data import DataDigest
-from netkin.identity.digests import function_digest, settings_digest, weights_digest
+from netkin.identity.data import DataDigest, UnorderedDigest
+from netkin.identity.digests import described_call, function_digest, in_words, settings_digest, weights_digest
 
-__all__ = ["DataDigest", "function_digest", "settings_digest", "weights_digest"]
+__all__ = [
+    "DataDigest",
+    "UnorderedDigest",
+    "described_call",
+    "function_digest",
+    "in_words",
+    "settings_digest",
+    "weights_digest",
+]

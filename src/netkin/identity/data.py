@@ -118,6 +118,41 @@ class DataDigest:
         self._sum = (self._sum + summed_hashes(found, numbers)) % 2**64
 
 
+class UnorderedDigest:
+    """What tells a set of examples, inputs and labels, from others, in whatever order and batches they come.
+
+    Unlike `DataDigest` it numbers nothing, so that a shuffled loader gives the same.
+
+    Example:
+        >>> images, labels = torch.arange(12.0).reshape(4, 3), torch.arange(4)
+        >>> one, other = UnorderedDigest(), UnorderedDigest()
+        >>> one.update((images, labels), 4)
+        >>> for place in (2, 0, 3, 1):
+        ...     other.update((images[[place]], labels[[place]]), 1)
+        >>> str(one) == str(other)
+        True
+    """
+
+    def __init__(self) -> None:
+        self.count, self._sum = 0, 0
+        self._pending: list[Tensor] = []  # contents, wherever they were computed
+
+    def update(self, batch: Any, length: int) -> None:
+        """Add the `length` examples of a batch."""
+        self._pending.append(contents(batch, length, labels=True))
+        self.count += length
+        if len(self._pending) >= PENDING:
+            self._fold()
+
+    def _fold(self) -> None:
+        self._sum += sum(summed_hashes(found) for found in self._pending)
+        self._pending = []
+
+    def __str__(self) -> str:
+        self._fold()
+        return f"{self.count:,} examples, mark {self._sum % 2**64:016x}"
+
+
 def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
     """Return the hashes of the contents of a batch's `length` examples, an int64 vector on the arrays' device."""
     parts = [_hashes(*leaf) for leaf in _leaves(batch if labels else _without_labels(batch), length)]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netkin.errors import ValueFault
+from netkin.progress import command
 
 PLAIN = (bool, int, float, complex, str, bytes)
 _SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr tells all
@@ -64,17 +65,35 @@ def _add_tensor(total: Any, name: str, tensor: Tensor, precision: torch.dtype | 
     total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def settings_digest(value: Any) -> str:
+def settings_digest(value: Any, *, strict: bool = True) -> str:
     """Return a text of 24 hex digits that changes with any value in nested settings, but not with a mapping's order.
 
     Lists and tuples are alike, 1, 1.0 and True are not. Arrays and models count with all their values, functions as
-    in `function_digest`; other objects are refused.
+    in `function_digest`; other objects are refused, or, if not `strict`, count with their attributes.
 
     Example:
         >>> settings_digest({"k": 8, "seed": 0}) == settings_digest({"seed": 0, "k": 8})
         True
     """
-    return _digest(_text(value, "settings", strict=True))
+    return _digest(_text(value, "settings", strict=strict))
+
+
+def in_words(value: Any) -> str:
+    """Return a setting as a text for people that changes with it: functions have their name and their digest.
+
+    Example:
+        >>> in_words({"conv": "pool", "fc": [1, None]})
+        'conv: pool, fc: [1, None]'
+        >>> in_words(lambda x: x + 1).split()[0]
+        '<lambda>'
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {in_words(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(in_words, value))}]"
+    if callable(value) and not isinstance(value, type):
+        return f"{getattr(value, '__qualname__', type(value).__qualname__)} {function_digest(value)}"
+    return getattr(value, "__qualname__", None) or str(value)
 
 
 def function_digest(function: Callable[..., Any]) -> str:
@@ -82,8 +101,8 @@ def function_digest(function: Callable[..., Any]) -> str:
 
     Of a function written in Python these count: its code, constants, defaults, the values it closes over and the plain
     global values it reads; of a method also its object, of a partial its arguments, of a callable object its
-    attributes. Functions that it calls by a global name, builtins and classes count by their names. Another version of
-    Python may give another digest.
+    attributes and the code by which it is called. Functions that it calls by a global name, builtins and classes count
+    by their names. Another version of Python may give another digest.
 
     Example:
         >>> function_digest(lambda x: x + 1) == function_digest(lambda x: x + 2)
@@ -92,6 +111,25 @@ def function_digest(function: Callable[..., Any]) -> str:
     if not callable(function):
         raise ValueFault(f"a function is needed; got {type(function).__name__}.")
     return _digest(_text(function, "function", strict=False))
+
+
+def described_call(name: str, **options: Any) -> str:
+    """Return the command for which work is done, or the call `name` with its options: what makes the result again.
+
+    Example:
+        >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
+        "nk.compress(model=Linear, layers=['0'], k=2)"
+    """
+    told = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
+    return command() or f"{name}({', '.join(told)})"
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, (*PLAIN, list, tuple, dict)):
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:197]}..."
+    named = getattr(value, "name", None)
+    return named if isinstance(named, str) else str(getattr(value, "__qualname__", type(value).__name__))
 
 
 def _digest(text: str) -> str:
@@ -150,7 +188,9 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
             f"`{place}` is an object of type {type(value).__name__}, which has no digest; use numbers, texts, lists, "
             "mappings, arrays or functions."
         )
-    return f"{_qualified(type(value))} {inner(getattr(value, '__dict__', None), place)}"
+    called = vars(type(value)).get("__call__")
+    code = f" {inner(called, place)}" if isinstance(called, FunctionType) else ""
+    return f"{_qualified(type(value))}{code} {inner(getattr(value, '__dict__', None), place)}"
 
 
 def _qualified(named: Any) -> str:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from netkin.progress import listening
 
 HEARTBEAT = 2.0  # seconds
 PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little longer than it lives
+ANEW = "begin anew with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
@@ -41,7 +42,7 @@ class Part:
 
     name: str
     values: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float | None = None
     created: str = ""
 
@@ -63,6 +64,7 @@ class Job:
         kind: What is done, in a word, as "sweep".
         identity: What all parts depend on.
         call: The call or the command that does it.
+        overwrite: Whether to begin anew where there is another job, or another result, whose parts are then deleted.
 
     Example:
         >>> import tempfile
@@ -80,28 +82,36 @@ class Job:
         [0.5, 0.6]
         >>> Job(folder, "training", {"data digest": "77ab", "epochs": 3}).__enter__()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        netkin.errors.FileFault: '...' holds a training with another data digest ('5c1e', not '77ab'); ...
+        netkin.errors.FileFault: '...' holds a training that differs in data digest ('5c1e', not '77ab'); ...
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], *, call: str = ""
+        self,
+        folder: str | os.PathLike[str] | None,
+        kind: str,
+        identity: Mapping[str, Any],
+        *,
+        call: str = "",
+        overwrite: bool = False,
     ):
+        self.overwrite = overwrite
         self.folder = None if folder is None else Path(folder)
         self.result: Path | None = None
         self._state = State(kind, json.loads(json.dumps(identity)), call, folder=str(folder))  # as it will be read
         self._held: dict[str, Part] = {}  # without a folder
         self._expected: set[str] | None = None
         self._finished: set[str] = set()
+        self._seconds: dict[str, float] = {}
         self._stop, self._writing = threading.Event(), threading.Lock()
         self._stack = ExitStack()
         self._last = time.perf_counter()
 
     @classmethod
     def beside(
-        cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], *, call: str = ""
+        cls, result: str | os.PathLike[str] | None, kind: str, identity: Mapping[str, Any], **options: Any
     ) -> Job:
         """Return the job that makes a result: its folder lies beside it, as ``ab.netkin.job`` beside ``ab.netkin``."""
-        made = cls(None if result is None else beside(result), kind, identity, call=call)
+        made = cls(None if result is None else beside(result), kind, identity, **options)
         made.result = None if result is None else Path(result)
         return made
 
@@ -110,6 +120,11 @@ class Job:
         """How far the job has come."""
         total = None if self._expected is None else len(self._expected)
         return replace(self._state, done=len(self._finished), total=total)
+
+    @property
+    def seconds(self) -> float:
+        """How long all parts took that were found or kept, whenever that was."""
+        return sum(self._seconds.values())
 
     def expect(self, names: Iterable[str]) -> None:
         """Say which parts there will be; those that are there already are done."""
@@ -126,6 +141,7 @@ class Job:
             return None
         found = _read_part(self._path(name), name)
         self._note(name)
+        self._seconds[name] = found.seconds or 0.0
         return found
 
     def keep(
@@ -136,7 +152,7 @@ class Job:
         *,
         seconds: float | None = None,
     ) -> Part:
-        """Keep a finished part at once, in the place of one of the same name; a request to cancel ends the work here.
+        """Keep a finished part at once, in the place of one of the same name.
 
         Args:
             name: What tells the part from all others of the job.
@@ -145,15 +161,17 @@ class Job:
             seconds: How long it took; by default the time since the last part, or since the job began.
         """
         seconds = time.perf_counter() - self._last if seconds is None else seconds
+        self._seconds[name] = seconds
         part = Part(name, dict(values), dict(arrays or {}), seconds, now())
         if self.folder is None:
             self._held[name] = part
         else:
             header = {"name": name, "values": part.values, "seconds": seconds, "created": part.created}
             files.write(self._path(name), "part", header, part.arrays)
+        before = len(self._finished)
         self._note(name)
-        self._write()
-        self.check()
+        if len(self._finished) > before:  # else the next heartbeat is soon enough
+            self._write()
         return part
 
     def part(self, name: str, compute: Callable[[], Computed]) -> Part:
@@ -174,7 +192,7 @@ class Job:
         self._finished.discard(name)
 
     def check(self) -> None:
-        """End the work by `Cancelled` if that was asked for."""
+        """End the work by `Cancelled` if that was asked for; `find` and `part` do so as well."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")
@@ -202,18 +220,28 @@ class Job:
         _refuse_no_job(folder)
         if self.result is not None and not self.result.parent.is_dir():
             raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
+        if self.result is not None and self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
+            raise FileFault(
+                f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
+                f"another path or delete it, or {ANEW}."
+            )
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
         self._stop = threading.Event()
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
             files.remove_unfinished(place)
         (folder / CANCEL).unlink(missing_ok=True)
+        parts = list((folder / PARTS).glob("*.netkin"))
+        if self.overwrite:  # the state last, so that no parts are left without one
+            for old in (*parts, *filter(None, [self.result]), folder / STATE):
+                old.unlink(missing_ok=True)
+        elif parts and not (folder / STATE).exists():
+            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {ANEW}.")
         if (folder / STATE).exists():
             held = read(folder)
             _refuse_other(held, self._state)
             self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
-        own = {"status": "running", "started": now(), "pid": os.getpid(), "host": socket.gethostname()}
-        self._state = replace(self._state, **own)
+        self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
         self._stack.callback((folder / CANCEL).unlink, missing_ok=True)
@@ -293,23 +321,29 @@ def _refuse_no_job(folder: Path) -> None:
 
 def _refuse_other(held: State, asked: State) -> None:
     if held.kind != asked.kind:
-        raise FileFault(f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it.")
-    differing = list(_differing(held.identity, asked.identity))
-    if differing:
         raise FileFault(
-            f"{held.folder!r} holds a {held.kind} with {', '.join(differing)}; ask for the same again, give another "
-            "path or delete it."
+            f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {ANEW}."
+        )
+    differing = dict(_differing(held.identity, asked.identity))
+    if differing:
+        words = " and ".join(f"{name} ({one!r}, not {other!r})" for name, (one, other) in differing.items())
+        redrawn = "a loader that shuffles or draws anew gives other data each time; " if "data" in words else ""
+        raise FileFault(
+            f"{held.folder!r} holds a {held.kind} that differs in {words}; {redrawn}ask for the same again, give "
+            f"another path or delete it, or {ANEW}."
         )
 
 
-def _differing(held: Mapping[str, Any], asked: Mapping[str, Any], fixed: bool = True) -> Iterable[str]:
-    """Yield what differs, in words; of mappings that are not `fixed` only what both have."""
+def _differing(
+    held: Mapping[str, Any], asked: Mapping[str, Any], fixed: bool = True
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield what differs, and how; of mappings that are not `fixed` only what both have."""
     for name in dict.fromkeys([*held, *asked] if fixed else [name for name in held if name in asked]):
         one, other = held.get(name), asked.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, fixed=False)
         elif one != other:
-            yield f"another {name} ({one!r}, not {other!r})"
+            yield name, (one, other)
 
 
 def _united(held: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

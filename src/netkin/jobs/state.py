@@ -71,7 +71,7 @@ class State:
 def write(state: State) -> None:
     """Write a state into its job's folder, whole or not at all."""
     header = {name: value for name, value in asdict(state).items() if name != "folder"}
-    files.write_text(Path(state.folder) / STATE, json.dumps({"format": FORMAT, **header}, indent=1, ensure_ascii=False))
+    files.write_text(Path(state.folder) / STATE, json.dumps({"format": FORMAT, **header}, indent=1))
 
 
 def read(path: str | os.PathLike[str]) -> State:
@@ -135,7 +135,7 @@ def now() -> str:
 
 def _places(folder: Path) -> Iterator[Path]:
     for place, inner, names in os.walk(folder):
-        if STATE in names and LOCK in names:
+        if STATE in names and PARTS in inner:
             yield Path(place)
             inner.clear()
 

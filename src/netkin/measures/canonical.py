@@ -9,8 +9,8 @@ from torch import Tensor
 
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, UnknownName, ValueFault
-from netkin.measures.matrices import arccos, leading, root, spectrum, ties
 from netkin.measures.registry import AFFINE, RIGID, measure
+from netkin.measures.spectrum import arccos, leading, root, spectrum, ties
 from netkin.statistics import Moments
 from netkin.statistics.moments import largest
 from netkin.statistics.products import squared_norm
@@ -198,6 +198,7 @@ def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by={"rotation", "translation"},
     is_metric=True,
     whitens=lambda settings: settings["alpha"] < 1,
@@ -258,6 +259,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
 @measure(
     higher_is_closer=True,
     bounds=(0.0, math.inf),
+    unit="nats",
     unchanged_by=AFFINE,
     whitens=True,
     convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",
@@ -286,6 +288,7 @@ def _overlap(moments: Moments) -> Tensor:
 
 def _truncated(moments: Moments, keep_x: Tensor, keep_y: Tensor) -> Tensor:
     counts = [tuple(keep.sum(-1).tolist()) for keep in (keep_x, keep_y)]  # leading ones of every block
+    moments.kept_directions = (sum(counts[0]), sum(counts[1]))
     values = moments.decomposed(("leading", *counts), lambda: moments.leading_alignment(keep_x, keep_y))
     return largest(values, min(map(sum, counts))).mean()
 
@@ -330,7 +333,7 @@ def _partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, T
     pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
     change = (inside - torch.diag_embed(roots.square())) / pairs
     within = torch.diag_embed(values) - whole * change
-    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1) * kept).sum().sqrt()
+    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1).real * kept).sum().sqrt()
     return basis @ within, size
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from netkin.arrays import as_matrix, exact_products
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
-from netkin.measures.matrices import leading, spectrum, ties
+from netkin.measures.spectrum import leading, spectrum, ties
 from netkin.statistics import Moments
 from netkin.statistics.sides import Side
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from netkin.errors import NoValue
 from netkin.measures.registry import RIGID, measure
 from netkin.statistics import Grams, Rows
-from netkin.statistics.kernels import centred, u_centred
+from netkin.statistics.products import centred, u_centred
 
 MEDIAN = "its kernel width is a median"
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
@@ -26,7 +26,8 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
 
     The unbiased HSIC₁ of each mini-batch is added up, and one ratio is taken at the end. Memory does not depend on the
-    width of the layers; the value does depend on the batch size, which is therefore part of the id.
+    width of the layers; the value does depend on the batch size, which is therefore part of the id. `kernel` is
+    "linear" or "rbf", as wide as `fraction` of the median distance in a mini-batch.
     """
     if not (float(grams.x.detach()) > 0 and float(grams.y.detach()) > 0):
         raise NoValue(

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.matrices import arccos, root
 from netkin.measures.registry import RIGID, measure
+from netkin.measures.spectrum import arccos, root
 from netkin.statistics import Moments
 
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
@@ -86,6 +86,7 @@ def cka_uncentered(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,
@@ -150,6 +151,7 @@ def procrustes_distance(moments: Moments) -> Tensor:
 @measure(
     higher_is_closer=False,
     bounds=(0.0, math.pi / 2),
+    unit="radians",
     unchanged_by=RIGID,
     is_metric=True,
     precise=True,

@@ -1,4 +1,4 @@
-"""The registry: a measure is a pure function of one statistic, with facts declared once and read by everybody else.
+"""The registry: a measure is a pure function of one statistic, with facts that are declared once.
 
 Written as ``"svcca(variance=0.95)"`` a measure and its parameters mean the same in Python and on the command line;
 that string, without parameters that have their default value, is the measure's id.
@@ -66,6 +66,7 @@ class Facts:
     shows: tuple[str, ...] = ()  # parameters that stand in the id even at their default
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
+    unit: str = ""  # of its values: radians or nats; none for shares and correlations
     by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def at(self, settings: Settings) -> Facts:
@@ -189,6 +190,7 @@ def measure(
     shows: tuple[str, ...] = (),
     smooth: bool | str | Callable[[Settings], bool | str] = True,
     debiased_as: str = "",
+    unit: str = "",
 ) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
@@ -209,6 +211,7 @@ def measure(
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
         debiased_as: the name of the same measure without the bias of small samples.
+        unit: of its values, such as radians; none for shares and correlations.
     """
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
@@ -231,6 +234,7 @@ def measure(
             shows=shows,
             smooth=True if callable(smooth) else smooth,
             debiased_as=debiased_as,
+            unit=unit,
             by_settings=rules,
         )
         public = _callable_with_matrices(function, facts)
@@ -346,7 +350,11 @@ def broken_packages() -> dict[str, str]:
 
 @functools.cache
 def _load_entry_points() -> dict[str, str]:
-    return {package: why for entry in entry_points(group="netkin.measures") for package, why in _load(entry).items()}
+    found: dict[str, str] = {}
+    for entry in entry_points(group="netkin.measures"):
+        for package, why in _load(entry).items():
+            found[package] = f"{found[package]} And {why}" if package in found else why
+    return found
 
 
 def _load(entry: EntryPoint) -> dict[str, str]:

@@ -20,9 +20,9 @@ SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as fa
 SCRIPTS = ("telling", "profile", "theme")
 
 
-def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str]) -> Path:
+def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write the claims as a single HTML page to `path`, whole or not at all, and return the path."""
-    files.write_text(path, claims_page(claims))
+    files.write_text(path, claims_page(claims), "page", overwrite=overwrite)
     return Path(path)
 
 

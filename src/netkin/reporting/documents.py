@@ -45,6 +45,7 @@ def _head(title: str, styles: Iterable[str], rules: str) -> Markup:
     return tag(
         "head",
         tag("meta", charset="utf-8"),
+        tag("meta", name="generator", content="netkin"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),

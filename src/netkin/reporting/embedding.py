@@ -18,6 +18,7 @@ from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile
 from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.packing import facts, plain
 
 
 def embedded(
@@ -37,12 +38,11 @@ def embedded(
 def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
     """Return the numbers of a series as the page says them, with four decimals, so that many steps stay small."""
     final = series.comparisons[-1]
-    words = ("run", "steps", "final_step", "unit", "warnings", "complete", "missing")
-    facts = {word: _plain(getattr(series, word)) for word in words} | {"provenance": _plain(dict(series.provenance))}
+    read_off = {"warnings": list(series.warnings), "complete": series.complete}
     places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]
     more = {"layers": list(series.layers), "own": places, "places": [float(f"{x:.4g}") for x in axis.places]}
     tables = [_frames(series, measure) for measure in series.measures]
-    return _colours() | {"series": _about(final) | facts | more | {"tables": tables}}
+    return _colours() | {"series": facts(final) | facts(series) | read_off | more | {"tables": tables}}
 
 
 def _frames(series: Series, measure: str) -> dict[str, Any]:
@@ -83,9 +83,7 @@ def _comparison(comparison: Comparison, grids: Sequence[Grid], names: Mapping[st
     scales, places = scales_of(tables), {table.id: k for k, table in enumerate(tables)}
     shown = {"shown": [names[comparison.a], names[comparison.b]], "unasked": NOT_ASKED, "pairs": listing(comparison)}
     lists = [_list(grid, places) for grid in grids if grid.listed]
-    return (
-        _about(comparison) | shown | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
-    )
+    return facts(comparison) | shown | {"lists": lists, "tables": [_table(table, scales[table.id]) for table in tables]}
 
 
 def _list(grid: Grid, places: Mapping[str, int]) -> dict[str, Any]:
@@ -94,17 +92,8 @@ def _list(grid: Grid, places: Mapping[str, int]) -> dict[str, Any]:
     return {"id": grid.id, "rows": list(grid.rows), "columns": list(grid.columns), "of": of}
 
 
-def _about(comparison: Comparison) -> dict[str, Any]:
-    words = ("a", "b", "layers_a", "layers_b", "data", "examples", "seed", "version", "created", "warnings", "complete")
-    own = {word: _plain(getattr(comparison, word)) for word in words}
-    return own | {word: _plain(dict(getattr(comparison, word))) for word in _MAPS}
-
-
-_MAPS = ("shapes_a", "shapes_b", "widths_a", "widths_b", "provenance")
-
-
 def _table(table: Values, scale: Scale) -> dict[str, Any]:
-    errors = None if table.errors is None else _numbers(table.errors)
+    errors = None if table.errors is None else plain(table.errors)
     more = {"errors": errors, "without_error": _without_error(table), "margins": _margins(table)}
     return _about_table(table) | more | _drawable(replace(grid_of(table), scale=scale))
 
@@ -127,16 +116,15 @@ def _margins(table: Values) -> list[list[Any] | None]:
 
 
 def _about_table(table: Values) -> dict[str, Any]:
-    words = ("id", "name", "higher_is_closer", "symmetric", "conventions", "statistic", "exactness")
-    own = {word: _plain(getattr(table, word)) for word in words} | {"parameters": _plain(dict(table.parameters))}
-    bounds = [value if math.isfinite(value) else None for value in table.bounds]
-    return own | {"bounds": bounds, "quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
+    """Return what a table says of itself but for its layers, which the comparison names."""
+    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b")}
+    return own | {"quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
 def _drawable(grid: Grid) -> dict[str, Any]:
     # that a pair was not asked for is said of hundreds of them; the page says it once
     holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != NOT_ASKED]
-    return {"values": _numbers(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
+    return {"values": plain(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
 
 
 def _scale(scale: Scale) -> dict[str, Any]:
@@ -150,28 +138,10 @@ def _best(grid: Grid) -> list[int | None]:
 def _summary(grid: Grid, comparisons: Sequence[Comparison]) -> dict[str, Any]:
     places = {(c.a, c.b): k for k, c in enumerate(comparisons)}
     opens = [[places.get((a, b), places.get((b, a))) for b in grid.columns] for a in grid.rows]
-    facts = {
+    about = {
         "id": grid.id,
         "models": list(grid.rows),
         "labels": shortened(grid.rows),
         "higher_is_closer": grid.scale.higher_is_closer,
     }
-    return facts | {"opens": opens, "errors": None} | _drawable(grid)
-
-
-def _numbers(values: np.ndarray) -> list[list[float | None]]:
-    return [[value if math.isfinite(value) else None for value in row] for row in values.tolist()]
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: NumPy's numbers become Python's."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, (str, bool, int, type(None))) or _finite(value) else str(value)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+    return about | {"opens": opens, "errors": None} | _drawable(grid)

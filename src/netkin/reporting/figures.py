@@ -23,10 +23,9 @@ from netkin.reporting.drawing import (
 )
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.matching import partners
-from netkin.reporting.naming import told_apart
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
-from netkin.reporting.wording import shortened
+from netkin.reporting.wording import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Series, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors
@@ -44,6 +43,7 @@ def plot(
     *,
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
+    overwrite: bool = False,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
 
@@ -59,6 +59,7 @@ def plot(
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
+        overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
     refuse_file(measure)
@@ -70,7 +71,7 @@ def plot(
     else:
         figure = _of(results, measure, ax, steps, profile)
     if path is not None:
-        write_figure(figure, path, kind)
+        write_figure(figure, path, kind, overwrite=overwrite)
     return figure
 
 

@@ -16,10 +16,9 @@ from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
-from netkin.reporting.naming import told_apart
 from netkin.reporting.series_page import series_page
 from netkin.reporting.spreads import spread_section
-from netkin.reporting.wording import headline
+from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Series
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
@@ -30,14 +29,15 @@ MEANS = "Each cell is the mean over layers of the same name or, where none is sh
 Results = Comparison | Comparisons | Series | Iterable[Comparison]
 
 
-def report(results: Results, path: str | os.PathLike[str]) -> Path:
+def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write one comparison or several, or a series, as a single HTML page to `path`, and return the path.
 
-    The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm.
+    The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
+    file that is no page of netkin's is written over only with `overwrite`.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
-    files.write_text(path, page(results))
+    files.write_text(path, page(results), "page", overwrite=overwrite)
     return Path(path)
 
 

@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
+from netkin.representations.example_axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
-from netkin.representations.hooks import apart, is_plain_tensor, keeping, main_tensor, unrecordable, watching
+from netkin.representations.hooks import (
+    apart,
+    is_plain_tensor,
+    keeping,
+    main_tensor,
+    one_forward,
+    unrecordable,
+    watching,
+)
 from netkin.representations.inputs import (
     Forward,
     Transform,
@@ -51,7 +59,7 @@ def activations(
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
-    positions) is left out without a word; one asked for by name is refused. `Reader.left_out` tells the reasons.
+    positions) is left out; one chosen by name is refused. `Reader.left_out` holds the reasons.
 
     Args:
         model: the model, which is left as it was.
@@ -129,18 +137,20 @@ class Reader:
         self._few_axes: dict[str, list[int]] | None = None  # those as long as the batch of the extra pass
         self._may_stop = False
         self._mask: TokenMask | None = None
-        self._reaction: Callable[[str, Any], None] | None = None
+        self._outputs: dict[str, Any] | None = None  # of the forward that this reader runs
+        self._few = 0  # examples of the extra pass, while it runs
         self._is_open = False
         self._length: int | None = None
         self._names: list[str] = []
         self.left_out: dict[str, str] = {}
         self._home: Any = None  # the model's device and precision, while the hooks are on it
         self._sorted: list[str] = []
+        self._chosen: dict[str, tuple[Shape, bool]] = {}  # the shape of each layer, and whether it is the caller's own
         self.ran: list[str] = []  # what gave rows for the latest batch, in the order of running
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the rows of each layer that ran, by name, for one batch; or what `keep` made of them."""
-        batch = transformed(batch, self.transform)
+        batch = batch if self.transform is None else transformed(batch, self.transform)
         mask = mask_of(batch)  # as it came: on the CPU its tokens are counted without waiting for a GPU
         self._mask = None if mask is None else token_mask(copied(mask))
         batch = moved(self.model, batch, self._home)
@@ -170,33 +180,27 @@ class Reader:
                 self._is_open, self._home = False, None
 
     def _react(self, name: str, output: Any) -> None:
-        if self._reaction is not None:  # else another caller runs the model
-            self._reaction(name, output)
+        """Keep what a layer gave, while this reader runs the model, and not another caller."""
+        if self._outputs is None:
+            return
+        if self._few:
+            held = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), self._few)
+            self._outputs[name] = held
+        elif is_plain_tensor(output):  # nearly always
+            self._outputs[name] = apart(self._reduced(name, output), output)
+        elif (fault := unrecordable(output)) and self._may_leave_out(name):
+            self.left_out.setdefault(name, f"{layer_label(name)} {fault}")
+        else:
+            keeping(self._outputs, self._reduced)(name, output)
 
     def _run(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
-        outputs: dict[str, Any] = {}
-        keep = keeping(outputs, self._reduced)
-
-        def react(name: str, output: Any) -> None:
-            if is_plain_tensor(output):  # nearly always
-                outputs[name] = apart(self._reduced(name, output), output)
-                return
-            fault = unrecordable(output)
-            if fault and self._may_leave_out(name):
-                self.left_out.setdefault(name, f"{layer_label(name)} {fault}")
-            else:
-                keep(name, output)
-
-        self._call(batch, react)
-        return outputs
-
-    def _call(self, batch: Any, reaction: Callable[[str, Any], None]) -> None:
-        self._reaction = reaction
+        outputs = self._outputs = {}
         try:
             call(self.model, batch, self.forward)
         finally:
-            self._reaction = None
+            self._outputs = None
+        return outputs
 
     def _run_first(self, batch: Any) -> dict[str, Any]:
         """Run the model on the first batch, and before that on a few examples if the axes are unclear without."""
@@ -207,7 +211,8 @@ class Reader:
             return self._run(batch)
         spare, put_back, self._may_stop = copied(batch), random_states(self.model), True
         try:
-            return self._run(batch)
+            with one_forward(self.model):  # which ends also where a hook stops it
+                return self._run(batch)
         except UnclearAxis:
             put_back()
             self.learning_passes += 1
@@ -223,32 +228,32 @@ class Reader:
 
     def _learn_axes(self, batch: Any) -> None:
         """Run another number of examples than the batch has, and note which axes have that length."""
-        count = 3 if self._length == 2 else 2
-        found: dict[str, list[int]] = {}
-
-        def note(name: str, output: Any) -> None:
-            found[name] = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), count)
-
+        self._few = 3 if self._length == 2 else 2
         try:
             with random_states_kept(self.model):
-                self._call(repeated(batch, count), note)
+                self._few_axes = self._run(repeated(batch, self._few))
         except Exception:  # a program of fixed size; whatever else is wrong comes up again with the whole batch
             return
-        self._few_axes = found
+        finally:
+            self._few = 0
         self.learning_passes += 1
 
     def _reduced(self, name: str, output: Tensor) -> Any:
         """Return a layer's rows or what is kept of them, or None for a layer left out."""
-        shape = shape_for(name, self.shape)
         if name in self.left_out:
             return None
-        if not is_custom(shape) and self._length is not None:  # a function of the caller's own may know better
-            axis = self._axis_of(name, output)
+        if name not in self._chosen:
+            shape = shape_for(name, self.shape)
+            self._chosen[name] = (shape, is_custom(shape))
+        shape, custom = self._chosen[name]
+        if not custom and self._length is not None:  # a function of the caller's own may know better
+            plain = self.axes.get(name) == 0 and output.shape[:1] == (self._length,)  # nearly always
+            axis = 0 if plain else self._axis_of(name, output)
             if axis is None:
                 return self._leave_out(name, output)
             output = output.movedim(axis, 0) if axis else output
         # the model itself runs in the precision that its user has set; shapes of ours take no products
-        with exact_products() if is_custom(shape) else nullcontext():
+        with exact_products() if custom else nullcontext():
             try:
                 rows, self.shapes[name] = rows_of(output, shape, self._mask)
             except NetkinError as fault:

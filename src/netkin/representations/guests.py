@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,13 +117,21 @@ def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
 
 
 @contextmanager
-def random_states_kept(*models: nn.Module) -> Iterator[None]:
-    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it."""
+def random_states_kept(*models: nn.Module, data: Iterable[Any] = ()) -> Iterator[None]:
+    """After the `with`, torch, `random` and NumPy draw as if nothing had been drawn inside it.
+
+    So do the generators of loaders in `data`, so that a training loader may serve.
+    """
     put_back = random_states(*models)
+    owners = [owner for one in data for owner in (one, getattr(one, "sampler", None))]
+    generators = [one for one in (getattr(owner, "generator", None) for owner in owners) if one is not None]
+    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     try:
         yield
     finally:
         put_back()
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def random_states(*models: nn.Module) -> Callable[[], None]:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
+from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.progress import reporting
 from netkin.representations.hooks import one_forward
 from netkin.representations.layers import unwrapped
 from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
@@ -40,13 +42,13 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     `forward` does with the model counts as one forward.
     """
     model = unwrapped(model)
-    with one_forward(model):
-        if forward is not None:
+    if forward is not None:
+        with one_forward(model):
             return forward(model, batch)
-        inputs = inputs_of(batch)
-        if isinstance(inputs, Mapping):
-            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-        return model(inputs)
+    inputs = inputs_of(batch)
+    if isinstance(inputs, Mapping):
+        return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+    return model(inputs)
 
 
 def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
@@ -70,6 +72,8 @@ def transformed(batch: Any, transform: Transform | None) -> Any:
 def moved(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype | None] | None = None) -> Any:
     """Return copies of a batch's tensors and arrays, on the model's device and in its precision; `home` if known."""
     device, dtype = home or (device_of(model), dtype_of(model))
+    if isinstance(batch, Tensor):
+        return _moved(batch, device, dtype)
     return mapped(lambda leaf: _moved(leaf, device, dtype), batch)
 
 
@@ -124,6 +128,14 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
         raise ValueFault("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
 
 
+def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
+    """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
+    with reporting(examples_in(data, examples), doing, "examples") as report:
+        for batch in batches_of(data, examples):
+            yield batch
+            report.update(length_if_known(batch) or 0)
+
+
 def batch_length(batch: Any) -> int:
     """Return the number of examples in a batch: the length of the first tensor or array in it."""
     length = length_if_known(batch)
@@ -159,6 +171,12 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
     return min(known, examples) if known is not None and examples else known or examples
 
 
+def shuffles_anew(data: Any) -> bool:
+    """Return whether a loader shuffles by no generator of its own, so that no other loader has the same order."""
+    sampler = getattr(_loader_of(data), "sampler", None)
+    return isinstance(sampler, RandomSampler) and sampler.generator is None
+
+
 def part_of(data: Any, start: int, stop: int) -> Any:
     """Return the examples `start` to `stop` of data that give them in the same order each time.
 
@@ -169,8 +187,8 @@ def part_of(data: Any, start: int, stop: int) -> Any:
         return _slice(data, batch_length(data), slice(start, stop))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Subset(data, range(start, stop))
-    if isinstance(data, DataLoader):
-        return _loader_part(data, start, stop)
+    if isinstance(_loader_of(data), DataLoader):
+        return _loader_part(_loader_of(data), start, stop)
     if isinstance(data, Iterator):
         raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
     return (
@@ -178,6 +196,11 @@ def part_of(data: Any, start: int, stop: int) -> Any:
         if isinstance(data, (list, tuple))
         else _Range(data, start, stop)
     )
+
+
+def _loader_of(data: Any) -> Any:
+    """Return the loader inside data that have a name, as `nk.load_data` gives them; others as they are."""
+    return getattr(data, "batches", data)
 
 
 class _Range:
@@ -271,6 +294,8 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if isinstance(leaf, np.ma.MaskedArray):
+        refuse_masked(leaf, "data")
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
         shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
         leaf = torch.as_tensor(leaf if shared else leaf.copy())

@@ -37,7 +37,7 @@ Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
 
 
 def layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that netkin looks at by default.
+    """Return the names of the layers that netkin compares by default.
 
     Example:
         >>> layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))

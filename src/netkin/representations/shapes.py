@@ -183,8 +183,8 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
 
     Matrices pass through under the name ``matrix``; None is `pool` for feature maps and `mean` for tokens.
     """
-    name = name_of(shape)
-    if is_custom(shape):
+    name = "" if shape is None else name_of(shape)
+    if callable(shape) and name not in SHAPES:
         return _matrix_from(shape(output), name), name
     if output.ndim == 0:
         raise ShapeError("the output is a single number for the whole batch; choose a layer with one row per example.")

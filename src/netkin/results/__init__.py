@@ -3,7 +3,7 @@
 from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
 from netkin.results.comparisons import Comparisons
-from netkin.results.loading import load
+from netkin.results.packing import document, load
 from netkin.results.series import Series
 from netkin.results.spreads import Spread
 from netkin.results.trends import THRESHOLDS, Trend
@@ -20,5 +20,6 @@ __all__ = [
     "Spread",
     "Trend",
     "Values",
+    "document",
     "load",
 ]

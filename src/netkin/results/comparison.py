@@ -13,11 +13,10 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.extras import optional
 from netkin.results.identifiers import asks_for, fits
 from netkin.results.listings import NOT_ASKED
-from netkin.results.packing import Arrays, comparison_fields, packed, table_fields
-from netkin.results.records import distinct, freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
+from netkin.results.packing import packed, unpacked
+from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -148,20 +147,31 @@ class Comparison:
         ax: Any = None,
         *,
         profile: bool | None = None,
+        overwrite: bool = False,
     ) -> Any:
         """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
 
         With standard errors, or where `profile` is True, the profile of corresponding layers stands below them.
+
+        Args:
+            measure: the only one to draw; all of them if not given.
+            path: a file that ends in .png, .svg or .pdf.
+            ax: axes of yours to draw into.
+            profile: whether the profile is drawn.
+            overwrite: write also over a file that is no figure of netkin's.
         """
-        return import_module("netkin.reporting").plot(self, measure, path, ax, profile=profile)
+        return import_module("netkin.reporting").plot(self, measure, path, ax, profile=profile, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the comparison, with all its labels, to one file; the file appears whole or not at all."""
-        files.write(path, "comparison", *packed(self))
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the comparison, with all its labels, to one file, whole or not at all.
+
+        A file that holds no comparison is written over only with `overwrite`.
+        """
+        files.write(path, "comparison", *packed(self), overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
@@ -219,9 +229,3 @@ class Comparison:
                 f"the table of {name!r} has {len(table.layers_a)} × {len(table.layers_b)} layers, the comparison "
                 f"{len(self.layers_a)} × {len(self.layers_b)}, or others' names; give both the same layers."
             )
-
-
-def unpacked(header: Mapping[str, Any], arrays: Arrays, key: str = "") -> Comparison:
-    """Return the comparison that `packed` took apart into a header and arrays."""
-    tables = [Values(**table_fields(own, arrays, f"{key}{i}")) for i, own in enumerate(header["tables"])]
-    return Comparison(tables={table.id: table for table in tables}, **comparison_fields(header))

@@ -12,8 +12,8 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, UnknownName, did_you_mean
-from netkin.results.comparison import Comparison, unpacked
-from netkin.results.packing import Arrays, packed
+from netkin.results.comparison import Comparison
+from netkin.results.packing import all_unpacked, packed_many
 from netkin.results.records import freeze, frozen_mapping
 from netkin.results.spreads import Spread
 from netkin.results.text import summary_as_text
@@ -95,22 +95,25 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""
         return Spread.of(list(self.pairs.values()))
 
-    def plot(self, measure: str | None = None, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+    def plot(
+        self,
+        measure: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        overwrite: bool = False,
+    ) -> Any:
         """Return the summaries as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, measure, path, ax)
+        return import_module("netkin.reporting").plot(self, measure, path, ax, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the summaries in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all comparisons to one file; the file appears whole or not at all."""
-        headers, arrays = [], Arrays()
-        for position, comparison in enumerate(self.pairs.values()):
-            header, own = packed(comparison, f"{position}/")
-            headers.append(header)
-            arrays |= own
-        files.write(path, "comparisons", {"comparisons": headers}, arrays)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
+        headers, arrays = packed_many(self.pairs.values())
+        files.write(path, "comparisons", {"comparisons": headers}, arrays, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparisons:
@@ -125,11 +128,6 @@ class Comparisons(Mapping[Pair, Comparison]):
         strange = next((name for name in pair if name not in self.models), "")
         hint = did_you_mean(str(strange), self.models) or "."
         return f"{hint} The models are {', '.join(self.models) or 'none'}."
-
-
-def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
-    """Return the comparisons that `save` took apart into a header and arrays."""
-    return Comparisons([unpacked(own, arrays, f"{position}/") for position, own in enumerate(header["comparisons"])])
 
 
 def _mean(table: Values) -> float:

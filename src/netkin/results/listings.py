@@ -40,12 +40,12 @@ def _asked(table: Values) -> np.ndarray:
 
 def has_classes(comparison: Comparison) -> bool:
     """Say whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
-    return comparison.provenance.get("model b") == "logits"
+    return any(table.axes[1] == "class" for table in comparison.tables.values())
 
 
 def is_worth(table: Values) -> bool:
     """Tell whether a table says what stitches are worth, and not how alike layers are."""
-    return "how" in table.parameters
+    return table.kind == "worth"
 
 
 def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
@@ -55,7 +55,7 @@ def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
 
 def column_label(table: Values) -> str:
     """Return what tells a table from others of its name: how layers were stitched, or the whole id."""
-    return str(table.parameters.get("how", table.id))
+    return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
 
 
 def by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:

@@ -1,64 +1,285 @@
-"""Results as a header and named arrays, and back: what the files hold."""
+"""Results as files and as JSON documents, and back: one description of each, which pages show too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netkin.results.records import plain_fields
+from netkin import files
+from netkin.errors import FileFault, NoValue
+from netkin.results.records import checked, plain_fields
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
+    from netkin.results.comparisons import Comparisons
+    from netkin.results.series import Series
     from netkin.results.values import Values
 
 Arrays = dict[str, np.ndarray]
+Facts = dict[str, Any]
 
 OPTIONAL = ("errors", "replicates")  # arrays that a table may be without
+_APART = ("values", *OPTIONAL, "holes", "error_reasons", "tables", "comparisons")  # written in ways of their own
+_DERIVED = ("best_matches", "low", "high")  # of a table in a document
+_DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
 
 
-def packed(comparison: Comparison, key: str = "") -> tuple[dict[str, Any], Arrays]:
+def facts(record: Comparison | Series | Values) -> Facts:
+    """Return what a result says of itself in words and numbers fit for JSON, without its arrays and its parts."""
+    return {name: plain(value) for name, value in plain_fields(record).items() if name not in _APART}
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON knows it: NumPy's numbers become Python's, what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, bool, int, type(None))) else str(value)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def packed(comparison: Comparison, key: str = "") -> tuple[Facts, Arrays]:
     """Return a comparison as a header fit for JSON and its arrays, whose names begin with `key`."""
     arrays: Arrays = {}
     for position, table in enumerate(comparison.tables.values()):
-        arrays |= _arrays(table, f"{key}{position}")
-    tables = [_table_header(table) for table in comparison.tables.values()]
-    return plain_fields(comparison) | {"tables": tables}, arrays
+        found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}
+        arrays |= {f"{key}{position}/{name}": array for name, array in found.items() if array is not None}
+    return facts(comparison) | {"tables": [_table_header(table) for table in comparison.tables.values()]}, arrays
 
 
-def comparison_fields(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a comparison's header holds besides its tables, ready to make a comparison of."""
-    return {name: value for name, value in header.items() if name not in ("kind", "format", "tables")}
+def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[Facts], Arrays]:
+    """Return several comparisons as headers and arrays."""
+    headers, arrays = [], Arrays()
+    for position, comparison in enumerate(comparisons):
+        header, own = packed(comparison, f"{position}/")
+        headers.append(header)
+        arrays |= own
+    return headers, arrays
 
 
-def table_fields(header: Mapping[str, Any], arrays: Arrays, key: str) -> dict[str, Any]:
-    """Return a table's header and arrays, ready to make a table of."""
-    low, high = header["bounds"]
-    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+def unpacked(header: Mapping[str, Any], arrays: Arrays, key: str = "") -> Comparison:
+    """Return the comparison that `packed` took apart into a header and arrays."""
+    from netkin.results.comparison import Comparison
+
+    tables = [_table(own, arrays, f"{key}{i}", header) for i, own in enumerate(_listed(header, "tables"))]
+    return checked(Comparison, _without(header, "tables") | {"tables": {table.id: table for table in tables}})
+
+
+def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
+    """Return the comparisons that `save` took apart into a header and arrays."""
+    from netkin.results.comparisons import Comparisons
+
+    return Comparisons(_parts(header, arrays))
+
+
+def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
+    """Return the series that `save` took apart into a header and arrays."""
+    from netkin.results.series import Series
+
+    return checked(Series, _without(header, "comparisons") | {"comparisons": tuple(_parts(header, arrays))})
+
+
+def _parts(header: Mapping[str, Any], arrays: Arrays) -> list[Comparison]:
+    return [unpacked(own, arrays, f"{position}/") for position, own in enumerate(_listed(header, "comparisons"))]
+
+
+def _listed(header: Any, name: str) -> list[Any]:
+    if not isinstance(header, Mapping) or not isinstance(header[name], list):
+        raise TypeError(f"`{name}` must be a list")
+    return header[name]
+
+
+def _without(header: Mapping[str, Any], *names: str) -> Facts:
+    return {name: value for name, value in header.items() if name not in ("kind", "format", *names)}
+
+
+def _table_header(table: Values) -> Facts:
+    holes = [[*pair, reason] for pair, reason in table.holes.items()]
+    reasons: dict[str, list[list[str]]] = {}  # which are often one for a whole table
+    for pair, reason in table.error_reasons.items():
+        reasons.setdefault(reason, []).append(list(pair))
+    return facts(table) | {"holes": holes, "error_reasons": reasons}
+
+
+def _table(header: Mapping[str, Any], arrays: Arrays, key: str, whole: Mapping[str, Any]) -> Values:
+    """Return a table from its header and arrays; `whole` is the header of its comparison."""
     holes = {(layer_a, layer_b): reason for layer_a, layer_b, reason in header["holes"]}
     reasons = {(a, b): reason for reason, pairs in header.get("error_reasons", {}).items() for a, b in pairs}
-    own = {"bounds": bounds, "holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
-    return {**header, **own, **{name: arrays.get(f"{key}/{name}") for name in OPTIONAL}}
+    own = {"holes": holes, "error_reasons": reasons, "values": arrays[f"{key}/values"]}
+    return _made(header, own | {name: arrays.get(f"{key}/{name}") for name in OPTIONAL}, whole)
 
 
-def _arrays(table: Values, key: str) -> Arrays:
-    found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}
-    return {f"{key}/{name}": array for name, array in found.items() if array is not None}
+def _made(header: Mapping[str, Any], own: Facts, whole: Mapping[str, Any]) -> Values:
+    from netkin.results.values import Values
+
+    low, high = header["bounds"]
+    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+    guessed = {} if "axes" in header else _guessed(header, whole)
+    return checked(Values, {**header, **own, **guessed, "bounds": bounds})
 
 
-def _table_header(table: Values) -> dict[str, Any]:
-    header = {name: value for name, value in plain_fields(table).items() if name not in ("values", *OPTIONAL)}
-    header["holes"] = [[*pair, reason] for pair, reason in table.holes.items()]
-    # JSON has no infinity: an open end is null
-    header["bounds"] = [bound if math.isfinite(bound) else None for bound in table.bounds]
-    return header | {"error_reasons": _by_reason(table.error_reasons)}
+def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
+    """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
+    with_classes = whole.get("provenance", {}).get("model b") == "logits"
+    worth = {"kind": "worth"} if "how" in header["parameters"] else {}
+    return worth | {"axes": ("layer", "class" if with_classes else "layer")}
 
 
-def _by_reason(reasons: Mapping[tuple[str, str], str]) -> dict[str, list[list[str]]]:
-    """Return the pairs by their reason, which is often one for a whole table."""
-    found: dict[str, list[list[str]]] = {}
-    for pair, reason in reasons.items():
-        found.setdefault(reason, []).append(list(pair))
-    return found
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def document(result: Comparison | Comparisons | Series) -> Facts:
+    """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
+
+    It is what `--json` prints; written to a file, `nk.load` makes the same result of it.
+    """
+    from netkin.results.comparison import Comparison
+    from netkin.results.series import Series
+
+    if isinstance(result, Comparison):
+        tables = {name: _table_document(table) for name, table in result.tables.items()}
+        return {"kind": "comparison", "format": files.FORMAT, **facts(result), "tables": tables}
+    if not isinstance(result, Series):
+        found = [document(one) for one in result.values()]
+        return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found}
+    derived = {name: plain(getattr(result, name)) for name in ("layers", "warnings", "complete")}
+    measures = {measure: _way_document(result, measure) for measure in result.measures}
+    found = [document(one) for one in result.comparisons]
+    own = facts(result) | derived | {"measures": measures, "comparisons": found}
+    return {"kind": "series", "format": files.FORMAT, **own}
+
+
+def from_document(content: Mapping[str, Any]) -> Any:
+    """Return the result that `document` described."""
+    kind = content["kind"]
+    if kind == "comparison":
+        headers, arrays = _taken_apart(content, "")
+        return unpacked(headers, arrays)
+    taken = [_taken_apart(one, f"{k}/") for k, one in enumerate(_listed(content, "comparisons"))]
+    arrays = {name: array for _, own in taken for name, array in own.items()}
+    header = _without(content, *_DERIVED_OF_SERIES) | {"comparisons": [one for one, _ in taken]}
+    return (series_unpacked if kind == "series" else all_unpacked)(header, arrays)
+
+
+def _taken_apart(content: Mapping[str, Any], key: str) -> tuple[Facts, Arrays]:
+    """Return the header and the arrays that a comparison of that document has in a file."""
+    tables: list[Facts] = []
+    arrays: Arrays = {}
+    for position, own in enumerate(content["tables"].values()):
+        lists = {"values": own["values"], "errors": own["standard_errors"], "replicates": own["replicates"]}
+        for name, array in lists.items():
+            if array is not None:
+                arrays[f"{key}{position}/{name}"] = np.array(array, dtype=np.float64)  # null becomes NaN
+        rest = {name: value for name, value in own.items() if name not in (*_DERIVED, *lists, "standard_errors")}
+        holes = [[one["layer_a"], one["layer_b"], one["reason"]] for one in own["holes"]]
+        reasons: dict[str, list[list[str]]] = {}
+        for one in own["error_reasons"]:
+            reasons.setdefault(one["reason"], []).append([one["layer_a"], one["layer_b"]])
+        tables.append(rest | {"holes": holes, "error_reasons": reasons})
+    return {**content, "tables": tables}, arrays
+
+
+def _table_document(table: Values) -> Facts:
+    ends = zip(("low", "high"), table.interval(), strict=True)
+    arrays = {"values": table.values, "standard_errors": table.errors, "replicates": table.replicates}
+    arrays |= {name: end if table.chunk_sizes else None for name, end in ends}
+    matches = [
+        {"layer_a": row, "layer_b": match.layer, **{name: own for name, own in vars(match).items() if name != "layer"}}
+        for row, match in table.best_matches().items()
+    ]
+    reasons = {"holes": _reasons(table.holes), "error_reasons": _reasons(table.error_reasons)}
+    return facts(table) | plain(arrays | reasons | {"best_matches": matches})
+
+
+def _reasons(reasons: Mapping[tuple[str, str], str]) -> list[dict[str, str]]:
+    return [{"layer_a": a, "layer_b": b, "reason": reason} for (a, b), reason in reasons.items()]
+
+
+def _way_document(series: Series, measure: str) -> Facts:
+    marks = series.marks(measure)
+    reached = {str(mark): series.reached(mark, measure) for mark in marks}
+    trends = {str(mark): _trend_document(series, mark, measure) for mark in marks}
+    return {"own": plain(series.own(measure)), "reached": reached, "bottom_up": trends}
+
+
+def _trend_document(series: Series, threshold: float, measure: str) -> Facts:
+    try:
+        return asdict(series.bottom_up(threshold, measure))
+    except NoValue as reason:
+        return {"tau": None, "reason": str(reason)}
+
+
+# --- any file ---------------------------------------------------------------------------------------------------------
+
+RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
+    "comparison": unpacked,
+    "comparisons": all_unpacked,
+    "series": series_unpacked,
+}
+# who reads the other kinds, from a path and, for some, that many models; modules are imported for this table's sake
+# alone, never because a file names one
+READERS: dict[str, tuple[str, str, int]] = {
+    "statistics": ("netkin.comparing.study", "load_statistics", 0),
+    "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
+    "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
+    "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
+}
+
+
+def load(path: str | os.PathLike[str], *models: Any) -> Any:
+    """Return what was saved at `path`, whatever its kind.
+
+    A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from; a recording
+    to make series of; a stitch, with the two `models` that it joins, and a compressed model, with the original `model`.
+    Without models those two give their records. Torch is imported only for what needs it.
+    """
+    if files.read_start(path, 1) == b"{":
+        return _from_json(path, models)
+    kind = files.read_header(path)["kind"]
+    if kind in READERS:
+        module, name, count = READERS[kind]
+        if models and len(models) != count:
+            raise FileFault(f"{str(path)!r} holds a {kind!r}, which takes {count or 'no'} models; got {len(models)}.")
+        return getattr(import_module(module), name)(path, *models)
+    if models:
+        raise FileFault(f"{str(path)!r} holds {kind!r}, which takes no models; got {len(models)}.")
+    header, arrays = files.read(path)
+    if kind not in RESULTS:
+        known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
+        raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
+    with files.damage_reported(path):
+        return RESULTS[kind](header, arrays)
+
+
+def _from_json(path: str | os.PathLike[str], models: tuple[Any, ...]) -> Any:
+    content = files.read_json(path)
+    kind = content.get("kind")
+    if models or kind not in (*RESULTS, "claim"):
+        raise FileFault(
+            f"{str(path)!r} is a JSON file of kind {kind!r}"
+            + (
+                ", which takes no models."
+                if models
+                else "; those that can be opened are claims and documents of --json."
+            )
+        )
+    if kind == "claim":
+        return import_module("netkin.results.claim").Claim.load(path)
+    if content.get("format") != files.FORMAT:
+        raise FileFault(f"{str(path)!r} has format {content.get('format')!r}; this netkin reads {files.FORMAT}.")
+    with files.damage_reported(path):
+        return from_document(content)

@@ -1,16 +1,22 @@
-"""Frozen records: their arrays and mappings cannot be written to, and they compare, copy and pickle by their fields."""
+"""Frozen records: their arrays and mappings cannot be written to, and they compare, copy and pickle by their fields.
+
+What a file holds becomes a record by `checked`, which sees that every field is of the type that the record declares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
-from types import MappingProxyType
-from typing import Any, TypeVar
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from netkin.errors import NameClash
+from netkin.errors import MissingExtra, NameClash
 
 Record = TypeVar("Record")
 Key = TypeVar("Key")
@@ -53,6 +59,73 @@ def plain_fields(record: Any) -> dict[str, Any]:
     """Return the fields of `record`, its mappings as ordinary dictionaries."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+
+
+def checked(kind: type[Record], values: Any) -> Record:
+    """Make a record of what a file holds; a field of another type than the record declares is refused."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
+    hints = _hints(kind)
+    return kind(**{name: typed(value, hints.get(name, Any), name) for name, value in values.items()})
+
+
+def typed(value: Any, hint: Any, place: str) -> Any:
+    """Return a value from JSON as the type `hint` says: lists as tuples, mappings as records where those are asked."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _one_of(value, inner, place)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        several = inner[1:] == (...,)
+        if several or len(inner) == len(value):
+            wanted = [inner[0]] * len(value) if several else inner
+            return tuple(typed(one, own, place) for one, own in zip(value, wanted, strict=True))
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {typed(key, inner[0], place): typed(one, inner[1], place) for key, one in value.items()}
+    if origin in (list, Sequence) and isinstance(value, list):
+        return [typed(one, inner[0], place) for one in value]
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return checked(hint, value)
+    if hint is Any or (origin is None and _is_plain(value, hint)):
+        return value
+    raise TypeError(f"`{place}` can't be {_short(value)}")
+
+
+def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
+    for hint in hints:
+        try:
+            return typed(value, hint, place)
+        except TypeError:
+            continue
+    raise TypeError(f"`{place}` can't be {_short(value)}")
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Tell whether a value is of a plain type: a whole number of 64 bits at most, a number, a text, an array."""
+    if hint in (int, float) and not isinstance(value, bool):
+        if isinstance(value, int):
+            return -(2**63) <= value < 2**63
+        return hint is float and isinstance(value, float) and not math.isnan(value)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, bool, NoneType)) else f"a {type(value).__name__}"
+    return text if len(text) < 40 else f"{text[:36]}..."
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def optional(package: str) -> Any:
+    """Return the optional `package`, or refuse with the name of the extra that brings it."""
+    try:
+        return import_module(package)
+    except ImportError as fault:
+        raise MissingExtra(
+            f"`to_{package}` needs the package {package!r}; install it with `pip install 'netkin[{package}]'`."
+        ) from fault
 
 
 def rebuild(kind: type[Record], values: dict[str, Any]) -> Record:

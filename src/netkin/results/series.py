@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.comparison import NUMBERS, Comparison, unpacked
-from netkin.results.extras import optional
-from netkin.results.packing import Arrays, packed
-from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild, same_fields
-from netkin.results.series_text import series_as_text
+from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.packing import facts, packed_many, series_unpacked
+from netkin.results.records import freeze, frozen_mapping, optional, plain_fields, rebuild, same_fields
+from netkin.results.text import HOLE, cells, direction, grid, terminal_width, wrapped
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
 
 RULES = ("stays", "first")
+LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: how often chance does as much"
+CELL = 8  # characters that a step takes at most, as a column
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -198,25 +199,27 @@ class Series:
         ax: Any = None,
         *,
         steps: Sequence[int] | None = None,
+        overwrite: bool = False,
     ) -> Any:
         """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
 
-        Into `ax`, axes of yours, only the lines are drawn.
+        Args:
+            measure: the only one to draw; all of them if not given.
+            path: a file that ends in .png, .svg or .pdf.
+            ax: axes of yours, into which only the lines are drawn.
+            steps: those whose heatmaps are drawn.
+            overwrite: write also over a file that is no figure of netkin's.
         """
-        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps)
+        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""
         return import_module("netkin.reporting").notebook_view(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the series to one file; the file appears whole or not at all."""
-        headers, arrays = [], Arrays()
-        for position, comparison in enumerate(self.comparisons):
-            header, own = packed(comparison, f"{position}/")
-            headers.append(header)
-            arrays |= own
-        files.write(path, "series", plain_fields(self) | {"comparisons": headers}, arrays)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the series to one file, whole or not at all; over one that holds no series only with `overwrite`."""
+        headers, arrays = packed_many(self.comparisons)
+        files.write(path, "series", facts(self) | {"comparisons": headers}, arrays, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Series:
@@ -257,13 +260,54 @@ class Series:
                 )
 
 
-def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
-    """Return the series that `save` took apart into a header and arrays."""
-    own = {name: value for name, value in header.items() if name not in ("kind", "format", "comparisons")}
-    parts = [unpacked(one, arrays, f"{position}/") for position, one in enumerate(header["comparisons"])]
-    return Series(comparisons=tuple(parts), **own)
-
-
 def _listed(steps: Sequence[int], most: int = 6) -> str:
     shown = ", ".join(map(str, steps[:most])) or "none"
     return f"{shown}, ... {steps[-1]}" if len(steps) > most else shown
+
+
+def series_as_text(series: Series) -> str:
+    """Return for each measure the layers by steps, and the step at which each layer reaches 0.9, 0.99 and 0.999."""
+    width, final = terminal_width(), series.comparisons[-1]
+    steps = f"{len(series)} {series.unit}s, {series.steps[0]} to {series.final_step}"
+    parts = [wrapped(f"{series.run}: each layer against its own final state at {steps}", width)]
+    parts[0] += "\n" + wrapped(f"on {final.data}: {final.examples:,} examples, seed {final.seed}", width)
+    for measure in series.measures:
+        parts.append("\n".join(_way(series, measure, width)))
+        parts.append("\n".join(_arrivals(series, measure, width)))
+    parts += [wrapped(f"warning: {warning}", width) for warning in series.warnings]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _way(series: Series, measure: str, width: int) -> Iterator[str]:
+    """Yield the layers by as many steps as fit, evenly chosen, the first and the last among them."""
+    margin = max(map(len, series.layers), default=0)
+    places = _spread(len(series), max((width - margin) // (max(len(str(s)) for s in series) + CELL // 2), 2))
+    some = f", {len(places)} of {len(series)} {series.unit}s shown" if len(places) < len(series) else ""
+    yield wrapped(f"{measure}: {direction(series.table(measure))}, layers by {series.unit}s{some}", width)
+    yield from grid(series.layers, [str(series.steps[i]) for i in places], cells(series.own(measure)[places].T), width)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
+
+
+def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
+    """Yield when each layer is there, for a similarity that ends at 1; a distance has no such mark of its own."""
+    marks = series.marks(measure)
+    if not marks:
+        return
+    found = [series.reached(threshold, measure) for threshold in marks]
+    entries = [[HOLE if one[layer] is None else str(one[layer]) for one in found] for layer in series.layers]
+    yield wrapped(f"the {series.unit} from which on a layer stays at or above a similarity", width)
+    yield from grid(series.layers, list(map(str, marks)), entries, width)
+    if any(HOLE in row for row in entries):
+        yield f"{HOLE}  not before the last {series.unit}"
+    trends = [f"bottom-up at {threshold}: {_trend(series, threshold, measure)}" for threshold in marks]
+    yield from (wrapped(line, width) for line in [*trends, *[LEGEND] * any("τ" in line for line in trends)])
+
+
+def _trend(series: Series, threshold: float, measure: str) -> str:
+    try:
+        return str(series.bottom_up(threshold, measure))
+    except NoValue as reason:
+        return str(reason)

@@ -11,13 +11,22 @@ import numpy as np
 
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results import jackknife
-from netkin.results.extras import optional
-from netkin.results.records import distinct, freeze, frozen_array, frozen_mapping, plain_fields, rebuild, same_fields
+from netkin.results.records import (
+    distinct,
+    freeze,
+    frozen_array,
+    frozen_mapping,
+    optional,
+    plain_fields,
+    rebuild,
+    same_fields,
+)
 from netkin.results.text import values_as_text
 
-Parameter = int | float | str
+Parameter = bool | int | float | str | None
 Pair = tuple[str, str]
 
+KINDS = ("similarity", "distance", "worth")
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it
 
 
@@ -62,6 +71,9 @@ class Values:
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
 
+    `kind` says what the numbers are: a similarity, a distance, or what stitches are worth; `axes` what the rows and the
+    columns are, layers or classes; `unit` in what the numbers are counted, if not in shares or correlations.
+
     `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
     the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
     an error, though errors were asked for, has the reason in `error_reasons`.
@@ -95,11 +107,17 @@ class Values:
     replicates: np.ndarray | None = None
     chunk_sizes: tuple[int, ...] = ()
     error_reasons: Mapping[Pair, str] = field(default_factory=dict)
+    kind: str = ""
+    axes: tuple[str, str] = ("layer", "layer")
+    unit: str = ""
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
         freeze(self, values=self._shaped(self.values, "values"), bounds=(float(self.bounds[0]), float(self.bounds[1])))
         freeze(self, parameters=frozen_mapping(self.parameters), holes=frozen_mapping(self.holes))
+        freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"), axes=tuple(self.axes))
+        if self.kind not in KINDS:
+            raise ValueFault(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
         self._refuse_nan_without_reason()
         self._settle_errors()
 
@@ -201,7 +219,7 @@ class Values:
 
     def facts(self) -> dict[str, Any]:
         """Return what the numbers are, in words and numbers fit for any file's attributes."""
-        words = ("id", "name", "bounds", "conventions", "statistic", "exactness")
+        words = ("id", "name", "kind", "unit", "bounds", "conventions", "statistic", "exactness")
         flags = {"higher_is_closer": int(self.higher_is_closer), "symmetric": int(self.symmetric)}
         return {word: getattr(self, word) for word in words} | flags | self._spelled_out()
 

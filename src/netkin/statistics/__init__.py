@@ -1,14 +1,16 @@
 """Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
 
-from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Statistic, Study, chunk_of
+from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, chunk_of
 from netkin.statistics.frequencies import off_block_share
-from netkin.statistics.grams import Grams, LayerGrams
+from netkin.statistics.grams import Grams
+from netkin.statistics.layer_grams import LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments
 from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import LayerRows, Rows
 from netkin.statistics.spectra import LayerSpectra, Spectra
+from netkin.statistics.statistic import Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)

@@ -12,15 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from netkin.arrays import summing_dtype
 from netkin.statistics.collector import Key, label, summed
 from netkin.statistics.products import squared_norm
 from netkin.statistics.sides import CovarianceSide
+from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 
 
-class LayerSums:
+class LayerSums(Stored):
     """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
+
+    stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
 
     def __init__(self, key: Key, shift: Tensor, scale: float, resolution: float, own: Tensor, debiased: bool):
         self.key, self.shift, self.scale, self.resolution, self.own = key, shift, scale, resolution, own
@@ -60,14 +64,15 @@ class LayerSums:
         return _norm_product(own[0], back, back)
 
 
-class CrossSums:
+class CrossSums(Stored):
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
+
+    stored = ("sums", "rows", "columns", "keys")
 
     def __init__(self, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums], sums: Tensor):
         self.sums = sums
         self.rows, self.columns = _slices(left, layers), _slices(right, layers)
         self.keys = list(dict.fromkeys([*left, *right]))
-        self._same = list(left) == list(right)
 
     @classmethod
     def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
@@ -93,8 +98,8 @@ class CrossSums:
     def add(self, held: Mapping[Key, tuple[Tensor, Tensor, Parts]]) -> None:
         """Add the products of the columns `held`, chunk by chunk."""
         left = self._side_by_side([held[key][1] for key in self.rows])
-        right = left if self._same and not left.is_complex() else None
-        right = self._side_by_side([held[key][0] for key in self.columns]) if right is None else right
+        same = self.rows == self.columns and not left.is_complex()
+        right = left if same else self._side_by_side([held[key][0] for key in self.columns])
         for chunk, rows in held[self.keys[0]][2]:
             add_product(self.sums[chunk], left[:, rows], right[:, rows])
 
@@ -119,6 +124,19 @@ class CrossSums:
         return CrossSums(left, right, layers, self.sums.index_select(-2, rows).index_select(-1, columns))
 
 
+def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
+    """Return what is taken off all rows of a layer: the mean of its first ones, of units with far examples the median.
+
+    One far example would draw the mean off all others, and what is left of these without it would be rounding.
+    """
+    rows, double = rows.detach(), summing_dtype(rows.device)
+    mean, median = rows.mean(0, dtype=double), rows.median(0).values
+    # what is taken off must be exact in the precision of the products
+    mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
+    spread = (rows - median).abs().median(0).values
+    return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
+
+
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
     """Return the order that sorts rows by their chunk, and where each chunk then lies."""
     every = np.concatenate(chunks)
@@ -127,16 +145,6 @@ def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
     ends = [*starts[1:].tolist(), len(every)]
     parts = [(int(c), slice(a, b)) for c, a, b in zip(found, starts.tolist(), ends, strict=True)]
     return torch.from_numpy(order), parts
-
-
-def real_parts(tensor: Tensor) -> Tensor:
-    """Return a tensor as files hold it: complex numbers as pairs."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def from_real_parts(tensor: Tensor, axes: int) -> Tensor:
-    """Return a tensor of so many axes; one more are real and imaginary parts."""
-    return torch.view_as_complex(tensor) if tensor.ndim > axes else tensor
 
 
 def rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = False) -> Tensor:

@@ -7,77 +7,25 @@ study before anything runs, and it hands out the pair of two layers that a measu
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FEEDS = ("activations", "gradients", "outputs", "weights")
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
 Rectangle = tuple[Sequence[Key], Sequence[Key]]
-
-
-class Statistic(ABC):
-    """A small, mergeable summary of data that have been seen and forgotten."""
-
-    kind: ClassVar[str]
-
-    @abstractmethod
-    def update(self, *args: Any, **options: Any) -> None:
-        """Fold one batch in."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Return the statistic of the data of both; neither is changed."""
-
-    @abstractmethod
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what a file must hold: named tensors, and the rest as JSON."""
-
-    @classmethod
-    @abstractmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        """Return the statistic that `_state` described."""
-
-    def _copy(self) -> Self:
-        tensors, header = self._state()
-        return self._restored({name: tensor.clone() for name, tensor in tensors.items()}, header)
-
-    def to_file(self, path: str | Path) -> None:
-        """Write the statistic to one file, at once or not at all."""
-        tensors, header = self._state()
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        files.write(path, kind=self.kind, header=header, arrays=arrays)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Return the statistic that was written to `path`; it goes on as if never stopped."""
-        header, arrays = files.read(path, kind=cls.kind)
-        with files.damage_reported(path):
-            return cls._restored({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, header)
-
-    def _refuse_unlike(self, other: Any, **facts: str) -> None:
-        """Refuse to merge with a statistic of another kind, or one that differs in some fact, read off an attribute."""
-        if type(self) is not type(other):
-            raise ShapeError(f"a {self.kind} can't be merged with a {getattr(other, 'kind', type(other).__name__)}.")
-        for what, attribute in facts.items():
-            mine, theirs = getattr(self, attribute), getattr(other, attribute)
-            if mine != theirs:
-                raise ShapeError(f"these statistics can't be merged: their {what} differ, {mine!r} and {theirs!r}.")
 
 
 # --- what a study is --------------------------------------------------------------------------------------------------
@@ -153,7 +101,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Price:
-    """What a collector would cost: bytes held, multiply-adds, and the words in which a plan tells it.
+    """What a collector would cost: bytes held, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
     measure's collector is explained.
@@ -187,8 +135,8 @@ class Settings:
 class Collector(Statistic):
     """A statistic of many layers, driven by the pass.
 
-    A collector outside the package needs `kind`, `update`, `merge`, `pair`, `_state`, `_restored`, `price` and `start`;
-    what else stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
+    A collector outside the package needs `kind`, `stored`, `update`, `merge`, `pair`, `price` and `start`; what else
+    stands here suits most. A pass calls ``update({feed: {(model, layer): rows}}, numbers)`` with the numbers
     of the batch's examples, and ``owners={key: places}`` where a layer's examples have different numbers of rows.
     Weights come once and without numbers, as ``{"weights": {(model, layer): {name: tensor}}}``.
     """
@@ -243,7 +191,7 @@ class Collector(Statistic):
         """Return this collector in the form that can be merged with `other`."""
         return self
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, in words."""
         return self.exactness
 
@@ -251,9 +199,6 @@ class Collector(Statistic):
     def chunk_sizes(self) -> tuple[int, ...]:
         """The number of examples, or of mini-batches, in each chunk; empty where no chunks are kept."""
         return ()
-
-    def release(self) -> None:
-        """Forget what was computed for pairs that were read, and can be computed again."""
 
 
 class Owned(dict[Key, Any]):
@@ -275,16 +220,6 @@ def label(key: Key) -> str:
 def name_of(key: Key) -> str:
     """Return a key as one text: ``model/layer``."""
     return "/".join(map(str, key)) if isinstance(key, tuple) else str(key)
-
-
-def key_from(written: Any) -> Key:
-    """Return a key as it was before a file held it."""
-    return tuple(written) if isinstance(written, list) else written
-
-
-def rectangles_from(written: Any) -> list[Rectangle]:
-    """Return rectangles as they were before a file held them."""
-    return [([key_from(key) for key in left], [key_from(key) for key in right]) for left, right in written]
 
 
 def keys_of(rectangles: Sequence[Rectangle]) -> list[Key]:
@@ -326,11 +261,12 @@ def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> Non
 
 
 @dataclass
-class Numbers:
+class Numbers(Stored):
     """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
 
     next: int = 0
-    given: bool = field(default=False)  # whether the numbers come from outside, and so tell examples apart
+    given: bool = False  # whether the numbers come from outside, and so tell examples apart
+    stored: ClassVar[tuple[str, ...]] = ("next", "given")
 
     def take(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, given or counted."""

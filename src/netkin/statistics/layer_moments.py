@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ from netkin.statistics.block_sums import (
     add_product,
     by_chunk,
     common_blocks,
-    from_real_parts,
-    real_parts,
+    first_shift,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -41,22 +39,20 @@ from netkin.statistics.collector import (
     Owned,
     Price,
     Rectangle,
-    Settings,
     Study,
     chunk_of,
-    key_from,
     keys_of,
     label,
     name_of,
     one_feed,
     place_of,
-    rectangles_from,
     refuse_missing,
     refuse_other_width,
     row_examples,
 )
-from netkin.statistics.kernels import power_of_two
+from netkin.statistics.linear_costs import LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import power_of_two
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:
@@ -64,41 +60,6 @@ if TYPE_CHECKING:
 
 FOLD = 512  # rows gathered before a product is taken: small batches waste the product and the float64 sums
 CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
-
-
-@dataclass(frozen=True)
-class LinearSettings(Settings):
-    """What the linear measures want: precision, sums, and what reading them will hold in memory."""
-
-    precise: bool = False  # products in float64
-    debiased: bool = False  # the debiasing sums
-    whitens: bool = False  # each layer is decomposed
-    rotates: bool = False  # wide layers are rotated into their row space
-    uncentred: bool = False  # layers are looked at about the origin
-    unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
-
-    @classmethod
-    def of(cls, measure: Any) -> LinearSettings:
-        facts = measure.facts
-        unfit = "rotation" not in facts.unchanged_by or facts.debiases
-        return cls(
-            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
-            "translation" not in facts.unchanged_by, measure.name if unfit else "",
-        )  # fmt: skip
-
-    def joined(self, other: LinearSettings) -> LinearSettings:
-        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return LinearSettings(*(mine or theirs for mine, theirs in both))
-
-    def precision(self, study: Study) -> torch.dtype:
-        """Return the precision of the products: never less than the data's own."""
-        return torch.float64 if self.precise or study.doubles else torch.float32
-
-    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
-        """Return what a collector with such products and sums lacks; empty if nothing."""
-        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
-        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
-        return " and ".join(lacks)
 
 
 class LayerMoments(Collector):
@@ -120,6 +81,10 @@ class LayerMoments(Collector):
     holds = "Moments"
     numbers_rows = False
     settings_for = LinearSettings.of
+    stored: ClassVar[tuple[str, ...]] = (
+        "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
+        "_batches", "_numbers", "_counts", "sizes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -134,40 +99,16 @@ class LayerMoments(Collector):
         self.precision, self.debiased, self.chunks = precision, debiased, chunks
         self._layers: dict[Key, LayerSums] = {}
         self._blocks: list[CrossSums] = []
-        self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
-        self._waiting_chunks: dict[Key, list[np.ndarray]] = {name: [] for name in self.names}
+        self._waiting: list[tuple[dict[Key, Tensor], dict[Key, np.ndarray]]] = []  # rows, and the chunk of each
         self._batches, self._numbers = 0, Numbers()
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
+        self.sizes: dict[Key, tuple[int, ...]] = {}  # of one row of every layer seen so far
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._sides: dict[tuple[Key, int | None], Side] = {}
+        self.release()
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
-        if study.spectral:
-            return None
-        extra = 2 if settings.debiased else 1
-        widths = {key: layer.width + extra for key, layer in study.layers.items()}
-        cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in study.rectangles)
-        fold = CHUNKED_FOLD if study.chunks else FOLD
-        waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
-        sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
-        sides *= 2 if settings.uncentred else 1
-        sums = sum(width**2 for width in widths.values()) + cross
-        precision = str(settings.precision(study)).removeprefix("torch.")
-        return Price(
-            8 * max(study.chunks, 1) * sums + max(waiting, 8 * sides),
-            f"Moments, streamed, products in {precision}", "moments", cls._operations(study), 1,
-            ", as they hold any number of examples",
-        )  # fmt: skip
-
-    @staticmethod
-    def _operations(study: Study) -> int | None:
-        """Count XᵀX of every layer and XᵀY of every pair."""
-        n = study.examples
-        if n is None:
-            return None
-        own = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
-        return own + sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+        return None if study.spectral else price_of_moments(settings, study, CHUNKED_FOLD if study.chunks else FOLD)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -194,56 +135,60 @@ class LayerMoments(Collector):
         have different numbers of rows the place of each row's example in the batch.
         """
         rows = one_feed(self, rows)
-        refuse_missing(self.names, rows)
-        looked_at = isinstance(rows, Owned)  # by the pass
-        matrices = {name: self._matrix(name, rows[name], looked_at) for name in self.names}
-        self._number(matrices, numbers, owners or {})
-        self._batches += 1
-        first = next(iter(matrices.values()))
-        waiting = max(sum(part.shape[0] for part in (*self._waiting[name], new)) for name, new in matrices.items())
-        fold = waiting >= self._enough(first.device)
-        for name, matrix in matrices.items():
-            # what waits must not change when the caller's array does
-            self._waiting[name].append(matrix if fold or looked_at else matrix.clone())
-        if fold:
-            self._fold_waiting()
-
-    def _enough(self, device: torch.device) -> int:
-        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
-        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if device.type == "cuda" else 1)
-
-    def _number(self, matrices: Mapping[Key, Tensor], numbers: Any, owners: Mapping[Key, Any]) -> None:
-        places = self._numbers.take(numbers, min(map(len, matrices.values())))
-        if not self.chunks:
+        owned = isinstance(rows, Owned)  # matrices that the pass has looked at
+        as_before = owned and {name: tuple(one.shape[1:]) for name, one in rows.items()} == self.sizes
+        matrices = dict(rows) if as_before else self._matrices(rows, owned)
+        self.sizes = {name: tuple(one.shape[1:]) for name, one in matrices.items()}
+        count = min(map(len, matrices.values()))
+        places = self._numbers.take(numbers, count)
+        chunks: dict[Key, np.ndarray] = {}
+        if self.chunks:
+            self._counts += np.bincount(chunk_of(places, self.chunks), minlength=self.chunks)
+            examples = {
+                name: row_examples(places, len(rows), (owners or {}).get(name)) for name, rows in matrices.items()
+            }
+            chunks = {name: chunk_of(numbers, self.chunks) for name, numbers in examples.items()}
+        else:
             self._counts += len(places)
-            return
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        self._batches += 1
+        enough, waiting = self._enough(matrices[self.names[0]]), [*(parts for parts, _ in self._waiting), matrices]
+        fold = any(sum(len(parts[name]) for parts in waiting) >= enough for name in self.names)
+        if not (fold or owned):  # what waits must not change when the caller's array does
+            matrices = {name: matrix.clone() for name, matrix in matrices.items()}
+        self._waiting.append((matrices, chunks))
+        if fold:
+            self.settle()
+
+    def _enough(self, rows: Tensor) -> int:
+        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
+        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if rows.is_cuda else 1)
+
+    def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
+        """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
+        refuse_missing(self.names, rows)
+        widths, matrices = self.widths, {}
         for name in self.names:
-            of_rows = row_examples(places, len(matrices[name]), owners.get(name))
-            self._waiting_chunks[name].append(chunk_of(of_rows, self.chunks))
+            matrix = matrices[name] = as_matrix(rows[name], name_of(name), check=False).detach()
+            refuse_other_width(name, matrix.shape[1], widths.get(name, matrix.shape[1]), f" in batch {self._batches}")
+            if matrix.device.type == "cpu" and not owned:
+                refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
+        return matrices
 
-    def take_rows(
-        self, rows: Mapping[Key, Tensor], examples: Mapping[Key, list[np.ndarray]], counts: np.ndarray
-    ) -> None:
-        """Fold in rows that were kept till now, with the numbers of their examples where chunks are kept."""
-        chunks = {key: [chunk_of(part, self.chunks) for part in parts] for key, parts in examples.items()}
-        self._counts = self._counts + counts
-        self._fold({key: [matrix] for key, matrix in rows.items()}, chunks)
-
-    def _matrix(self, name: Key, rows: Any, looked_at: bool) -> Tensor:
-        matrix = as_matrix(rows, name_of(name), check=False).detach()
-        waiting = [part.shape[1] for part in self._waiting[name]]
-        before = self._layers[name].width if name in self._layers else waiting[0] if waiting else matrix.shape[1]
-        refuse_other_width(name, matrix.shape[1], before, f" in batch {self._batches}")
-        if matrix.device.type == "cpu" and not looked_at:
-            refuse_non_finite(matrix, f"{label(name)} in batch {self._batches}")
-        return matrix
+    def settle(self) -> None:
+        """Take the products of the rows that wait."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._fold(
+                {name: [parts[name] for parts, _ in waiting] for name in self.names},
+                {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks},
+            )
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
-        self._fold_waiting()
+        self.settle()
+        place_of(self.rectangles, a, b, self.names, "moments")
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -263,10 +208,9 @@ class LayerMoments(Collector):
         return self._sides[key, without]
 
     def release(self) -> None:
-        self._sides = {}
+        self._sides: dict[tuple[Key, int | None], Side] = {}
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
-        place_of(self.rectangles, a, b, self.names, "moments")
         if not self._layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         for turned, (left, right) in ((False, (a, b)), (True, (b, a))):
@@ -289,7 +233,7 @@ class LayerMoments(Collector):
     @property
     def widths(self) -> dict[Key, int]:
         """The number of features of every layer seen so far."""
-        return {name: layer.width for name, layer in self._layers.items()}
+        return {name: size[0] for name, size in self.sizes.items()}
 
     @property
     def n(self) -> int:
@@ -298,7 +242,7 @@ class LayerMoments(Collector):
 
     def rows_of(self, name: Key) -> int:
         """Return how many rows layer `name` has given so far."""
-        self._fold_waiting()
+        self.settle()
         return self._layers[name].n if name in self._layers else 0
 
     @property
@@ -310,8 +254,8 @@ class LayerMoments(Collector):
     def merge(self, other: Self) -> Self:
         """Return the moments of the data of both."""
         self._refuse_unlike(other, layers="rectangles", precision="precision", debiased="debiased", chunks="chunks")
-        self._fold_waiting()
-        other._fold_waiting()
+        self.settle()
+        other.settle()
         first, second = (self, other) if self._layers else (other, self)
         merged = first._copy()
         if first._layers and second._layers:
@@ -322,17 +266,17 @@ class LayerMoments(Collector):
         self._refuse_unlike(other, widths="widths")
         self._blocks = common_blocks(self._blocks, other._blocks, self._layers)
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
-        for name in self.names:
-            mine, theirs = self._layers[name], other._layers[name]
+        for name, mine in self._layers.items():
+            theirs = other._layers[name]
             if theirs.varies and not mine.varies:
-                self.rescale(name, theirs.scale)
+                self._rescale(name, theirs.scale)
         for block, addend in zip(self._blocks, other_blocks, strict=True):
             for x in block.rows:
                 for y in block.columns:
                     part = rebased(other._layers[x], self._layers[x], addend.pair(x, y).to(block.sums), left=True)
                     block.pair(x, y).add_(rebased(other._layers[y], self._layers[y], part))
-        for name in self.names:
-            mine, theirs = self._layers[name], other._layers[name]
+        for name, mine in self._layers.items():
+            theirs = other._layers[name]
             part = rebased(theirs, mine, theirs.own.to(mine.own), left=True)
             mine.own += rebased(theirs, mine, part)
             mine.resolution = max(mine.resolution, theirs.resolution)
@@ -342,22 +286,14 @@ class LayerMoments(Collector):
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
-    def _fold_waiting(self) -> None:
-        """Take the products of the rows that wait."""
-        if any(self._waiting.values()):
-            waiting, chunks = self._waiting, self._waiting_chunks
-            self._waiting = {name: [] for name in self.names}
-            self._waiting_chunks = {name: [] for name in self.names}
-            self._fold(waiting, chunks)
-
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
         lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
                 resolution = self.resolutions.get(name, 0.0)
-                self.open_layer(name, _first_shift(matrix, self.precision).unsqueeze(0), resolution)
-            self.open_blocks(lengths)
+                self._open_layer(name, first_shift(matrix, self.precision).unsqueeze(0), resolution)
+            self._open_blocks(self.rectangles, lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
@@ -366,9 +302,9 @@ class LayerMoments(Collector):
             matrix = rows[name] if order is None else rows[name][order.to(rows[name].device)]
             return self._columns(name, matrix), parts
 
-        self.add_columns(columns_of)
+        self._add_columns(columns_of)
 
-    def open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
+    def _open_layer(self, key: Key, shift: Tensor, resolution: float) -> LayerSums:
         """Begin the sums of a layer, whose rows are shifted by `shift` (blocks, width)."""
         extra, double = 2 if self.debiased else 1, summing_dtype(shift.device)
         double = double.to_complex() if shift.is_complex() else double
@@ -377,16 +313,16 @@ class LayerMoments(Collector):
         self._layers[key] = LayerSums(key, shift, 1.0, resolution, own, self.debiased)
         return self._layers[key]
 
-    def open_blocks(self, groups: Mapping[Key, Any]) -> None:
+    def _open_blocks(self, rectangles: Sequence[Rectangle], groups: Mapping[Key, Any]) -> None:
         """Begin the sums of all wanted pairs of layers that are alike in `groups`."""
-        for left, right in self.rectangles:
+        for left, right in rectangles:
             for group in dict.fromkeys(groups[name] for name in left):
                 here = [name for name in left if groups[name] == group]
                 there = [name for name in right if groups[name] == group]
                 if there:
                     self._blocks.append(CrossSums.starting(here, there, self._layers))
 
-    def add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
+    def _add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
         self._sides = {}
         uses = Counter(key for block in self._blocks for key in block.keys)
@@ -398,7 +334,7 @@ class LayerMoments(Collector):
             block.add(held)
             uses.subtract(block.keys)
             held = {key: columns for key, columns in held.items() if uses[key]}
-        for key in self.names:
+        for key in self._layers:
             if key not in uses:
                 self._own(key, columns_of)
 
@@ -417,7 +353,7 @@ class LayerMoments(Collector):
             matrix = matrix.to(layer.shift.dtype)
         centred = matrix - layer.shift[0].to(matrix)
         if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
-            self.rescale(name, power_of_two(centred))
+            self._rescale(name, power_of_two(centred))
         if centred.requires_grad:
             return self._joined(centred * layer.scale).unsqueeze(0)
         dtype = self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
@@ -433,7 +369,7 @@ class LayerMoments(Collector):
         norms = [rows.square().sum(1, keepdim=True)] if self.debiased else []
         return torch.cat([rows, *norms, torch.ones_like(rows[:, :1])], 1)
 
-    def rescale(self, key: Key, scale: float) -> None:
+    def _rescale(self, key: Key, scale: float) -> None:
         """Count a layer in another unit: when it varies for the first time, or outgrows the unit it had."""
         layer = self._layers[key]
         ratio = (scale or 1.0) / layer.scale
@@ -450,50 +386,6 @@ class LayerMoments(Collector):
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:
                 block.sums[..., block.columns[key]] *= weights
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self._fold_waiting()
-        tensors = {f"block.{i}": real_parts(block.sums) for i, block in enumerate(self._blocks)}
-        for i, layer in enumerate(self._layers.values()):
-            tensors |= {f"own.{i}": real_parts(layer.own), f"shift.{i}": real_parts(layer.shift)}
-        header = {
-            "rectangles": self.rectangles,
-            "precision": "float32" if self.precision == torch.float32 else "float64",
-            "debiased": self.debiased,
-            "chunks": self.chunks,
-            "batches": self._batches,
-            "counts": self._counts.tolist(),
-            "next": self._numbers.next,
-            "layers": [[layer.key, layer.scale, layer.resolution] for layer in self._layers.values()],
-            "blocks": [[list(block.rows), list(block.columns)] for block in self._blocks],
-        }
-        return tensors, header
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(
-            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
-            debiased=header["debiased"], chunks=header["chunks"],
-        )  # fmt: skip
-        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
-        statistic._numbers = Numbers(header["next"])
-        for i, (key, scale, resolution) in enumerate(header["layers"]):
-            own, shift = from_real_parts(tensors[f"own.{i}"], 4), from_real_parts(tensors[f"shift.{i}"], 2)
-            key = key_from(key)
-            statistic._layers[key] = LayerSums(key, shift, scale, resolution, own, header["debiased"])
-        for i, (left, right) in enumerate(rectangles_from(header["blocks"])):
-            sums = from_real_parts(tensors[f"block.{i}"], 4)
-            statistic._blocks.append(CrossSums(left, right, statistic._layers, sums))
-        return statistic
-
-
-def _first_shift(matrix: Tensor, precision: torch.dtype) -> Tensor:
-    double = summing_dtype(matrix.device)
-    shift = matrix.detach().mean(0, dtype=double)
-    # what is taken off must be exact in the precision of the products
-    return shift.to(matrix.dtype).to(double) if precision == torch.float32 else shift
 
 
 def _outgrows(centred: Tensor, scale: float) -> bool:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from netkin.memory import size_in_words
 from netkin.statistics.collector import (
     Collector,
     Key,
-    LayerSize,
     Price,
     Rectangle,
     Study,
+    chunk_of,
     keys_of,
     place_of,
-    rectangles_from,
 )
-from netkin.statistics.layer_moments import LayerMoments, LinearSettings
+from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_costs import LinearSettings, price_of_rows
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import LayerRows
 
@@ -28,110 +26,51 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class LinearRows(Collector):
+class LinearRows(LayerRows):
     """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
 
     kind = "LinearRows"
-    holds = "Rows"
     settings_for = LinearSettings.of
+    stored = ("rectangles", "precision", *LayerRows.stored)
 
     def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
         self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
-        self.chunks = chunks
-        self.rows = LayerRows(keys_of(self.rectangles), chunks=chunks)
+        super().__init__(keys_of(self.rectangles), chunks=chunks)
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         streamed = LayerMoments.price(settings, study)
-        if streamed is None:
-            return None
-        sizes, n = study.sizes, study.examples
-        # data that do not tell how many they are begin with one batch, and are watched
-        count = n if n is not None else max(layer.examples for layer in sizes)
-        product = settings.precision(study).itemsize
-        size = sum(_bytes(settings, layer, layer.rows_of(count), product, study.chunks) for layer in sizes)
-        if n is None:
-            words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
-            return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
-        wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-        why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
-        return Price(
-            size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-            cls._operations(study, n), 0 if wide and size < streamed.bytes else 2,
-        )  # fmt: skip
-
-    @staticmethod
-    def _operations(study: Study, n: int) -> int:
-        """Count XᵀX or XXᵀ of every layer, whichever is smaller, and what pairs make of them."""
-
-        def side(layer: LayerSize) -> int:
-            return min(layer.width, layer.rows_of(n))
-
-        own = sum(layer.rows_of(n) * layer.width * side(layer) for layer in study.sizes)
-        return own + sum(x.rows_of(n) * side(x) * side(y) for x, y in study.pairs())
+        return None if streamed is None else price_of_rows(settings, study, streamed.bytes)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
         made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
-        made.rows.resolutions = study.resolutions
+        made.resolutions = study.resolutions
         return made
 
     def serves(self, settings: LinearSettings) -> str:
         return settings.lacking(self.precision, debiased=True)
 
-    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
-        self.rows.update(rows, numbers, owners=owners)
-
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.rows.names, "rows")
-        return self.rows.pair(a, b, without).moments(self.precision)
-
-    def release(self) -> None:
-        self.rows.release()
-
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        return self.rows.chunk_sizes
+        place_of(self.rectangles, a, b, self.names, "rows")
+        return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
         """Return the moments of these rows, where `other` holds moments."""
         if not isinstance(other, LayerMoments):
             return self
         moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
-        layers = self.rows._layers
+        moments.resolutions, layers = self.resolutions, self._layers
         if all(layer.parts for layer in layers.values()):
-            kept = {name: layer.in_order(None, 0) for name, layer in layers.items()}
-            moments.take_rows(kept, {name: layer.examples for name, layer in layers.items()}, self.rows._counts)
+            self.settle()
+            chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
+            moments._counts += self._counts
+            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
+            moments._fold({name: layer.parts for name, layer in layers.items()}, chunks)
         return moments
 
     def merge(self, other: Self) -> Self:
         """Return the rows of both."""
-        self._refuse_unlike(other, layers="rectangles", precision="precision", chunks="chunks")
-        merged = type(self)(self.rectangles, precision=self.precision, chunks=self.chunks)
-        merged.rows = self.rows.merge(other.rows)
-        return merged
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, header = self.rows._state()
-        precision = "float32" if self.precision == torch.float32 else "float64"
-        return tensors, {"rectangles": self.rectangles, "precision": precision, "rows": header}
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(
-            rectangles_from(header["rectangles"]), precision=getattr(torch, header["precision"]),
-            chunks=header["rows"]["chunks"],
-        )  # fmt: skip
-        statistic.rows = LayerRows._restored(tensors, header["rows"])
-        return statistic
-
-
-def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:
-    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
-    width, twice = layer.width, 2 if settings.uncentred else 1
-    if width <= n:
-        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
-    else:
-        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
-    return layer.itemsize * n * width * (2 if chunks else 1) + product * sides
+        self._refuse_unlike(other, layers="rectangles", precision="precision")
+        return super().merge(other)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.kernels import about_medians, few_for_bias, u_products
-from netkin.statistics.products import squared_norm
-from netkin.statistics.sides import RowsSide, Side, decompose
+from netkin.statistics.products import about_medians, few_for_bias, squared_norm, u_products
+from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.sides import Side, decompose
 from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
-COARSE = 1e-4  # an error of a correlation that is worth a word
+COARSE = 1e-4  # the error of a correlation from which on a warning is given
 AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
 
 
@@ -26,7 +26,7 @@ class Deferred(Exception):
     """A measure asks a pair for a decomposition that will be made later, of many pairs at once."""
 
 
-class Asked(NamedTuple):
+class Decomposition(NamedTuple):
     """A matrix of a pair, (blocks, m, n), whose singular values a measure asks for, or its left vectors too."""
 
     matrix: Tensor
@@ -52,8 +52,9 @@ class Moments:
     ):
         self.x, self.y, self.n, self._centred = x, y, x.n, centred
         self._cross, self._norm_product = cross, norm_product
+        self.kept_directions: tuple[int, int] | None = None  # of either layer, by the measure that cut them last
         self._found: dict[Hashable, Any] = {}  # singular values, and vectors
-        self._asked: dict[Hashable, Asked] | None = None  # while a first reading notes what measures ask for
+        self._asked: dict[Hashable, Decomposition] | None = None  # while a first reading notes what measures ask for
 
     @classmethod
     def of(cls, X: Any, Y: Any, precision: torch.dtype | None = torch.float64) -> Moments:
@@ -79,14 +80,12 @@ class Moments:
 
     def ranks(self, facts: Any) -> tuple[int, int] | None:
         """Return how many directions either layer was cut to, for a measure that whitens about the means; else None."""
-        whitens = facts.whitens and "translation" in facts.unchanged_by and self.x.varies and self.y.varies
-        return (self.x.rank, self.y.rank) if whitens else None
+        centred = facts.whitens and "translation" in facts.unchanged_by
+        return (self.x.rank, self.y.rank) if centred and self.x.varies and self.y.varies else None
 
     def cautions(self, facts: Any, settings: Mapping[str, Any]) -> list[str]:
         """Return the sentences of `caution` each apart."""
-        cautions = []
-        if facts.whitens:
-            cautions.append(self.few_examples)
+        cautions = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
             cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
         if facts.debiased_as:
@@ -153,7 +152,7 @@ class Moments:
         """``n(n-3) HSIC₁`` of the two layers, of x with itself and of y with itself: zero where only rounding is left.
 
         From sums about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``. One example far from the others
-        makes these cancel; then the rows are asked, if they are at hand.
+        makes these cancel; then the rows are used, where they were kept.
         """
         x, y = self.x, self.y
         owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
@@ -206,7 +205,7 @@ class Moments:
     ) -> Any:
         """Return the singular values of a matrix of this pair, (blocks, k), or left vectors and values; once a key."""
         if key not in self._found:
-            asked = Asked(matrix(), graded, vectors)
+            asked = Decomposition(matrix(), graded, vectors)
             if self._asked is not None:
                 self._asked[key] = asked
                 raise Deferred
@@ -227,7 +226,7 @@ class Moments:
 
     @property
     def _worth_turning(self) -> bool:
-        """Whether to look for `principal` where singular values alone are asked: about the origin a CPU saves none."""
+        """Whether `principal` pays where only singular values are needed: about the origin it saves a CPU nothing."""
         return self._centred or self.x.mean.device.type != "cpu"
 
     @cached_property
@@ -356,12 +355,12 @@ def _decompose_busy(pairs: Sequence[Moments]) -> None:
     decompose(sides)
     for pair in pairs:
         if pair._asked and pair.x.decomposed and pair.y.decomposed:
-            pair._asked["nuclear"] = Asked(pair.principal)
+            pair._asked["nuclear"] = Decomposition(pair.principal)
 
 
 def _answer(pairs: Sequence[Moments]) -> None:
     """Decompose what pairs have noted, matrices of one shape together."""
-    alike: dict[Any, list[tuple[Moments, Hashable, Asked]]] = {}
+    alike: dict[Any, list[tuple[Moments, Hashable, Decomposition]]] = {}
     for pair in pairs:
         noted = pair._asked or {}
         for key, asked in noted.items():
@@ -375,7 +374,7 @@ def _answer(pairs: Sequence[Moments]) -> None:
             pair._found[key] = one
 
 
-def _decomposed(alike: Sequence[Asked]) -> Sequence[Any]:
+def _decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
     matrices = [asked.matrix for asked in alike]
     return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.collector import Statistic
+from netkin.statistics.statistic import Statistic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +30,7 @@ class Outputs(Statistic):
 
     kind = "Outputs"
     feeds = frozenset({"outputs"})
+    stored = ("classes", "n", "joint", "_sums")
     _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
 
     def __init__(self, classes: int):
@@ -125,12 +126,3 @@ class Outputs(Statistic):
                 "no labelled examples were folded in; pass `labels` to `update`." if self.n else "no batch yet."
             )
         return part / whole
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"joint": self.joint}, {"classes": self.classes, "n": self.n, "sums": self._sums}
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        statistic = cls(header["classes"])
-        statistic.n, statistic.joint, statistic._sums = header["n"], tensors["joint"], dict(header["sums"])
-        return statistic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,6 @@ from netkin.statistics.collector import (
     Study,
     chunk_of,
     hashes,
-    key_from,
     keys_of,
     label,
     name_of,
@@ -31,9 +31,10 @@ from netkin.statistics.collector import (
     row_examples,
     row_numbers,
 )
-from netkin.statistics.kernels import centred, few_for_bias, rbf_kernel
 from netkin.statistics.moments import Moments
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.products import centred, few_for_bias, rbf_kernel
+from netkin.statistics.row_sides import RowsSide
+from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
 
 
-class Sample:
+class SampledRows:
     """One layer's rows, with the Gram matrix and side that all its pairs share."""
 
     def __init__(self, X: Tensor, name: str, resolution: float | None = None):
@@ -69,7 +70,7 @@ class Rows:
 
     collectors: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, x: Sample, y: Sample):
+    def __init__(self, x: SampledRows, y: SampledRows):
         if len(x.X) != len(y.X):
             raise NoValue(
                 f"{x.name} gives {len(x.X):,} rows and {y.name} {len(y.X):,} for the same examples; "
@@ -81,7 +82,7 @@ class Rows:
     def of(cls, X: Any, Y: Any) -> Rows:
         """Return two matrices whose rows are the same examples as a pair."""
         X, Y = paired(X, Y)
-        return cls(Sample(X, "`X`"), Sample(Y, "`Y`"))
+        return cls(SampledRows(X, "`X`"), SampledRows(Y, "`Y`"))
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,23 +123,33 @@ class LayerRows(Collector):
 
     kind = "LayerRows"
     holds = "Rows"
+    stored: ClassVar[tuple[str, ...]] = (
+        "names",
+        "cap",
+        "seed",
+        "chunks",
+        "resolutions",
+        "_numbers",
+        "_layers",
+        "_counts",
+    )
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
             raise ValueFault(f"`cap` must be at least 1; got {cap}.")
         self.names, self.cap, self.seed, self.chunks = list(names), cap, seed, chunks
         self._numbers = Numbers()
-        self._layers = {name: _LayerRows() for name in self.names}
+        self._layers = {name: KeptRows() for name in self.names}
         self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of examples
         self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._samples: dict[tuple[Key, int | None], Sample] = {}
+        self.release()
 
     @classmethod
-    def settings_for(cls, measure: Any) -> SampleSettings:
+    def settings_for(cls, measure: Any) -> Settings:
         return SampleSettings(CAP)
 
     @classmethod
-    def price(cls, settings: SampleSettings, study: Study) -> Price | None:
+    def price(cls, settings: Any, study: Study) -> Price | None:
         if study.spectral:
             return None
         total, n, cap = 0, study.examples, settings.cap
@@ -158,7 +169,7 @@ class LayerRows(Collector):
         )
 
     @classmethod
-    def start(cls, settings: SampleSettings, study: Study) -> Self:
+    def start(cls, settings: Any, study: Study) -> Self:
         made = cls(keys_of(study.rectangles), cap=settings.cap, seed=study.seed, chunks=study.chunks)
         made.resolutions = study.resolutions
         return made
@@ -172,7 +183,7 @@ class LayerRows(Collector):
             collector._layers[key].add(matrix, np.arange(len(matrix)), None)
         return collector
 
-    def serves(self, settings: SampleSettings) -> str:
+    def serves(self, settings: Any) -> str:
         enough = self.cap is None or self.cap >= settings.cap
         return "" if enough else f"a sample of {settings.cap:,} rows; it holds {self.cap:,}"
 
@@ -200,7 +211,7 @@ class LayerRows(Collector):
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > 2 * self.cap:
                 layer.shrink(self.cap, self.seed)
-        self._samples = {}
+        self.release()
 
     def _checked(self, rows: Mapping[Key, Any]) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -242,7 +253,7 @@ class LayerRows(Collector):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def pair(self, a: Key, b: Key, without: int | None = None) -> Rows:
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the rows of the layers `a` and `b`, in that order."""
         for key in (a, b):
             if key not in self._layers:
@@ -257,7 +268,7 @@ class LayerRows(Collector):
             )
         return rows
 
-    def sample(self, name: Key, without: int | None = None) -> Sample:
+    def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
         layer = self._layers[name]
         if not layer.parts:
@@ -267,13 +278,19 @@ class LayerRows(Collector):
             if without is not None:
                 stays = torch.from_numpy(chunk_of(np.concatenate(layer.examples), self.chunks) != without)
                 rows = rows[stays.to(rows.device)]
-            self._samples[name, without] = Sample(rows, label(name), self.resolutions.get(name) or None)
+            self._samples[name, without] = SampledRows(rows, label(name), self.resolutions.get(name) or None)
         return self._samples[name, without]
 
-    def release(self) -> None:
-        self._samples = {}
+    def settle(self) -> None:
+        """Put the rows of each layer in order, at most as many as are to be kept."""
+        for layer in self._layers.values():
+            if layer.parts:
+                layer.in_order(self.cap, self.seed)
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def release(self) -> None:
+        self._samples: dict[tuple[Key, int | None], SampledRows] = {}
+
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         if self.cap is None or self.seen <= self.cap:
             return "exact"
         unit = "examples" if self.seen == self._counts.sum() else "rows"
@@ -283,9 +300,8 @@ class LayerRows(Collector):
     def chunk_sizes(self) -> tuple[int, ...]:
         if not self.chunks:
             return ()
-        layer = self._layers[self.names[0]]
-        layer.in_order(self.cap, self.seed)
-        kept = np.unique(np.concatenate(layer.examples))
+        self.settle()
+        kept = np.unique(np.concatenate(self._layers[self.names[0]].examples))
         return tuple(np.bincount(chunk_of(kept, self.chunks), minlength=self.chunks).tolist())
 
     # --- merging and files --------------------------------------------------------------------------------------------
@@ -294,8 +310,9 @@ class LayerRows(Collector):
         """Return the rows of both, up to the cap."""
         self._refuse_unlike(other, layers="names", cap="cap", seed="seed", chunks="chunks")
         self._refuse_other_widths(other.widths)
-        merged = type(self)(self.names, cap=self.cap, seed=self.seed, chunks=self.chunks)
-        merged._counts, merged.resolutions = self._counts + other._counts, self.resolutions
+        merged = copy(self)
+        merged.release()
+        merged._counts, merged._layers = self._counts + other._counts, {}
         merged._numbers = Numbers(max(self._numbers.next, other._numbers.next))
         for name in self.names:
             merged._layers[name] = self._layers[name].joined(other._layers[name])
@@ -311,49 +328,18 @@ class LayerRows(Collector):
             layer.numbers = [part + start for part in layer.numbers]
         return moved
 
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors: dict[str, Tensor] = {}
-        for i, layer in enumerate(self._layers.values()):
-            if layer.parts:
-                tensors[f"rows.{i}"] = layer.in_order(self.cap, self.seed)
-                tensors[f"numbers.{i}"] = torch.from_numpy(layer.numbers[0])
-                tensors |= {f"examples.{i}": torch.from_numpy(part) for part in layer.examples}
-        header = {
-            "names": self.names,
-            "cap": self.cap,
-            "seed": self.seed,
-            "chunks": self.chunks,
-            "counts": self._counts.tolist(),
-            "seen": [layer.seen for layer in self._layers.values()],
-            "next": self._numbers.next,
-            "resolutions": [[key, value] for key, value in self.resolutions.items()],
-        }
-        return tensors, header
 
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        names = [key_from(name) for name in header["names"]]
-        statistic = cls(names, cap=header["cap"], seed=header["seed"], chunks=header["chunks"])
-        statistic._counts, statistic._numbers = np.array(header["counts"], dtype=np.int64), Numbers(header["next"])
-        statistic.resolutions = {key_from(key): value for key, value in header["resolutions"]}
-        for i, (layer, seen) in enumerate(zip(statistic._layers.values(), header["seen"], strict=True)):
-            if f"rows.{i}" in tensors:
-                examples = tensors.get(f"examples.{i}")
-                own = None if examples is None else examples.numpy()
-                layer.add(tensors[f"rows.{i}"], tensors[f"numbers.{i}"].numpy(), own)
-            layer.seen = seen
-        return statistic
-
-
-class _LayerRows:
+class KeptRows(Stored):
     """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+
+    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
         self.numbers: list[np.ndarray] = []
         self.examples: list[np.ndarray] = []
         self.seen, self.held = 0, 0
-        self.bar: np.uint64 | None = None  # rows whose hash is larger are not among those kept
+        self.bar: int | None = None  # rows whose hash is larger are not among those kept
 
     def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
         """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
@@ -371,9 +357,9 @@ class _LayerRows:
         self.examples += [] if examples is None else [examples]
         self.seen, self.held = self.seen + len(rows), self.held + len(rows)
 
-    def joined(self, other: _LayerRows) -> _LayerRows:
+    def joined(self, other: KeptRows) -> KeptRows:
         """Return the rows of both, none of which may be the same."""
-        both = _LayerRows()
+        both = KeptRows()
         both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
         both.examples = [*self.examples, *other.examples]
         both.seen, both.held = self.seen + other.seen, self.held + other.held
@@ -388,7 +374,7 @@ class _LayerRows:
             every = np.concatenate(self.numbers)
             mixed = hashes(seed, every)
             chosen = np.argsort(mixed, kind="stable")[:cap]
-            self.bar = mixed[chosen[-1]] if len(chosen) == cap else None
+            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
             self._keep(chosen[np.argsort(every[chosen], kind="stable")])
 
     def in_order(self, cap: int | None, seed: int) -> Tensor:

@@ -20,21 +20,17 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.statistics.block_sums import Parts, by_chunk, first_shift
 from netkin.statistics.collector import (
-    Collector,
     Key,
-    Numbers,
     Price,
     Rectangle,
     Study,
-    chunk_of,
-    key_from,
     keys_of,
     label,
     name_of,
     one_feed,
     place_of,
-    rectangles_from,
     refuse_missing,
 )
 from netkin.statistics.frequencies import (
@@ -47,19 +43,18 @@ from netkin.statistics.frequencies import (
     placed,
     regrouped,
 )
-from netkin.statistics.kernels import power_of_two
-from netkin.statistics.layer_moments import LayerMoments, LinearSettings, Parts, by_chunk
+from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_costs import CHUNK, LinearSettings, examples_at_once, price_of_spectra
 from netkin.statistics.moments import Moments
+from netkin.statistics.products import power_of_two
 from netkin.statistics.rows import LayerRows
-from netkin.statistics.spectral_costs import CHUNK, crosses, examples_at_once, half, operations, transform_bytes, views
-from netkin.statistics.spectral_sides import SpectralSide
+from netkin.statistics.sides import CovarianceSide
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLD = 64  # examples gathered before they are transformed
 SAMPLE = 64  # examples whose maps are kept, to tell how much lies off the blocks
-WAYS = """shape='pool', pairs='corresponding', resize='average'"""
 
 View = tuple[Key, Grid]
 
@@ -87,11 +82,11 @@ class Spectra(Moments):
             refuse_non_finite(maps, name)
         collector = LayerSpectra([(["X"], ["Y"])], precision=precision or X.dtype, sample=0)
         collector.called = {"X": "`X`", "Y": "`Y`"}
-        collector._fold({"X": X, "Y": Y.to(X.device)}, np.arange(len(X)))
+        collector._fold({"X": [X], "Y": [Y.to(X.device)]}, {})
         return collector.pair("X", "Y")
 
 
-class LayerSpectra(Collector):
+class LayerSpectra(LayerMoments):
     """Spectra of many layers; `collector[a, b]` is the pair that a measure reads.
 
     `rectangles` says which pairs are wanted: each is (names, names), all of the first with all of the second.
@@ -109,8 +104,7 @@ class LayerSpectra(Collector):
 
     kind = "LayerSpectra"
     holds = "Spectra"
-    numbers_rows = False
-    settings_for = LinearSettings.of
+    stored = (*LayerMoments.stored, "sample", "seed", "called", "_shifts", "_kept")
 
     def __init__(
         self,
@@ -121,40 +115,18 @@ class LayerSpectra(Collector):
         seed: int = 0,
         chunks: int = 0,
     ):
-        self.rectangles = [(list(left), list(right)) for left, right in rectangles]
-        self.names = keys_of(self.rectangles)
-        self.precision, self.sample, self.seed, self.chunks = precision, sample, seed, chunks
+        super().__init__(rectangles, precision=precision, chunks=chunks)
+        self.sample, self.seed = sample, seed
         self.called: dict[Key, str] = {}  # what messages call a layer, where not by its name
-        self._shifts: dict[Key, Tensor] = {}  # the mean map of each layer's first examples
-        self._moments = LayerMoments([], precision=precision, chunks=chunks)
-        self._waiting: dict[Key, list[Tensor]] = {name: [] for name in self.names}
-        self._waiting_numbers: list[np.ndarray] = []
+        self._shifts: dict[Key, Tensor] = {}  # what is taken off the maps of each layer
         self._kept = LayerRows(self.names, cap=sample, seed=seed) if sample else None
-        self._batches, self._numbers, self._space = 0, Numbers(), _Workspace()
-        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)
-        self.resolutions: Mapping[Key, float] = {}  # of data that came in half precision
-        self._sides: dict[tuple[View, bool, int | None], SpectralSide] = {}
-        self._shares: dict[View, float] = {}
 
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         if not study.spectral:
             return None
         cls._refuse_unfit(settings)
-        seen, met = views(study), crosses(study)
-        sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in met)
-        pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in met), default=0)
-        own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
-        sides = 2 * own * (3 if settings.whitens else 1)
-        maps = sum(layer.width * layer.itemsize for layer in study.sizes)
-        reading = FOLD * maps + transform_bytes(study, seen)
-        total = 16 * max(study.chunks, 1) * (own + sums) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
-        precision = str(settings.precision(study)).removeprefix("torch.")
-        count = None if study.examples is None else study.examples * operations(seen, met)
-        return Price(
-            total, f"Spectra, streamed, products in {precision}", "spectra", count,
-            why=", as they hold any number of examples", ways=WAYS,
-        )  # fmt: skip
+        return price_of_spectra(settings, study, FOLD, SAMPLE)
 
     @classmethod
     def _refuse_unfit(cls, settings: LinearSettings) -> None:
@@ -167,6 +139,18 @@ class LayerSpectra(Collector):
         made.resolutions = study.resolutions
         return made
 
+    @classmethod
+    def of(cls, maps: Mapping[Key, Any], *, precision: torch.dtype = torch.float64) -> Self:  # type: ignore[override]
+        """Return the spectra of all pairs of some layers' maps, differentiably."""
+        collector = cls([(list(maps), list(maps))], precision=precision, sample=0)
+        given = {key: placed(as_maps(array, name_of(key))) for key, array in maps.items()}
+        _refuse_unpaired(given)
+        for key, array in given.items():
+            refuse_non_finite(array, label(key))
+        collector._counts += len(next(iter(given.values())))
+        collector._fold({key: [array] for key, array in given.items()}, {})
+        return collector
+
     def serves(self, settings: LinearSettings) -> str:
         self._refuse_unfit(settings)
         return settings.lacking(self.precision, debiased=False)
@@ -175,7 +159,7 @@ class LayerSpectra(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
-        self._fold_waiting()
+        self.settle()
         place_of(self.rectangles, a, b, self.names, "spectra")
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
@@ -183,10 +167,10 @@ class LayerSpectra(Collector):
         if grid is None:
             raise NoValue(apart(self._label(a), self._grid(a), self._label(b), self._grid(b)))
         x, y = (a, grid or self._grid(a)), (b, grid or self._grid(b))
-        block, turned = self._moments._find(x, y)
+        block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
         cross = cross.mH if turned else cross
-        first, second = (self._side(view, cross.is_complex(), without) for view in (x, y))
+        first, second = (self._spectral_side(view, cross.is_complex(), without) for view in (x, y))
         if not grid and cross.is_complex():  # a layer without space meets the zero frequency of a map alone
             others = math.prod(x[1] or y[1]) - 1
             return Spectra(first, second, torch.cat([cross, cross.new_zeros(others, *cross.shape[1:])]))
@@ -195,38 +179,32 @@ class LayerSpectra(Collector):
     def _grid(self, key: Key) -> Grid:
         return tuple(self._shifts[key].shape[1:])
 
-    def _side(self, view: View, in_complex: bool, without: int | None) -> SpectralSide:
-        if (view, in_complex, without) not in self._sides:
-            layer, here = self._moments._layers[view], frequencies(view[1], self._shifts[view[0]].device)
+    def _spectral_side(self, view: View, in_complex: bool, without: int | None) -> CovarianceSide:
+        if (view, in_complex, without) not in self._spectral_sides:
+            layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
             n, mean, half = layer.centred(without)
-            side = SpectralSide(
-                self._label(view[0]), n, here.whole(mean), half, here, scale=layer.scale,
-                resolution=layer.resolution, rounding=torch.finfo(self.precision).eps,
+            side = CovarianceSide(
+                self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+                rounding=torch.finfo(self.precision).eps, frequencies=here,
             )  # fmt: skip
             if not bool(torch.isfinite(side.total)):
                 raise ValueFault(
                     f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
                 )
             side = side.in_complex if in_complex and not side.mean.is_complex() else side
-            self._sides[view, in_complex, without] = side
-        return self._sides[view, in_complex, without]
+            self._spectral_sides[view, in_complex, without] = side
+        return self._spectral_sides[view, in_complex, without]
 
     def release(self) -> None:
-        self._sides = {}
+        super().release()
+        self._spectral_sides: dict[tuple[View, bool, int | None], CovarianceSide] = {}
+        self._shares: dict[View, float] = {}
+        self._workspace = torch.empty(0)
 
     @property
     def n(self) -> int:
         """The number of examples so far."""
         return int(self._counts.sum())
-
-    @property
-    def sizes(self) -> dict[Key, tuple[int, ...]]:
-        """The channels and the size of the map of every layer seen so far."""
-        return {name: tuple(shift.shape) for name, shift in self._shifts.items()}
-
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        return tuple(self._counts.tolist()) if self.chunks else ()
 
     @property
     def sampled(self) -> int:
@@ -238,7 +216,7 @@ class LayerSpectra(Collector):
 
         The blocks are those of the grid on which it meets the layer `other`; by default those of its own grid.
         """
-        self._fold_waiting()
+        self.settle()
         if self._kept is None or not self._kept.n:
             raise NoValue("no examples have been kept; collect with `sample=64`, and call `update` first.")
         own = self._grid(name)
@@ -248,9 +226,9 @@ class LayerSpectra(Collector):
             self._shares[name, grid] = off_block_share(rows.reshape(len(rows), *self._shifts[name].shape), grid)
         return self._shares[name, grid]
 
-    def told(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact blocks for each frequency are for the layers of these pairs."""
-        self._fold_waiting()
+        self.settle()
         exact = "exact for data closed under translation"
         mapped = [(x, y) for pair in pairs for x, y in (pair, pair[::-1]) if self._grid(x)]
         if self.sampled < 4 or not mapped:
@@ -264,58 +242,49 @@ class LayerSpectra(Collector):
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
         """Fold in one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
-        maps = one_feed(self, maps)
-        refuse_missing(self.names, maps)
-        given = {name: self._checked(name, maps[name]) for name in self.names}
-        _refuse_unpaired(given)
-        places = self._numbers.take(numbers, len(given[self.names[0]]))
-        self._counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self._counts))
+        maps, start = one_feed(self, maps), self._numbers.next
+        super().update(maps, numbers)
         if self._kept is not None:
-            self._kept.update({name: array.flatten(1) for name, array in given.items()}, places)
-        self._batches += 1
-        self._waiting_numbers.append(places)
-        fold = sum(map(len, self._waiting_numbers)) >= FOLD
-        for name, array in given.items():
-            # what waits must not change when the caller's array does
-            self._waiting[name].append(array if fold else array.clone())
-        if fold:
-            self._fold_waiting()
+            arrays = {name: as_maps(maps[name]).detach().flatten(1) for name in self.names}
+            counted = start + np.arange(len(arrays[self.names[0]]))
+            self._kept.update(arrays, counted if numbers is None else numbers)
 
-    def _checked(self, name: Key, maps: Any) -> Tensor:
-        array, waiting = placed(as_maps(maps, name_of(name)).detach()), self._waiting[name]
-        before = self.sizes.get(name) or (tuple(waiting[0].shape[1:]) if waiting else None)
-        if before is not None and tuple(array.shape[1:]) != before:
-            raise ShapeError(
-                f"{self._label(name)} gave {_sized(array.shape[1:])} in batch {self._batches} and {_sized(before)} "
-                "before; bring all inputs to one size, or choose the shape 'pool'."
-            )
-        if array.device.type == "cpu":
-            refuse_non_finite(array, f"{self._label(name)} in batch {self._batches}")
-        return array
+    def _enough(self, rows: Tensor) -> int:
+        return FOLD
+
+    def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
+        """Return one batch as maps of the sizes seen before, free of NaN and Inf."""
+        refuse_missing(self.names, rows)
+        maps = {name: placed(as_maps(rows[name], name_of(name)).detach()) for name in self.names}
+        for name, array in maps.items():
+            size, before = tuple(array.shape[1:]), self.sizes.get(name)
+            if before not in (None, size):
+                raise ShapeError(
+                    f"{self._label(name)} gave {_sized(size)} in batch {self._batches} and {_sized(before)} before; "
+                    "bring all inputs to one size, or choose the shape 'pool'."
+                )
+            if array.device.type == "cpu" and not owned:
+                refuse_non_finite(array, f"{self._label(name)} in batch {self._batches}")
+        _refuse_unpaired(maps)
+        return maps
 
     def _label(self, name: Key) -> str:
         return self.called.get(name, label(name))
 
-    def _fold_waiting(self) -> None:
-        """Transform what waits."""
-        if self._waiting_numbers:
-            maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in self._waiting.items()}
-            numbers = np.concatenate(self._waiting_numbers)
-            self._waiting, self._waiting_numbers = {name: [] for name in self.names}, []
-            self._fold(maps, numbers)
-
-    def _fold(self, maps: Mapping[Key, Tensor], numbers: np.ndarray) -> None:
-        self._sides, self._shares = {}, {}
+    def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
+        """Transform what waits, some examples at a time."""
+        maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
+        self.release()
         if not self._shifts:
             self._begin(maps)
-        chunks = chunk_of(numbers, self.chunks)
+        every = np.concatenate(chunks[self.names[0]]) if self.chunks else np.zeros(0)
         step = self._step(maps[self.names[0]].device)
-        for start in range(0, len(numbers), step):
+        for start in range(0, len(maps[self.names[0]]), step):
             here = slice(start, start + step)
-            order, parts = by_chunk([chunks[here]]) if self.chunks else (None, [(0, slice(None))])
-            self._add({name: array[here] for name, array in maps.items()}, order, parts)
+            order, parts = by_chunk([every[here]]) if self.chunks else (None, [(0, slice(None))])
+            self._transform({name: array[here] for name, array in maps.items()}, order, parts)
 
-    def _add(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
+    def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
         """Add the products of a few examples."""
 
         def columns_of(view: Any) -> tuple[Tensor, Parts]:
@@ -328,33 +297,42 @@ class LayerSpectra(Collector):
             columns[..., :-1] = blocks
             return columns, parts
 
-        self._moments.add_columns(columns_of)
+        self._add_columns(columns_of)
 
     def _centred(self, name: Key, view: View, maps: Tensor) -> Tensor:
         """Return maps about the shift, in the layer's scale: before the transform, which would spread their offset."""
-        layer = self._moments._layers[view]
+        layer = self._layers[view]
         layer.resolution = max(layer.resolution, torch.finfo(maps.dtype).eps)
-        centred = self._space.difference(maps, self._shifts[name].to(_working(maps, self.precision)))
+        centred = self._difference(maps, self._shifts[name].to(_working(maps, self.precision)))
         if not layer.varies:
             scale = power_of_two(centred)
             usual = 2.0**-20 < scale < 2.0**20  # ordinary numbers are left as they are
-            self._moments.rescale(view, 1.0 if usual else scale)
+            self._rescale(view, 1.0 if usual else scale)
         return centred if layer.scale == 1 else centred * layer.scale
+
+    def _difference(self, maps: Tensor, shift: Tensor) -> Tensor:
+        """Return ``maps - shift`` in memory that is used again: asking for it anew would cost more than the sums."""
+        if maps.requires_grad:
+            return maps - shift
+        memory = self._workspace
+        if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
+            memory = self._workspace = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
+        return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
 
     def _step(self, device: torch.device) -> int:
         """Return how many examples to take at a time."""
         if device.type != "cpu":
             return 8 * CHUNK
-        widest = max((layer.width for layer in self._moments._layers.values()), default=0)
+        widest = max((layer.width for layer in self._layers.values()), default=0)
         step = examples_at_once(max(shift.numel() for shift in self._shifts.values()), widest)
         # sums are kept in float64, and adding to them costs float32 more than its caches save
         return step if self.precision == torch.float64 else 2 * step
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers meet."""
-        self._shifts = {name: _first_shift(array, self.precision) for name, array in maps.items()}
+        self._shifts = {name: first_shift(array, self.precision) for name, array in maps.items()}
         joined = (
-            self._joined(x, y)
+            self._common_views(x, y)
             for left, right in self.rectangles
             for x in self._by_size(left)
             for y in self._by_size(right)
@@ -362,19 +340,18 @@ class LayerSpectra(Collector):
         self._open([rectangle for rectangle in joined if rectangle])
 
     def _open(self, rectangles: list[Rectangle]) -> None:
-        self._moments = LayerMoments(rectangles, precision=self.precision, chunks=self.chunks)
-        for view in self._moments.names:
+        for view in keys_of(rectangles):
             name, grid = cast(View, view)
             shift, here = self._shifts[name], frequencies(grid, self._shifts[name].device)
             blocks = here.blocks(regrouped(shift.unsqueeze(0), grid))
-            self._moments.open_layer(view, blocks[:, 0], self.resolutions.get(name, 0.0))
-        self._moments.open_blocks(dict.fromkeys(self._moments.names))
+            self._open_layer(view, blocks[:, 0], self.resolutions.get(name, 0.0))
+        self._open_blocks(rectangles, dict.fromkeys(self._layers))
 
     def _by_size(self, names: Sequence[Key]) -> list[list[Key]]:
         sizes = {name: self._grid(name) for name in names}
         return [[name for name in names if sizes[name] == size] for size in dict.fromkeys(sizes.values())]
 
-    def _joined(self, left: list[Key], right: list[Key]) -> Rectangle | None:
+    def _common_views(self, left: list[Key], right: list[Key]) -> Rectangle | None:
         """Return layers of one size and layers of another as views on the grid that they have in common."""
         ours, theirs = self._grid(left[0]), self._grid(right[0])
         grid = common_grid(ours, theirs)
@@ -384,82 +361,19 @@ class LayerSpectra(Collector):
 
     # --- merging and files --------------------------------------------------------------------------------------------
 
+    def _add(self, other: LayerMoments) -> None:
+        self._refuse_unlike(other, sizes="sizes")
+        super()._add(other)
+
     def merge(self, other: Self) -> Self:
         """Return the spectra of the data of both."""
-        facts = {"layers": "rectangles", "precision": "precision", "sample": "sample", "seed": "seed"}
-        self._refuse_unlike(other, **facts, chunks="chunks")
-        self._fold_waiting()
-        other._fold_waiting()
+        self._refuse_unlike(other, sample="sample", seed="seed")
+        merged = super().merge(other)
         first, second = (self, other) if self._shifts else (other, self)
-        merged = first._copy()
-        if first._shifts and second._shifts:
-            self._refuse_unlike(other, sizes="sizes")
-            merged._moments = first._moments.merge(second._moments)
-            if merged._kept is not None and second._kept is not None:
-                start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
-                merged._kept = merged._kept.merge(second._kept.renumbered(start))
-            merged._batches, merged._counts = first._batches + second._batches, first._counts + second._counts
-            merged._numbers.next = max(first._numbers.next, second._numbers.next)
+        if first._kept is not None and second._kept is not None and second._shifts:
+            start = 0 if first._numbers.given and second._numbers.given else first._numbers.next
+            merged._kept = first._kept.merge(second._kept.renumbered(start))
         return merged
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self._fold_waiting()
-        moments, header = self._moments._state()
-        tensors = {f"moments/{name}": tensor for name, tensor in moments.items()}
-        tensors |= {f"shift.{i}": shift for i, shift in enumerate(self._shifts.values())}
-        whole: dict[str, Any] = {
-            "rectangles": self.rectangles,
-            "precision": "float32" if self.precision == torch.float32 else "float64",
-            "sample": self.sample,
-            "seed": self.seed,
-            "chunks": self.chunks,
-            "batches": self._batches,
-            "counts": self._counts.tolist(),
-            "numbers": [self._numbers.next, self._numbers.given],
-            "begun": bool(self._shifts),
-            "moments": header,
-        }
-        if self._kept is not None:
-            rows, whole["kept"] = self._kept._state()
-            tensors |= {f"kept/{name}": tensor for name, tensor in rows.items()}
-        return tensors, whole
-
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> Self:
-        options = {name: header[name] for name in ("sample", "seed", "chunks")}
-        precision = getattr(torch, header["precision"])
-        statistic = cls(rectangles_from(header["rectangles"]), precision=precision, **options)
-        statistic._batches, statistic._counts = header["batches"], np.array(header["counts"], dtype=np.int64)
-        statistic._numbers = Numbers(*header["numbers"])
-        if header["begun"]:
-            statistic._shifts = {name: tensors[f"shift.{i}"] for i, name in enumerate(statistic.names)}
-            statistic._moments = LayerMoments._restored(_inside(tensors, "moments/"), _withviews(header["moments"]))
-        if "kept" in header:
-            statistic._kept = LayerRows._restored(_inside(tensors, "kept/"), header["kept"])
-        return statistic
-
-
-class _Workspace:
-    """Memory for shifted maps, used again for each layer: asking for it anew would cost more than the sums."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def difference(self, maps: Tensor, shift: Tensor) -> Tensor:
-        """Return ``maps - shift`` until the next one is asked for; a fresh tensor where gradients are wanted."""
-        if maps.requires_grad:
-            return maps - shift
-        memory = self._memory
-        if memory.numel() < maps.numel() or (memory.dtype, memory.device) != (shift.dtype, shift.device):
-            memory = self._memory = torch.empty(maps.numel(), dtype=shift.dtype, device=shift.device)
-        return torch.sub(maps, shift, out=memory[: maps.numel()].view(maps.shape))
-
-
-def _first_shift(maps: Tensor, precision: torch.dtype) -> Tensor:
-    double = summing_dtype(maps.device)
-    shift = maps.detach().mean(0, dtype=double)
-    # what is taken off must be exact in the precision of the products
-    return shift.to(maps.dtype).to(double) if precision == torch.float32 else shift
 
 
 def _working(maps: Tensor, precision: torch.dtype) -> torch.dtype:
@@ -481,24 +395,3 @@ def _refuse_unpaired(maps: Mapping[Key, Tensor]) -> None:
 def _sized(size: Sequence[int]) -> str:
     channels, *space = size
     return f"{channels} channels of {in_words(space)}" if space else f"{channels} features"
-
-
-def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _withviews(header: dict[str, Any]) -> dict[str, Any]:
-    """Return a header of moments whose keys are views, (layer, grid), as they were before a file held them."""
-
-    def view(written: Any) -> View:
-        return key_from(written[0]), tuple(written[1])
-
-    def rectangles(written: Any) -> list[Rectangle]:
-        return [([view(key) for key in left], [view(key) for key in right]) for left, right in written]
-
-    layers = [[view(key), *facts] for key, *facts in header["layers"]]
-    return header | {
-        "rectangles": rectangles(header["rectangles"]),
-        "blocks": rectangles(header["blocks"]),
-        "layers": layers,
-    }

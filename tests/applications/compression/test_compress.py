@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import netkin as nk
 from netkin.applications.compression.accuracy import fewest, has_labels
@@ -277,3 +278,11 @@ def test_a_function_hears_of_the_progress(digits_net, digits_data):
         digits_net, "fc", k=4, data=digits_data[1], progress=lambda done, total, what: heard.update({what: done})
     )
     assert heard == {"reading inputs": 3, "counting right answers": 3}
+
+
+def test_a_shuffling_loader_leaves_the_random_states_as_they_were():
+    model, rows = net(8, 16, 16, 3), torch.randn(60, 8)
+    loader = DataLoader(rows, 20, shuffle=True)
+    before = torch.get_rng_state()
+    nk.compress(model, "2", k=2, data=loader)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -92,5 +92,36 @@ def test_a_file_of_another_kind_and_a_damaged_one_are_refused(small, tmp_path):
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         nk.load_compressed(tmp_path / "damaged.netkin", digits())
     nk.save_compressed(small, tmp_path / "small.netkin")
-    with pytest.raises(FileFault, match="holds 'compressed', which is no result; `nk.load_compressed"):
-        nk.load(tmp_path / "small.netkin")
+    with pytest.raises(FileFault, match="holds a 'compressed', which takes 1 models; got 2"):
+        nk.load(tmp_path / "small.netkin", digits(), digits())
+
+
+def test_any_saved_thing_is_opened_by_one_function(small, images, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    assert torch.equal(nk.load(tmp_path / "small.netkin", digits().eval())(images), small(images))
+    assert nk.load(tmp_path / "small.netkin") == small.compression
+
+
+def test_the_file_says_of_what_weights_data_and_settings_it_is(digits_net, digits_data, tmp_path):
+    def origin(model=digits_net, data=digits_data[1], **options):
+        small = nk.compress(model, ["fc"], data=data, **{"k": 3} | options)
+        nk.save_compressed(small, tmp_path / "small.netkin", overwrite=True)
+        return files.read_header(tmp_path / "small.netkin")["provenance"]
+
+    first, same = origin(), origin()
+    assert first == same
+    assert first["call"].startswith("nk.compress(model=")
+    assert "layers=['fc'], data='digits:test'" in first["call"]
+    assert first["weights"] == nk.identity.weights_digest(digits_net)
+    assert origin(data=digits_data[0])["data digest"] != first["data digest"]
+    assert origin(k=4)["settings digest"] != first["settings digest"]
+    forward, other = (lambda model, batch: model(batch[0])), (lambda model, batch: model(batch[0]) + 0)
+    assert origin(forward=forward)["settings digest"] != origin(forward=other)["settings digest"]
+    assert origin(digits().eval())["weights"] != first["weights"]
+
+
+def test_a_compressed_model_is_not_written_over_something_else(small, tmp_path):
+    (tmp_path / "weights.pt").write_bytes(b"precious")
+    with pytest.raises(FileFault, match="this would write over '.*weights.pt', which holds no compressed model"):
+        nk.save_compressed(small, tmp_path / "weights.pt")
+    nk.save_compressed(small, tmp_path / "weights.pt", overwrite=True)

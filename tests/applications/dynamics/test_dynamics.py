@@ -3,6 +3,7 @@
 import copy
 import importlib
 import os
+import re
 import signal
 
 import numpy as np
@@ -225,27 +226,113 @@ def test_the_same_call_continues_a_saved_series(rows, tmp_path):
     assert series.complete
 
 
+def times(factor):
+    return lambda batch: factor * batch
+
+
+def stretched(rows, by=1.0):
+    return rows.pow(3) * by
+
+
 @pytest.mark.parametrize(
-    "changes", [{"measure": "cka"}, {"layers": ["low"]}, {"examples": 100}, {"shape": "flatten"}, {"models": 7},
-                {"data": 3}],
-)  # fmt: skip
-def test_another_question_starts_anew(rows, tmp_path, changes):
-    file = tmp_path / "run.netkin"
-    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=file)
+    "changes, words",
+    [
+        ({"measure": "cka"}, "differs in measures ('svcca', not 'cka') and measures digest"),
+        ({"layers": ["low"]}, "differs in layers ('None', not '[low]')"),
+        ({"examples": 100}, "examples ('None', not '100')"),
+        ({"shape": "flatten"}, "differs in shape ('None', not 'flatten')"),
+        ({"models": 7}, "differs in final weights ("),
+        ({"data": 3}, "a loader that shuffles or draws anew gives other data each time; ask for the same again"),
+        ({"transform": times(3)}, "differs in transform ('times.<locals>.<lambda> "),
+        ({"seed": 1}, "differs in seed ('0', not '1')"),
+    ],
+    ids=str,
+)
+def test_another_study_is_refused_and_the_file_stays(rows, tmp_path, changes, words):
+    file, asked = tmp_path / "run.netkin", {"transform": times(2)}
+    dynamics({0: Fan(0), 10: Fan(10), 20: Fan(20)}, rows, save=file, **asked)
+    before, changes = file.read_bytes(), dict(changes)
     models = {0: Fan(0), 10: Fan(10), 20: Fan(changes.pop("models", 20))}
     data = rows + changes.pop("data", 0)
-    dynamics(models, data, save=file, **changes)
+    with pytest.raises(FileFault, match=f"run.netkin.job' holds a series that .*{re.escape(words)}"):
+        dynamics(models, data, save=file, **asked | changes)
+    assert not any(model.calls for model in models.values())
+    assert file.read_bytes() == before
+    anew = dynamics(models, data, save=file, overwrite=True, **asked | changes)
     assert all(model.calls for model in models.values())
+    assert nk.load(file) == anew
 
 
-def test_another_number_of_examples_starts_anew_also_where_only_the_first_batch_is_known(rows, tmp_path, monkeypatch):
+@pytest.mark.parametrize("option", ["transform", "shape", "forward"])
+def test_numbers_of_a_function_that_has_changed_are_not_taken_for_those_of_the_new_one(rows, tmp_path, option):
+    given = {
+        "transform": lambda by: times(by),
+        "shape": lambda by: lambda rows: stretched(rows, by) + (by > 1),
+        "forward": lambda by: lambda model, batch: model(by * batch),
+    }[option]
+    models, file = {0: Fan(0), 10: Fan(10), 20: Fan(20)}, tmp_path / "run.netkin"
+    dynamics(models, rows, save=file, **{option: given(1.0)})
+    with pytest.raises(FileFault, match=f"differs in {option} "):
+        dynamics(models, rows, save=file, **{option: given(2.0)})
+    again = dynamics(models, rows, save=file, **{option: given(1.0)})
+    np.testing.assert_array_equal(again.to_numpy(), dynamics(models, rows, **{option: given(1.0)}).to_numpy())
+
+
+def test_data_that_do_not_fit_are_known_by_all_of_them(rows, tmp_path, monkeypatch):
     module = importlib.import_module("netkin.applications.dynamics.dynamics")
+    models, file = {0: Fan(0), 20: Fan(20)}, tmp_path / "run.netkin"
+    whole = dynamics(models, rows, examples=None).provenance["data digest"]
     monkeypatch.setattr(module, "spare", lambda device: 0)
-    file, loader = tmp_path / "run.netkin", torch.utils.data.DataLoader(rows, batch_size=50)
-    dynamics({0: Fan(0), 20: Fan(20)}, loader, save=file)
-    assert "asked examples" in nk.load(file).provenance
-    fewer = dynamics({0: Fan(0), 20: Fan(20)}, loader, save=file, examples=100)
-    assert fewer[0].examples == 100
+    loader, other = (DataLoader(part, batch_size=50) for part in (rows, torch.cat([rows[:-1], rows[-1:] + 1])))
+    assert dynamics(models, loader).provenance["data digest"] == whole
+    assert dynamics(models, loader, save=file).provenance["data digest"] == whole
+    with pytest.raises(FileFault, match="differs in data digest"):
+        dynamics(models, other, save=file)
+    with pytest.raises(FileFault, match=r"and examples \('None', not '100'\)"):
+        dynamics(models, loader, save=file, examples=100)
+
+
+def test_a_file_without_its_parts_is_refused(rows, tmp_path):
+    file, models = tmp_path / "run.netkin", {0: Fan(0), 20: Fan(20)}
+    dynamics(models, rows).save(file)
+    before = file.read_bytes()
+    with pytest.raises(FileFault, match="run.netkin' is there, and the parts .* are not in '.*run.netkin.job'; give"):
+        dynamics(models, rows, save=file)
+    assert file.read_bytes() == before
+
+
+def test_the_call_and_its_identity_are_in_the_series(rows, tmp_path):
+    series = dynamics({0: Fan(0), 20: Fan(20)}, rows, "cka", save=tmp_path / "run.netkin")
+    assert series.provenance["call"] == ("nk.dynamics(run='run', data='Tensor', measure=['cka'], pairs='all', seed=0)")
+    assert series.provenance["data digest"] == series[0].provenance["data digest"]
+    assert series.provenance["final weights"] == series[20].provenance["weights a"]
+    state = nk.jobs.read(tmp_path / "run.netkin")
+    assert (state.kind, state.condition, state.done, state.total) == ("series", "done", 2, 2)
+    assert state.call == series.provenance["call"]
+
+
+def test_a_shuffling_loader_leaves_the_random_states_as_they_were(rows):
+    own = torch.Generator().manual_seed(5)
+    for loader in (DataLoader(rows, batch_size=50, shuffle=True), DataLoader(rows, 50, shuffle=True, generator=own)):
+        models = {0: Fan(0), 20: Fan(20)}
+        states = torch.get_rng_state(), own.get_state()
+        dynamics(models, loader)
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert torch.equal(own.get_state(), states[1])
+
+
+def test_a_cancelled_study_keeps_its_steps_and_goes_on(rows, tmp_path):
+    file, models = tmp_path / "run.netkin", {0: Fan(0), 10: Fan(10), 20: Fan(20)}
+
+    def forward(model, batch):
+        if model is models[0] and nk.jobs.read(file).status == "running":
+            nk.jobs.cancel(file)
+        return model(batch)
+
+    with pytest.raises(nk.jobs.Cancelled, match="2 of 3 parts are done"):
+        dynamics(models, rows, save=file, forward=forward)
+    assert (nk.load(file).missing, nk.jobs.read(file).condition) == ((10,), "cancelled")
+    assert dynamics(models, rows, save=file, forward=forward).complete
 
 
 def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
@@ -259,7 +346,7 @@ def test_a_step_with_other_weights_is_done_again(rows, tmp_path):
 def test_another_kind_of_file_is_not_written_over(rows, tmp_path):
     file = tmp_path / "ab.netkin"
     nk.compare(Fan(0), Fan(1), rows).save(file)
-    with pytest.raises(FileFault, match="ab.netkin' holds 'comparison', not 'series'"):
+    with pytest.raises(FileFault, match="would write over '.*ab.netkin', which holds no series"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, save=file)
 
 

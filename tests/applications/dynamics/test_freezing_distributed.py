@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, update, weights
-from netkin.errors import ValueFault
+from netkin.errors import ForwardError, ValueFault
 from netkin.sources.architectures import seeded
 
 STEPS = 8
@@ -68,7 +68,22 @@ def refused(rank):
     return len(ways)
 
 
-RUNS = [with_unused_parameters, wrapped_anew, by_similarity, refused]
+def faulty(rank):
+    """Return 1 if a fault of the first process ends the other one, too, which waits for what that decides."""
+
+    def forward(model, batch):
+        if rank == 0:
+            raise ValueFault("no such batch.")
+        return model(batch)
+
+    words = "" if rank == 0 else "the first process could not look at the model: ValueFault: "
+    options = {"steps": STEPS, "probe": data(1)[0][0], "every": 1, "forward": forward}
+    with pytest.raises(ForwardError if rank else ValueFault, match=f"^{words}no such batch.$"):
+        nk.FreezeTraining(wrapped(seeded(Net, 0)), "similarity", **options)
+    return 1
+
+
+RUNS = [with_unused_parameters, wrapped_anew, by_similarity, refused, faulty]
 
 
 def one_of_two(rank, folder):
@@ -132,6 +147,10 @@ def test_the_first_process_decides_for_all(both):
     first, second = (process["by_similarity"] for process in both)
     assert same({"frozen": first["frozen"]}, {"frozen": second["frozen"]})
     assert torch.equal(first["out.weight"], second["out.weight"])
+
+
+def test_a_fault_of_the_first_process_ends_all(both):
+    assert [process["faulty"] for process in both] == [1, 1]
 
 
 def test_a_wrapper_that_waits_for_all_gradients_is_refused(both):

@@ -265,6 +265,37 @@ def test_a_recording_goes_on_from_a_file(tmp_path):
     assert all(np.array_equal(mine.to_numpy(m), theirs.to_numpy(m), equal_nan=True) for m in mine.measures)
 
 
+def test_a_recording_is_read_without_the_model(tmp_path):
+    model = net()
+    recorder = nk.DynamicsRecorder(model, images(), measure=["cka", "nbs"], run="mine", unit="epoch")
+    run(recorder, model)
+    recorder.save(tmp_path / "run.netkin")
+    found = nk.load(tmp_path / "run.netkin")
+    assert (found.steps, found.run, found.unit, tuple(found.progress)) == (
+        recorder.steps,
+        "mine",
+        "epoch",
+        recorder.progress,
+    )
+    assert str(found) == "mine: 4 probes of 8 layers on Tensor, epochs [0, 1, 2, 3]"
+    mine, theirs = found.series(), recorder.series()
+    assert (mine.run, mine.unit, mine.measures, mine.provenance) == (
+        "mine",
+        "epoch",
+        theirs.measures,
+        theirs.provenance,
+    )
+    for measure in mine.measures:
+        assert np.array_equal(mine.to_numpy(measure), theirs.to_numpy(measure), equal_nan=True)
+    assert np.array_equal(found.series("svcca").to_numpy(), recorder.series("svcca").to_numpy(), equal_nan=True)
+    assert found.provenance["final weights"] == nk.identity.weights_digest(model)
+    assert found.provenance["call"].startswith("nk.DynamicsRecorder(model=Sequential, probe='Tensor', run='mine'")
+    other = nk.DynamicsRecorder(model, images().flip(0), measure=["cka", "nbs"], run="mine", shape="flatten")
+    other.probe(0)
+    for digest in ("data digest", "settings digest"):
+        assert other.series().provenance[digest] != found.provenance[digest]
+
+
 def test_a_recording_goes_on_from_a_checkpoint(tmp_path):
     model = net()
     recorder = nk.DynamicsRecorder(model, images(), shape="flatten")

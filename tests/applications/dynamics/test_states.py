@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.applications.dynamics.states import bytes_of, state_of, turned
+from netkin.applications.dynamics.states import LayerState, bytes_of, state_of, turned
 from netkin.errors import NoValue
 from netkin.measures import measures
 from netkin.measures.registry import value_of
@@ -114,3 +114,13 @@ def test_nan_is_told_when_the_layer_is_read():
 
 def test_a_finite_layer_whose_sum_overflows_is_kept():
     assert not state_of(torch.full((5, 3), 3e38) * torch.tensor([1.0, 0.5, 0.2]), "matrix").fault
+
+
+@pytest.mark.parametrize("dtype, offset", [(torch.float32, 1000), (torch.bfloat16, 10)])
+def test_a_turned_layer_keeps_the_resolution_of_its_data(dtype, offset):
+    draw = torch.Generator().manual_seed(5)
+    exact = torch.randn(100, 4, generator=draw) @ torch.randn(4, 300, generator=draw) + offset
+    state = state_of(exact.to(dtype).float(), "matrix", torch.finfo(dtype).eps)
+    assert state.rows.dtype == torch.float64
+    assert state.side("x").rank == 4
+    assert LayerState(state.rows, 300, "matrix").side("x").rank > 4  # what the rows alone would show

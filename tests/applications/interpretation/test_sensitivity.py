@@ -264,3 +264,9 @@ def test_outputs_that_are_no_logits_are_refused():
 def test_an_unknown_layer_is_refused(model, images):
     with pytest.raises(UnknownName, match="no layer named 'conv3'; did you mean 'conv"):
         nk.class_sensitivity(model, images, layers=["conv3"])
+
+
+def test_progress_is_told_to_a_function(model, images):
+    heard = []
+    nk.class_sensitivity(model, images, progress=lambda *news: heard.append(news))
+    assert [what for _, _, what in heard] == ["reading", "measuring"]

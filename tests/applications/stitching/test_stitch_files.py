@@ -165,3 +165,41 @@ def test_other_files_and_damaged_ones_are_refused(saved, tmp_path):
         nk.load_stitch(tmp_path / "bad.netkin", *models)
     with pytest.raises(FileFault, match="cannot read"):
         nk.load_stitch(tmp_path / "none.netkin", *models)
+
+
+def test_without_models_the_record_comes_back(saved):
+    found, path = saved
+    record = nk.load(path)
+    for name in ("method", "examples", "names", "seed", "layers", "evaluation", "history", "version", "created"):
+        assert getattr(record, name) == getattr(found, name), name
+    assert torch.equal(record.map.weight, found.map.weight)
+    assert str(record).splitlines()[:2] == str(found).splitlines()[:2]
+    assert nk.load(path, built(Maps, stride=2), built(Maps, 7, seed=1)).relative_accuracy == found.relative_accuracy
+    with pytest.raises(FileFault, match="holds a 'stitch', which takes 2 models; got 1"):
+        nk.load(path, built(Maps))
+
+
+def test_the_file_says_of_what_weights_data_and_settings_it_is(saved, tmp_path):
+    found, path = saved
+    origin = nk.load(path).provenance
+    assert origin["weights a"] == nk.identity.weights_digest(found.network.a)
+    assert origin["weights b"] == nk.identity.weights_digest(found.network.b)
+    assert origin["call"] == (
+        "nk.stitch(a=Maps, layer_a='mid', b=Maps, layer_b='mid', data='list', how='ridge(alpha=2)', seed=4)"
+    )
+    a, b = found.network.a, found.network.b
+    other = nk.stitch(a, "mid", b, "mid", labelled(b, *IMAGES)[:1], "ridge(alpha=2)", names=("old", "new"), seed=4)
+    assert other.provenance["data digest"] != origin["data digest"]
+    assert other.provenance["settings digest"] == origin["settings digest"]
+    other = nk.stitch(a, "mid", b, "mid", labelled(b, *IMAGES), "ridge(alpha=3)", seed=4)
+    assert other.provenance["data digest"] == origin["data digest"]
+    assert other.provenance["settings digest"] != origin["settings digest"]
+
+
+def test_a_claimed_size_takes_no_memory(saved, tmp_path):
+    header, arrays = files.read(saved[1])
+    for end in header["ends"]:
+        end["width"] = 2**40
+    files.write(tmp_path / "large", "stitch", header, arrays)
+    with pytest.raises(FileFault, match="is damaged: ValueError: its layers have 1,099,511,627,776 and"):
+        nk.load(tmp_path / "large")

@@ -9,7 +9,7 @@ import netkin as nk
 from netkin.applications.stitching import barrier, distance, interpolate, rank, sparsity, stitch
 from netkin.applications.stitching.matching import LinearMap
 from netkin.errors import ShapeError, ValueFault
-from netkin.reporting.matrices import plot_matrix
+from netkin.reporting.stitch_figures import plot_matrix
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 
@@ -96,7 +96,9 @@ def test_the_barrier_is_what_single_evaluations_say(pair):
 
 def test_there_is_no_barrier_between_a_stitch_and_itself(pair):
     first, _, data = pair
-    found = barrier(first, first, data, points=3)
+    heard = []
+    found = barrier(first, first, data, points=3, progress=lambda *news: heard.append(news))
+    assert heard[-1][2] == "interpolating"
     assert (found.height, found.drop) == (pytest.approx(0, abs=1e-9), 0)
 
 

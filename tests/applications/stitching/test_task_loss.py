@@ -5,8 +5,7 @@ import torch
 from sklearn.linear_model import Lasso
 from torch.nn import functional
 
-from netkin.applications.stitching.losses import LOSSES, counted, refuse_unfit_labels, scores
-from netkin.applications.stitching.shrinking import cut, shrink
+from netkin.applications.stitching.losses import LOSSES, counted, cut, refuse_unfit_labels, scores, shrink
 from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
 from netkin.errors import ShapeError, UnknownName, ValueFault
 

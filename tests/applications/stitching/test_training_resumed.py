@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from netkin import files
-from netkin.applications.stitching import resuming
+from netkin.applications.stitching import standings
+from netkin.applications.stitching import training as training_module
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.errors import FileFault
+from netkin.jobs import Job
 from task_loss_worlds import joined, perceptron, two_perceptrons
 
 OPTIONS = [
@@ -22,15 +24,15 @@ OPTIONS = [
 
 def interrupted_after(monkeypatch, count):
     """Let training be interrupted once it has written so many files."""
-    written, write = [], files.write
+    written, keep = [], standings.keep_standing
 
     def writing(*arguments):
-        write(*arguments)
+        keep(*arguments)
         written.append(arguments)
         if len(written) == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "write", writing)
+    monkeypatch.setattr(training_module, "keep_standing", writing)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -40,7 +42,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
     whole = joined(a, "1", b, "1", data, TaskLoss(**options))
     wanted = trained(whole, data, TaskLoss(**options))
 
-    settings = TaskLoss(**options, resume=tmp_path / "training.netkin")
+    settings = TaskLoss(**options, resume=tmp_path / "training.job")
     with monkeypatch.context() as patch:
         interrupted_after(patch, 2)
         network = joined(a, "1", b, "1", data, settings)
@@ -56,7 +58,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
 
 def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
     a, b, data = two_perceptrons()
-    path, longer = tmp_path / "training.netkin", TaskLoss(epochs=4, rate=0.01)
+    path, longer = tmp_path / "training.job", TaskLoss(epochs=4, rate=0.01)
     for epochs in (2, 2, 4):
         network = joined(a, "1", b, "1", data)
         training = trained(network, data, TaskLoss(epochs=epochs, rate=0.01, resume=path))
@@ -68,7 +70,7 @@ def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
 
 def test_a_training_longer_than_asked_for_is_refused(tmp_path):
     a, b, data = two_perceptrons()
-    path = tmp_path / "training.netkin"
+    path = tmp_path / "training.job"
     trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=2, resume=path))
     with pytest.raises(FileFault, match="holds a training of 16 steps, and 8 are asked for; ask for as many or more"):
         trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
@@ -76,14 +78,12 @@ def test_a_training_longer_than_asked_for_is_refused(tmp_path):
 
 def test_a_file_with_other_options_is_refused(tmp_path):
     a, b, data = two_perceptrons()
-    path = tmp_path / "training.netkin"
+    path = tmp_path / "training.job"
     trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
-    fault = (
-        "^'[^']*training.netkin' holds a training with rate=0.001, not 0.1; give the same options, or another file.$"
-    )
+    fault = r"^'[^']*training.job' holds a training that differs in rate \('0.001', not '0.1'\); ask for the same again"
     with pytest.raises(FileFault, match=fault):
         trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
-    with pytest.raises(FileFault, match="labels='soft', not '.*<lambda>'"):
+    with pytest.raises(FileFault, match=r"differs in labels \('soft', not '.*<lambda> \w+'\)"):
         trained(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
 
@@ -101,64 +101,75 @@ def resumed(path, a, b, data, validation, layer):
 @pytest.mark.parametrize(
     "change, fault",
     [
-        ({"a": perceptron(5)}, r"other weights of the first model \(\w+, not \w+\); give the same models"),
-        ({"b": perceptron(5)}, r"other weights of the second model \(\w+, not \w+\); give the same models"),
-        ({"layer": "0"}, "other layers .'1' into '1', not '0' into '0'.; give the same models, layers and data"),
+        ({"a": perceptron(5)}, r"weights of the first model \('\w+', not '\w+'\); ask for the same"),
+        ({"b": perceptron(5)}, r"weights of the second model \('\w+', not '\w+'\); ask for the same"),
+        ({"layer": "0"}, "layers ..'1' into '1'., not .'0' into '0'..; ask for the same"),
     ],
     ids=str,
 )
 def test_a_file_of_other_models_or_layers_is_refused_though_the_start_is_the_same(tmp_path, world, change, fault):
-    path = tmp_path / "training.netkin"
+    path = tmp_path / "training.job"
     resumed(path, **world)
-    with pytest.raises(FileFault, match=f"^'[^']*training.netkin' holds a training with {fault}"):
+    with pytest.raises(FileFault, match=f"^'[^']*training.job' holds a training that differs in {fault}"):
         resumed(path, **(world | change))
 
 
 def test_a_file_of_other_data_is_refused_though_the_start_is_the_same(tmp_path, world):
-    path, (first, *others) = tmp_path / "training.netkin", world["data"]
+    path, (first, *others) = tmp_path / "training.job", world["data"]
     resumed(path, **world)
     other_inputs, other_labels = (first[0] + 0.1, first[1]), (first[0], first[1].flip(0))
     for batch in (other_inputs, other_labels):
-        with pytest.raises(FileFault, match=r"other data \(400 examples, mark \w+, not 400 examples, mark \w+\); give"):
+        with pytest.raises(FileFault, match=r"differs in data \('400 examples, mark \w+', not '400 examples, mark"):
             resumed(path, **(world | {"data": [batch, *others]}))
-    with pytest.raises(FileFault, match=r"other data to be judged on \(100 examples, mark \w+, not 50 examples"):
+    with pytest.raises(FileFault, match=r"data to be judged on \('100 examples, mark \w+', not '50 examples"):
         resumed(path, **(world | {"validation": others[:1]}))
     joint = tuple(torch.cat(parts) for parts in zip(*world["data"][:2], strict=True))
-    with pytest.raises(FileFault, match=r"other batches \(8 an epoch, not 7 an epoch\)"):
+    with pytest.raises(FileFault, match=r"batches \('8 an epoch', not '7 an epoch'\)"):
         resumed(path, **(world | {"data": [joint, *world["data"][2:]]}))
 
 
 def test_a_file_goes_on_with_the_same_data_in_another_order(tmp_path, world):
-    path = tmp_path / "training.netkin"
+    path = tmp_path / "training.job"
     resumed(path, **world)
     assert resumed(path, **(world | {"data": world["data"][::-1]})).steps == 8
 
 
 def test_a_file_from_another_start_is_refused(tmp_path):
     a, b, data = two_perceptrons()
-    path = tmp_path / "training.netkin"
+    path = tmp_path / "training.job"
     trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
     network = joined(a, "1", b, "1", data, TaskLoss(init="procrustes"))
-    with pytest.raises(FileFault, match="began from another transformation; give the same one, or another file"):
+    with pytest.raises(FileFault, match="began from another transformation; give the same one, or another path"):
         trained(network, data, TaskLoss(epochs=1, resume=path))
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_damaged_standing_is_refused(tmp_path):
     a, b, data = two_perceptrons()
-    path, settings = tmp_path / "training.netkin", TaskLoss(epochs=1, resume=tmp_path / "training.netkin")
+    path, settings = (
+        tmp_path / "training.job" / "parts" / "standing.netkin",
+        TaskLoss(epochs=1, resume=tmp_path / "training.job"),
+    )
     trained(joined(a, "1", b, "1", data), data, settings)
-    path.write_bytes(path.read_bytes()[:500])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:500])
     with pytest.raises(FileFault, match="is no netkin file, or only a part of one"):
         trained(joined(a, "1", b, "1", data), data, settings)
-    files.write(path, resuming.KIND, {"step": 3}, {})
+    path.unlink()
+    files.write(path, "part", {"name": "standing", "values": {"step": 3}, "seconds": 0, "created": ""}, {})
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         trained(joined(a, "1", b, "1", data), data, settings)
 
 
-def test_half_precision_is_kept_in_the_file(tmp_path):
-    path, weights = tmp_path / "half.netkin", {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
-    identity = resuming.Identity({}, {})
-    resuming.write(path, resuming.Standing(weights, weights, weights), identity)
-    found = resuming.read(path, identity, weights)
-    assert found is not None
+def test_the_file_of_an_older_netkin_is_refused(tmp_path):
+    a, b, data = two_perceptrons()
+    files.write(tmp_path / "old.netkin", "task_loss", {"step": 3}, {})
+    with pytest.raises(FileFault, match="old.netkin' is a file, as older netkins kept a training in; it goes on in a "):
+        trained(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=tmp_path / "old.netkin"))
+
+
+def test_half_precision_is_kept(tmp_path):
+    weights = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
+    with Job(tmp_path, "training", {}) as job:
+        standings.keep_standing((job, "standing"), standings.Standing(weights, weights, weights))
+        found = standings.find_standing((job, "standing"), weights)
     assert torch.equal(found.now["w"].to(torch.bfloat16), weights["w"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.compression.inputs import Feeding
+from netkin.applications.compression.layer_inputs import Feeding
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of, guest

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from netkin.applications.compression.inputs import Feeding
+from netkin.applications.compression.layer_inputs import Feeding
 from netkin.applications.compression.sizes import K, Size
 from netkin.applications.compression.stepping import Work
 from netkin.applications.compression.subspaces import PROJECTIONS
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, showing
+from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec
 
@@ -55,9 +56,25 @@ def compress(
     searched by halving. Right answers are counted on `test`, or on `data`.
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
-    directions taken from the network as compressed so far. `examples` limits what is read of `data`. The table is the
-    copy's attribute `compression`; the model itself stays as it is. `progress` is None (a bar in a terminal), False or
-    a function of (done, total, what).
+    directions taken from the network as compressed so far. The table is the copy's attribute `compression`; the
+    model itself stays as it is.
+
+    Args:
+        model: the network.
+        layers: which linear or conv layers (see `nk.layers`).
+        data: a loader, an iterable of batches or one array of inputs.
+        k: directions to keep, or their share, for all layers or by layer.
+        variance: the share of the input's variance to hold.
+        accuracy_drop: by how much the share of right answers may fall.
+        against: "logits", or another model, whose same layers are compared with.
+        projection: "least_squares" or "orthogonal".
+        order: "at_once" or "from_the_top".
+        test: the examples on which right answers are counted; by default `data`.
+        cut: the share of variance in which SVCCA looks for directions.
+        examples: how many examples of `data` are read.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> import torch
@@ -76,10 +93,10 @@ def compress(
     if not 0 < cut <= 1:
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
-    work = Work(
-        model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
-    )
-    with showing(progress):
+    with showing(progress), random_states_kept(model, data=[data, test]):
+        work = Work(
+            model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
+        )
         return work.compressed(from_the_top=order == "from_the_top")
 
 

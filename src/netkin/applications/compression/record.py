@@ -8,8 +8,7 @@ from typing import Any
 
 from netkin import __version__
 from netkin.errors import UnknownName, did_you_mean
-from netkin.results.extras import optional
-from netkin.results.records import now
+from netkin.results.records import checked, now, optional
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class Compression:
     data: str = ""  # what the examples were taken from
     version: str = __version__
     created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> CompressedLayer:
         """Return the row of a layer."""
@@ -96,8 +96,7 @@ class Compression:
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Compression:
         """Return the record that `to_header` described."""
-        layers = tuple(CompressedLayer(**{**row, "notes": tuple(row["notes"])}) for row in header["layers"])
-        return cls(**{**header, "layers": layers, "replaced": tuple(TakenApart(**one) for one in header["replaced"])})
+        return checked(cls, header)
 
     def _heading(self) -> str:
         way = self.projection.replace("_", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,26 +20,38 @@ from netkin.representations.layers import modules, unwrapped
 KIND = "compressed"
 
 
-def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a compressed model's weights and its table to one file."""
+def save_compressed(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a compressed model's weights and its table to one file; over one of another kind only with `overwrite`."""
     record = getattr(unwrapped(model), "compression", None)
     if not isinstance(record, Compression):
         raise ValueFault("the model was not compressed by netkin: it has no table `compression`; save its state dict.")
     state = unwrapped(model).state_dict()
     halves = [name for name, tensor in state.items() if tensor.dtype == torch.bfloat16]
-    files.write(path, KIND, {**record.to_header(), "bfloat16": halves}, {n: _array(t) for n, t in state.items()})
+    arrays = {name: _array(tensor) for name, tensor in state.items()}
+    files.write(path, KIND, {**record.to_header(), "bfloat16": halves}, arrays, overwrite=overwrite)
 
 
-def load_compressed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+@overload
+def load_compressed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module: ...
+
+
+@overload
+def load_compressed(path: str | os.PathLike[str], model: None = None) -> Compression: ...
+
+
+def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module | Compression:
     """Return the compressed model that was saved at `path`; `model` is the original, built anew, and stays as it is.
 
     Its weights do not matter. What comes back is in the model's training mode, on its device and in its precision.
+    Without a model the table comes back alone.
     """
     header, arrays = files.read(path, kind=KIND)
     with files.damage_reported(path):
         halves = set(header.pop("bfloat16"))
         state = {name: _tensor(array, name in halves) for name, array in arrays.items()}
         record = Compression.from_header({k: v for k, v in header.items() if k not in ("kind", "format")})
+    if model is None:
+        return record
     net = copy.deepcopy(unwrapped(model))
     for part in record.replaced:
         _take_apart(net, part, path)

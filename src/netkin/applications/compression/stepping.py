@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import platform
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from netkin.applications.compression.accuracy import accuracy, fewest, has_labels
 from netkin.applications.compression.factoring import Layer, factored, put, refuse_hooked, refuse_unfit, width_of
-from netkin.applications.compression.inputs import Feeding, Inputs, collected, in_order
+from netkin.applications.compression.layer_inputs import Feeding, Inputs, collected, in_order
 from netkin.applications.compression.record import CompressedLayer, Compression, TakenApart
 from netkin.applications.compression.sizes import Size, most_that_saves, multiply_adds, parameters
 from netkin.applications.compression.subspaces import Subspace, subspace
 from netkin.comparing.request import name_of
 from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
+from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.representations import batches_of, guest
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 
@@ -44,14 +47,14 @@ class Work:
         if not isinstance(earlier, Compression | None):
             raise NameClash("the model has an attribute `compression` of its own, where the table would go; rename it.")
         ordered = reversed(in_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
-        rows, examples, before = self._steps(net, list(ordered), from_the_top)
-        net.compression = self._record(net, rows, examples, before, from_the_top, earlier)  # type: ignore[assignment]
+        rows, seen, before = self._steps(net, list(ordered), from_the_top)
+        net.compression = self._record(net, rows, seen, before, from_the_top, earlier)  # type: ignore[assignment]
         return net
 
     def _steps(
         self, net: nn.Module, names: list[str], from_the_top: bool
-    ) -> tuple[list[CompressedLayer], int, float | None]:
-        """Compress one layer after the other; return their rows, the examples seen, and the accuracy before."""
+    ) -> tuple[list[CompressedLayer], Inputs, float | None]:
+        """Compress one layer after the other; return their rows, what was seen last, and the accuracy before."""
         start = before = self._accuracy(net)
         inputs = None if from_the_top else self._inputs(net, names)
         rows: list[CompressedLayer] = []
@@ -61,7 +64,7 @@ class Work:
             floor = (start or 0) - (self.size.accuracy_drop or 0) * place / len(names)
             rows.append(self._step(net, name, seen, floor, before))
             before = rows[-1].accuracy
-        return rows, seen.examples, start
+        return rows, seen, start
 
     def _step(self, net: nn.Module, name: str, inputs: Inputs, floor: float, before: float | None) -> CompressedLayer:
         """Compress one layer of `net` in place and return its row."""
@@ -155,7 +158,7 @@ class Work:
         self,
         net: nn.Module,
         rows: list[CompressedLayer],
-        examples: int,
+        seen: Inputs,
         before: float | None,
         from_the_top: bool,
         earlier: Compression | None,
@@ -169,14 +172,31 @@ class Work:
             against="logits" if self.other is None else f"another {type(unwrapped(self.other)).__name__}",
             projection=self.projection,
             order="from the top" if from_the_top else "at once",
-            examples=examples,
+            examples=seen.examples,
             parameters_before=parameters(unwrapped(self.model)),
             parameters_after=parameters(net),
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
             data=name_of(self.data),
             replaced=(*(earlier.replaced if earlier else ()), *taken_apart),
+            provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
         )
+
+    def _provenance(self, layers: list[str], seen: Inputs, from_the_top: bool) -> dict[str, str]:
+        """Return by what the compression is known again: digests of weights, data and settings, and the call."""
+        size = {"k": self.size.k, "variance": self.size.variance, "accuracy_drop": self.size.accuracy_drop}
+        options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
+        options |= {"order": "from_the_top" if from_the_top else "at_once"}
+        given = {"model": unwrapped(self.model), "layers": layers, "data": name_of(self.data), "against": self.other}
+        return {
+            "weights": weights_digest(self.model),
+            **({} if self.other is None else {"weights against": weights_digest(self.other)}),
+            "data digest": seen.digest.hex,
+            "settings digest": settings_digest({"layers": layers, **options}),
+            "call": described_call("nk.compress", **given, **options),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
 
 
 def _row(

@@ -12,17 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from netkin import files
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare
+from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
-from netkin.identity import weights_digest
+from netkin.identity import described_call, in_words, settings_digest, weights_digest
+from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
+from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
+from netkin.results.packing import packed, unpacked
 from netkin.sources.checkpoints import Architecture
 from netkin.sources.runs import Run, open_run
 
@@ -47,6 +52,7 @@ def dynamics(
     transform: Transform | None = None,
     forward: Forward | None = None,
     save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     partial: bool = False,
     name: str | None = None,
     progress: ProgressOption = None,
@@ -61,9 +67,33 @@ def dynamics(
     Each checkpoint takes one pass. The data and the final model's rows are kept in memory, each up to a quarter of what
     is free, so that the final model runs once on each batch; beyond that it runs with every checkpoint.
 
-    With `save` the series is written to that file after each step, and the same call continues there: steps are kept
-    whose weights, data and options are the same. With ``partial=True`` Ctrl-C returns the steps that are finished.
-    `progress` is None (a bar in a terminal), False or a function of (done, total, what).
+    With `save` the series is written to that file after each step, and the same call continues there, also after the
+    process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
+    A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
+    code. A step whose weights have changed is compared again. With ``partial=True`` Ctrl-C returns the steps that are
+    finished.
+
+    Args:
+        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
+        data: a loader, an iterable of batches or one array of inputs.
+        measure: one measure or several.
+        model: the network that bare weights belong to.
+        steps: those to look at, or how many, evenly spread.
+        layers: which layers (see `nk.layers`).
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        shape: what one example is (see `nk.shapes`).
+        resize: "average" averages the larger of two maps down.
+        examples: the number of examples after which a pass ends.
+        memory: the most bytes that statistics may take.
+        seed: of the sample of rows that some measures look at.
+        device: where the models run.
+        transform: a function of the inputs.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        save: the file that grows with each step, and in which the same call continues.
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        name: what the series calls the run.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
@@ -77,9 +107,13 @@ def dynamics(
     how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
     options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
     opened = open_run(run, model, name=name).only(steps)
-    with showing(progress):
+    call = described_call(
+        "nk.dynamics", run=opened.name, data=name_of_data(data), measure=[one.id for one in found], layers=chosen,
+        pairs=pairs, shape=shape, resize=resize, examples=examples, seed=seed, transform=transform, forward=forward,
+    )  # fmt: skip
+    with showing(progress), random_states_kept(data=[data]):
         held = Held(data, examples, spare(torch.device("cpu")))
-        return _Study(opened, held, options).series(save, partial)
+        return _Study(opened, held, options, call).series(save, partial, overwrite)
 
 
 @dataclass(frozen=True)
@@ -92,11 +126,11 @@ class _Options:
 
     @property
     def words(self) -> dict[str, str]:
-        """What changes the numbers, as text; functions go by their names."""
+        """What changes the numbers, as text; functions by their names and digests."""
         changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
-        told = {key: str(getattr(value, "__qualname__", value)) for key, value in changing.items()}
-        measures = ", ".join(measure.id for measure in self.measures)
-        return told | {"measures": measures, "transform": str(getattr(self.transform, "__qualname__", self.transform))}
+        told = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
+        told |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        return told | {"measures digest": settings_digest([measure.function for measure in self.measures])}
 
     @property
     def needs_space(self) -> bool:
@@ -109,26 +143,42 @@ class _Options:
 class _Study:
     """One run on one set of data."""
 
-    def __init__(self, run: Run, data: Held, options: _Options):
-        self.run, self.data, self.options = run, data, options
+    def __init__(self, run: Run, data: Held, options: _Options, call: str):
+        self.run, self.data, self.options, self.call = run, data, options, call
         self.done: dict[int, Comparison] = {}
         self.weights: dict[int, str] = {}
 
-    def series(self, save: str | os.PathLike[str] | None, partial: bool) -> Series:
+    def series(self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool) -> Series:
         """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
         self._look()
-        self.done = self._finished(save)
+        files.refuse_output(save, "series", overwrite=overwrite)
+        identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self._question.items()}
+        with Job.beside(save, "series", identity, call=self.call, overwrite=overwrite) as job:
+            job.expect(map(self._part, self.run.steps))
+            try:
+                self._compare_all(job, save)
+            except KeyboardInterrupt:
+                if not partial or not self.done:
+                    raise
+        return self._so_far()
+
+    def _compare_all(self, job: Job, save: str | os.PathLike[str] | None) -> None:
+        """Compare the steps that are not finished, and write the series after each."""
+        finished = {step: job.find(self._part(step)) for step in self.run.steps}
+        self.done = {step: unpacked(part.values, part.arrays) for step, part in finished.items() if part is not None}
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
-        try:
-            for step in reported(waiting, "comparing", f"{self.run.unit}s"):
-                self.done[step] = self._compared(step)
-                if save is not None:
-                    self._so_far().save(save)
-        except KeyboardInterrupt:
-            if not partial or not self.done:
-                raise
-        return self._so_far()
+        for step in reported(waiting, "comparing", f"{self.run.unit}s"):
+            job.check()
+            self.done[step] = self._compared(step)
+            job.keep(self._part(step), *packed(self.done[step]))
+            if save is not None:
+                self._so_far().save(save)
+        if save is not None and not waiting:
+            self._so_far().save(save)
+
+    def _part(self, step: int) -> str:
+        return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
     def _look(self) -> None:
         """Read every checkpoint once, so that one that is damaged or differs is named before the work."""
@@ -165,19 +215,12 @@ class _Study:
     @cached_property
     def _question(self) -> dict[str, str]:
         """What the numbers of all steps depend on."""
-        # data that are not held are known by their first batch alone, so the number of examples counts beside it
-        own = {"final weights": self.weights[self.run.steps[-1]], "data digest": self.data.digest}
+        last = self.run.steps[-1]
+        # where nothing is continued the final step's own pass has the digest: no need to read the data again
+        seen = self.done[last].provenance.get("data digest") if last in self.done else None
+        own = {"final weights": self.weights[last], "data digest": seen or self.data.digest}
         own |= {"asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own
-
-    def _finished(self, save: str | os.PathLike[str] | None) -> dict[int, Comparison]:
-        """Return the steps that an earlier call finished, from the same weights, data and options."""
-        if save is None or not Path(save).exists():
-            return {}
-        old = Series.load(save)
-        if any(old.provenance.get(key) != value for key, value in self._question.items()):
-            return {}
-        return {step: old[step] for step in old if old[step].provenance.get("weights a") == self.weights.get(step)}
 
     def _so_far(self) -> Series:
         passed_over = {"passed over": ", ".join(self.run.passed_over)} if self.run.passed_over else {}
@@ -189,5 +232,5 @@ class _Study:
             final_step=self.run.steps[-1],
             unit=self.run.unit,
             missing=tuple(step for step in self.run.steps if step not in self.done),
-            provenance=self._question | passed_over,
+            provenance={"call": self.call} | self._question | passed_over,
         )

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from netkin.applications.dynamics.frozen import Frozen
 from netkin.applications.dynamics.precedence import FirstStep
-from netkin.applications.dynamics.schedules import Plan, Schedule, fractions, linear
+from netkin.applications.dynamics.schedules import FreezePlan, Schedule, fractions, linear
 from netkin.applications.dynamics.settling import Settling
 from netkin.applications.dynamics.units import Units, inner_model
 from netkin.errors import UnknownName, ValueFault, did_you_mean
@@ -43,6 +43,22 @@ class FreezeTraining:
     them and their own state for them alone; frozen batch norms stay in evaluation mode, also after ``model.train()``;
     dropout is as it was. As nothing before the first live unit needs a gradient, nothing is kept for one there.
     `close`, or leaving the `with`, gives the model back with every flag as it was found.
+
+    Args:
+        model: the model that is trained.
+        schedule: "linear", "similarity", or a mapping from units to fractions of all steps.
+        steps: the number of steps of the whole training.
+        layers: the units, in the order in which they run.
+        optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
+        probe: the examples on which units are compared with their past.
+        measure: by which they are compared.
+        threshold: what counts as like the past.
+        patience: how many probes in a row must be like the past.
+        past: how many of the last probes that is.
+        every: steps between two probes.
+        examples: how many examples of `probe` are used.
+        shape: what one example is (see `nk.shapes`).
+        forward: a function ``forward(model, batch)`` that runs the model.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -107,7 +123,7 @@ class FreezeTraining:
     @property
     def plan(self) -> dict[str, int | None]:
         """After how many steps each unit is frozen; None means never, or when its similarity says so."""
-        if not isinstance(self._schedule, Plan):
+        if not isinstance(self._schedule, FreezePlan):
             return dict.fromkeys(self.units)
         return {name: self._schedule.when(number) for number, name in enumerate(self.units)}
 

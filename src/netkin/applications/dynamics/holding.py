@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from netkin.comparing.request import name_of
 from netkin.errors import MemoryLimit, ValueFault
-from netkin.identity import weights_digest
+from netkin.identity import DataDigest, settings_digest
 from netkin.memory import free_memory, size_in_words
+from netkin.progress import reporting
 from netkin.representations import batches_of
-from netkin.representations.inputs import length_if_known
+from netkin.representations.inputs import examples_in, length_if_known
 from netkin.representations.nesting import leaves
 
 
@@ -47,12 +48,20 @@ class Held:
         counts = [length_if_known(batch) for batch in self._batches or [None]]
         return None if None in counts else sum(count or 0 for count in counts)
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A text that changes with the examples: with all of them where they are held, else with the first batch."""
-        seen: Iterable[Any] = islice(self, None if self.is_held else 1)
-        tensors = {f"{i} {path}": leaf for i, batch in enumerate(seen) for path, leaf in leaves(batch)}
-        return weights_digest({key: torch.as_tensor(leaf) for key, leaf in tensors.items() if _is_array(leaf)})
+        """The digest of all examples in their order, as a comparison's provenance has it; they may be read for it."""
+        found, uncounted = DataDigest(), ""
+        total = examples_in(self._data, self.asked)
+        with reporting(total, "looking at the data", "examples") as report:
+            for batch in self:
+                length = length_if_known(batch)
+                if length is None:
+                    uncounted = settings_digest([uncounted, batch], strict=False)
+                else:
+                    found.update(batch, range(found.count, found.count + length))
+                report.update(length or 0)
+        return uncounted or found.hex
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))

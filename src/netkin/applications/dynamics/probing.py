@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -14,10 +13,12 @@ from torch import Tensor, nn
 
 from netkin.applications.dynamics.states import LayerState, bytes_of, state_of
 from netkin.errors import ForwardError
+from netkin.identity import settings_digest
 from netkin.representations import Reader, batches_of, guest
+from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of, length_if_known, take
 from netkin.representations.layers import Spec
-from netkin.representations.nesting import leaves, mapped
+from netkin.representations.nesting import mapped
 from netkin.representations.shapes import Shape
 
 LOOK = 2  # examples run to learn the layers' widths
@@ -34,7 +35,7 @@ class Examples:
     def __init__(self, data: Any, examples: int | None = None, batch: int = 512):
         self.name = _name_of(data)
         whole = [data] if _is_one_batch(data) else data
-        with guest(), _generators_kept(data):
+        with guest(), random_states_kept(data=[data]):
             self.batches = [mapped(_copied, one) for one in batches_of(whole, examples, batch)]
         lengths = [length_if_known(one) for one in self.batches]
         self.count: int | None = None if None in lengths else sum(length or 0 for length in lengths)
@@ -42,12 +43,7 @@ class Examples:
     @cached_property
     def digest(self) -> str:
         """A checksum by which a recording that is resumed knows its examples again."""
-        sums = hashlib.sha256()
-        for batch in self.batches:
-            for path, leaf in leaves(batch):
-                sums.update(repr(path).encode())
-                sums.update(_contents(leaf))
-        return sums.hexdigest()
+        return settings_digest(self.batches, strict=False)
 
 
 class Probe:
@@ -62,6 +58,7 @@ class Probe:
         transform: Transform | None = None,
     ):
         self.model, self._layers, self._shape = model, layers, shape
+        self.settings = {"layers": layers, "shape": shape, "forward": forward, "transform": transform}
         self._forward, self._transform = forward, transform
         self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
         Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
@@ -72,7 +69,11 @@ class Probe:
         Of one batch only the layer that has just run is held at full size; of several all wait for the last batch.
         """
         whole = len(examples.batches) == 1
-        reader: Reader = self._reader(lambda name, rows: state_of(rows, reader.shapes[name]) if whole else rows)
+        reader: Reader = self._reader(lambda name, rows: state(name, rows) if whole else rows)
+
+        def state(name: str, rows: Tensor) -> LayerState:
+            return state_of(rows, reader.shapes[name], reader.resolutions[name])
+
         kept: dict[str, list[Any]] = {}
         with self._running(reader):
             for batch in examples.batches:
@@ -81,7 +82,7 @@ class Probe:
             self._axes = reader.axes
             if whole:
                 return {name: state for name, (state,) in kept.items()}
-            return {name: state_of(torch.cat(kept.pop(name)), reader.shapes[name]) for name in list(kept)}
+            return {name: state(name, torch.cat(kept.pop(name))) for name in list(kept)}
 
     def bytes(self, examples: Examples) -> int:
         """Return the most memory that one probe will take, learnt from a run of two examples."""
@@ -149,25 +150,6 @@ def _is_one_batch(data: Any) -> bool:
 def _copied(leaf: Any) -> Any:
     # a slice would hold on to all of the data, and a reused buffer would change under us
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
-def _contents(leaf: Any) -> bytes:
-    if not isinstance(leaf, (Tensor, np.ndarray)):
-        return repr(leaf).encode()
-    tensor = torch.as_tensor(leaf).cpu().contiguous()
-    return f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.flatten().view(torch.uint8).numpy().tobytes()
-
-
-@contextmanager
-def _generators_kept(data: Any) -> Iterator[None]:
-    owners = (data, getattr(data, "sampler", None))
-    generators = [one for one in (getattr(owner, "generator", None) for owner in owners) if one is not None]
-    states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _name_of(data: Any) -> str:

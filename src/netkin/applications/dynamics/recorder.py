@@ -9,17 +9,24 @@ from typing import Any
 from torch import nn
 
 from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
-from netkin.applications.dynamics.recordings import Progress, read, recorded, restored, write
-from netkin.applications.dynamics.standing import Moment, Origin, between, comparison
-from netkin.applications.dynamics.states import LayerState, refuse_unfit
+from netkin.applications.dynamics.recordings import (
+    Progress,
+    Recording,
+    linear_measures,
+    read,
+    recorded,
+    restored,
+    write,
+)
+from netkin.applications.dynamics.standing import Moment, between
+from netkin.applications.dynamics.states import LayerState
 from netkin.errors import ForwardError, ValueFault
-from netkin.measures.registry import Measure, find
-from netkin.progress import ProgressOption, reported
+from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
-from netkin.statistics import Moments
 
 Log = Callable[[int, dict[str, float]], Any]
 
@@ -37,6 +44,22 @@ class DynamicsRecorder:
     `transform` are as in `nk.activations`.
 
     Under DistributedDataParallel every process may call everything; only the one of rank 0 does the work.
+
+    Args:
+        model: the model that is trained.
+        probe: the examples it is looked at on.
+        layers: which layers (see `nk.layers`).
+        measure: one measure or several.
+        shape: what one example is (see `nk.shapes`).
+        every: a number of steps, of which only multiples count.
+        examples: how many examples of `probe` are kept; None for all.
+        batch: how many of them run at a time.
+        first: whether layers are also measured against their first probe.
+        log: one or several functions ``log(step, {name: value})``.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs.
+        run: what the series calls the run.
+        unit: what a step is, as epoch.
 
     Example:
         >>> import torch
@@ -70,7 +93,7 @@ class DynamicsRecorder:
         _refuse_no_count("every", every)
         _refuse_no_count("batch", batch)
         _refuse_frequencies(shape)
-        self.measures, self.run, self.unit = _found(measure), run, unit
+        self.measures, self.run, self.unit = linear_measures(measure), run, unit
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
         self._probe = Probe(model, layers, shape, forward, transform)
@@ -140,18 +163,10 @@ class DynamicsRecorder:
         `pairs` is "all", "corresponding" or a list of (layer, layer), as in `nk.compare`; `progress` is None (a bar in
         a terminal), False or a function of (done, total, what).
         """
-        found, origin = self.measures if measures is None else _found(measures), self._origin()
-        if not self._moments:
-            raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
-        final, comparisons = self._moments[-1], []
-        for moment in reported(self._moments, "measuring", f"{self.unit}s", progress):
-            comparisons.append(comparison(moment, final, found, pairs, origin))
-            if moment is not final:
-                moment.release()
-        return Series(
-            run=self.run, steps=self.steps, comparisons=tuple(comparisons), final_step=final.step, unit=self.unit,
-            provenance=origin.provenance,
-        )  # fmt: skip
+        found = self.measures if measures is None else linear_measures(measures)
+        name, origin = self._kept_examples().name, self._provenance() if self._moments else {}
+        held = Recording(self._moments, self._progress, name, self.run, self.unit, provenance=origin)
+        return held.series(found, pairs=pairs, progress=progress)
 
     def forget(self, after: int) -> None:
         """Forget the probes after step `after`, as when training goes back to an older checkpoint."""
@@ -173,10 +188,16 @@ class DynamicsRecorder:
         if is_first_process() and state:
             self._moments, self._progress = restored(state, self._kept_examples(), self.unit)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all probes to one file, at once or not at all; other processes write nothing."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write all probes to one file, at once or not at all; other processes write nothing.
+
+        A file that holds no recording is written over only with `overwrite`. `nk.load` opens it without the model.
+        """
         if is_first_process():
-            write(path, self.state_dict())
+            told = {"run": self.run, "unit": self.unit, "measures": [measure.id for measure in self.measures]}
+            about = told | {"provenance": self._provenance()}
+            state = recorded(self._moments, self._progress, self._kept_examples(), about)
+            write(path, state, overwrite=overwrite)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from the probes that were saved at `path`, taken on the same examples."""
@@ -193,10 +214,18 @@ class DynamicsRecorder:
             moment.release()
         return Progress(newest.step, measure.id, previous, first)
 
-    def _origin(self) -> Origin:
-        model = type(unwrapped(self._probe.model)).__name__
-        kept = {"statistic": "rows up to a rotation, kept by a recorder", "products": "float64"}
-        return Origin(self._kept_examples().name, {"model": model, **kept})
+    def _provenance(self) -> dict[str, str]:
+        model, examples = unwrapped(self._probe.model), self._kept_examples()
+        asked = {"run": self.run, "measure": [measure.id for measure in self.measures], **self._probe.settings}
+        return {
+            "model": type(model).__name__,
+            "statistic": "rows up to a rotation, kept by a recorder",
+            "products": "float64",
+            "final weights": weights_digest(model),
+            "data digest": examples.digest,
+            "settings digest": settings_digest(asked),
+            "call": described_call("nk.DynamicsRecorder", model=model, probe=examples.name, **asked),
+        }
 
     def _kept_examples(self) -> Examples:
         if self._examples is None:
@@ -224,17 +253,6 @@ class DynamicsRecorder:
                     f"layer {name!r} was recorded with shape {before[name].shape!r} and now has {state.shape!r}; "
                     "go on with the same `shape`."
                 )
-
-
-def _found(measures: Any) -> list[Measure]:
-    """Return the measures asked for, each once, if what a recorder keeps is enough for them."""
-    asked = [measures] if isinstance(measures, (str, Measure)) or callable(measures) else measures
-    found = list({measure.id: measure for measure in map(find, asked)}.values())
-    if not found:
-        raise ValueFault("`measure` is empty; name at least one, e.g. 'svcca'.")
-    for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=measure.facts.reads is Moments)
-    return found
 
 
 def _refuse_no_count(name: str, given: Any) -> None:

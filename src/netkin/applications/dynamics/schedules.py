@@ -33,7 +33,7 @@ class Schedule(Protocol):
         ...
 
 
-class Plan:
+class FreezePlan:
     """Each unit at its own step, known beforehand; those at or after the last step are never frozen."""
 
     def __init__(self, kind: str, at: Mapping[str, int], steps: int):
@@ -58,7 +58,7 @@ class Plan:
         self.at, self.steps = dict(state["at"]), int(state["steps"])
 
 
-def linear(names: Sequence[str], steps: int) -> Plan:
+def linear(names: Sequence[str], steps: int) -> FreezePlan:
     """Return the paper's schedule: unit i of L is frozen at the fraction i/L of all steps, so the last one never.
 
     Example:
@@ -71,10 +71,10 @@ def linear(names: Sequence[str], steps: int) -> Plan:
             f"give fractions such as {{{names[0]!r}: 0.5}}."
         )
     at = {name: -(-number * steps // len(names)) for number, name in enumerate(names, start=1)}
-    return Plan("linear", at, steps)
+    return FreezePlan("linear", at, steps)
 
 
-def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> Plan:
+def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> FreezePlan:
     """Return the schedule that freezes each unit at its own fraction of all steps; one without a fraction never."""
     for name, fraction in given.items():
         if name not in names:
@@ -89,4 +89,4 @@ def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> Pla
                 f"it, is trained until {given.get(before, 1)}; freeze units in the order in which they run."
             )
     # rounded first: 0.1 · 30 is a little more than 3
-    return Plan("fractions", {name: math.ceil(round(given.get(name, 1) * steps, 6)) for name in names}, steps)
+    return FreezePlan("fractions", {name: math.ceil(round(given.get(name, 1) * steps, 6)) for name in names}, steps)

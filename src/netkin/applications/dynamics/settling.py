@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from netkin.errors import NoValue, ValueFault
+from netkin.errors import ForwardError, NoValue, ValueFault
 from netkin.measures import Measure, find
 from netkin.measures.registry import value_of
 from netkin.representations import activations, batches_of
 from netkin.representations.inputs import Forward, device_of
 from netkin.representations.shapes import Shape
-from netkin.statistics import Grams, Moments, Rows
 
 
 class Settling:
@@ -101,16 +100,11 @@ class Settling:
             return None
 
     def _value(self, name: str, now: Tensor, then: Tensor) -> float:
-        facts = self.measure.facts
-        if facts.reads is not Moments:
-            statistic: Any = (
-                Grams.of(now, then, **self.measure.settings) if facts.reads is Grams else Rows.of(now, then)
-            )
-            return value_of(self.measure, statistic)
-        moments = Moments.of(now, then)
-        if facts.whitens and moments.few_examples:
-            raise ValueFault(f"the probe is too small for unit {name!r}: {moments.few_examples}")
-        return value_of(self.measure, moments)
+        pair = self.measure.pair(now, then)
+        few = getattr(pair, "few_examples", None) if self.measure.facts.whitens else None
+        if few:
+            raise ValueFault(f"the probe is too small for unit {name!r}: {few}")
+        return value_of(self.measure, pair)
 
 
 def _similarity(spec: Any, threshold: float) -> Measure:
@@ -123,10 +117,20 @@ def _similarity(spec: Any, threshold: float) -> Measure:
     return found
 
 
-def _from_first_process(compute: Any) -> Any:
-    """Return what `compute` gives on the first process, on all of them."""
+def _from_first_process(compute: Callable[[], Any]) -> Any:
+    """Return what `compute` gives on the first process, on all of them; what it raises there ends all of them."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return compute()
-    answer = [compute() if dist.get_rank() == 0 else None]
+    fault: BaseException | None = None
+    answer: list[Any] = [None, ""]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = compute()
+        except BaseException as raised:  # told to the others first, who wait
+            fault, answer[1] = raised, f"{type(raised).__name__}: {raised}"
     dist.broadcast_object_list(answer, src=0)
+    if fault is not None:
+        raise fault
+    if answer[1]:
+        raise ForwardError(f"the first process could not look at the model: {answer[1]}")
     return answer[0]

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from netkin import __version__
 from netkin.applications.dynamics.states import LayerState
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.tabulating import summed_cautions
-from netkin.errors import NoValue
-from netkin.measures.registry import Measure, value_of
-from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED
-from netkin.statistics import LayerSize, Moments
-from netkin.statistics.sides import RowsSide
-
-Pair = tuple[str, str]
+from netkin.comparing.interrupting import Interruption
+from netkin.comparing.study import Statistics
+from netkin.comparing.tabulating import Tables, comparison_of
+from netkin.measures.registry import Measure
+from netkin.progress import showing
+from netkin.results import Comparison
+from netkin.statistics import LayerSize, LinearRows, Moments, Study
+from netkin.statistics.row_sides import RowsSide
 
 
 class Moment:
@@ -59,86 +55,45 @@ class Origin:
     provenance: Mapping[str, str]
 
 
+class StateRows(LinearRows):
+    """The states of two moments as a collector, so that they are tabulated like rows that a pass has kept."""
+
+    def __init__(self, a: Moment, b: Moment):
+        super().__init__([([layer.key for layer in a.layers], [layer.key for layer in b.layers])])
+        self._moments = {a.name: a, b.name: b}
+
+    def pair(self, a: Any, b: Any, without: int | None = None) -> Moments:
+        """Return the layers `a` and `b`, each (moment, layer), as linear measures read them."""
+        x, y = (self._moments[name].side(layer) for name, layer in (a, b))
+        return Moments(x, y)
+
+
 def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
     """Return each layer at moment `a` against itself at moment `b`, without those that have no value."""
-    found = _found(a, b, [measure], [(layer, layer) for layer in b.states if layer in a.states])
-    return {layer: value for (layer, _), value in found.values[measure.id].items()}
+    shared = [(layer, layer) for layer in b.states if layer in a.states]
+    if not shared:
+        return {}
+    tables = Tables(_statistics(a, b, shared), [measure], a.name, b.name)
+    with showing(False):
+        tables.fill(Interruption(False))
+    values = tables.table(measure)
+    return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.holes}
 
 
 def comparison(a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, origin: Origin) -> Comparison:
     """Return the layers at moment `a` against those at moment `b`."""
-    layers = {"a": list(a.states), "b": list(b.states)}
-    found = _found(a, b, measures, Pairs([("a", "b")], pairs).listed(layers, "a", "b"))
-    tables = {measure.id: _table(measure, layers["a"], layers["b"], found) for measure in measures}
-    return Comparison(
-        a=a.name,
-        b=b.name,
-        layers_a=tuple(layers["a"]),
-        layers_b=tuple(layers["b"]),
-        tables=tables,
-        shapes_a={name: state.shape for name, state in a.states.items()},
-        shapes_b={name: state.shape for name, state in b.states.items()},
-        widths_a={name: state.width for name, state in a.states.items()},
-        widths_b={name: state.width for name, state in b.states.items()},
-        data=origin.data,
-        examples=a.examples,
-        seed=0,
-        warnings=tuple(summed_cautions(found.cautions)),
-        version=__version__,
-        provenance={**origin.provenance, "torch": torch.__version__, "python": platform.python_version()},
-    )
+    with showing(False):
+        found = comparison_of(_statistics(a, b, pairs), measures, (a.name, b.name))
+    ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return replace(found, data=origin.data, provenance={**origin.provenance, **versions, **ranks})
 
 
-class _Found:
-    """The values of the wanted pairs by measure, the reasons for those without, and what was said of few examples."""
-
-    def __init__(self, measures: Sequence[Measure]):
-        self.values: dict[str, dict[Pair, float]] = {measure.id: {} for measure in measures}
-        self.holes: dict[str, dict[Pair, str]] = {measure.id: {} for measure in measures}
-        self.cautions: Counter[str] = Counter()
-
-    def add(self, measure: Measure, pair: Pair, moments: Moments) -> None:
-        """Note the value of one pair, or why there is none."""
-        try:
-            for caution in measure.cautions(moments):
-                self.cautions[caution] += 1
-            self.values[measure.id][pair] = value_of(measure, moments)
-        except NoValue as reason:
-            self.holes[measure.id][pair] = str(reason)
-
-
-def _found(a: Moment, b: Moment, measures: Sequence[Measure], wanted: Sequence[Pair]) -> _Found:
-    """Return what the measures say of the wanted pairs; what they share of a pair is computed once."""
-    found, alignment = _Found(measures), Alignment([*a.layers, *b.layers], [])
-    with torch.no_grad():
-        for x, y in wanted:
-            try:
-                alignment.pair((a.name, x), (b.name, y))
-                moments = Moments(a.side(x), b.side(y))
-            except NoValue as reason:
-                for measure in measures:
-                    found.holes[measure.id][x, y] = str(reason)
-                continue
-            for measure in measures:
-                found.add(measure, (x, y), moments)
-    return found
-
-
-def _table(measure: Measure, rows: Sequence[str], columns: Sequence[str], found: _Found) -> Values:
-    everything = [(x, y) for x in rows for y in columns]
-    own, holes = found.values[measure.id], found.holes[measure.id]
-    values = np.array([own.get(pair, np.nan) for pair in everything]).reshape(len(rows), len(columns))
-    return Values(
-        id=measure.id,
-        name=measure.name,
-        parameters=measure.settings,
-        layers_a=tuple(rows),
-        layers_b=tuple(columns),
-        values=values,
-        holes={pair: holes.get(pair, NOT_ASKED) for pair in everything if pair not in own},
-        higher_is_closer=measure.facts.higher_is_closer,
-        bounds=measure.facts.bounds,
-        symmetric=measure.facts.symmetric,
-        conventions=measure.facts.convention,
-        statistic="Rows",
-    )
+def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
+    """Return the states of two moments as what a pass leaves."""
+    layers = list({layer.key: layer for layer in (*a.layers, *b.layers)}.values())
+    study = Study({layer.key: layer for layer in layers}, [], examples=a.examples)
+    made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers, []), [])
+    made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
+    made.origins = {a.name: {}, b.name: {}}
+    return made

@@ -14,20 +14,22 @@ from torch import Tensor
 
 from netkin.errors import NoValue, ValueFault
 from netkin.statistics.products import self_product
-from netkin.statistics.sides import RowsSide
+from netkin.statistics.row_sides import RowsSide
 
 
 @dataclass(frozen=True)
 class LayerState:
     """One layer at one step: its `rows` up to a rotation, on the CPU, its own `width` and what one example is.
 
-    A layer that held NaN or Inf has no columns, and `fault` says what was found.
+    A layer that held NaN or Inf has no columns, and `fault` says what was found. `resolution` is the rounding unit of
+    the data as they came, which the rows no longer show; 0 where they do.
     """
 
     rows: Tensor
     width: int
     shape: str
     fault: str = ""
+    resolution: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -38,11 +40,13 @@ class LayerState:
         """Return the layer as one side of a pair, with products in float64."""
         if self.fault:
             raise NoValue(f"{name} {self.fault}")
-        return RowsSide(self.rows, name, torch.float64, width=self.width)
+        return RowsSide(self.rows, name, torch.float64, width=self.width, resolution=self.resolution or None)
 
 
-def state_of(rows: Tensor, shape: str) -> LayerState:
+def state_of(rows: Tensor, shape: str, resolution: float = 0.0) -> LayerState:
     """Return what is kept of a layer's rows; nothing that shares their memory.
+
+    `resolution` is the rounding unit of the layer's output, where it is not that of the rows.
 
     Example:
         >>> state = state_of(torch.randn(8, 1000), "flatten")
@@ -56,7 +60,7 @@ def state_of(rows: Tensor, shape: str) -> LayerState:
             found = f"held {wrong:,} NaN or Inf among {rows.numel():,} values when the probe was taken."
             return LayerState(torch.zeros(count, 0), width, shape, found)
     kept = turned(rows) if width > count else rows.detach().to("cpu", copy=True).contiguous()
-    return LayerState(kept, width, shape)
+    return LayerState(kept, width, shape, resolution=resolution or torch.finfo(rows.dtype).eps)
 
 
 def bytes_of(count: int, width: int, itemsize: int) -> int:

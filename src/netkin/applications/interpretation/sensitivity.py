@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, showing
 from netkin.representations import rows_of
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import Forward, Transform, call, labels_of
@@ -39,6 +41,7 @@ def class_sensitivity(
     device: torch.device | str | None = None,
     transform: Transform | None = None,
     forward: Forward | None = None,
+    progress: ProgressOption = None,
 ) -> Comparison:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
@@ -50,6 +53,22 @@ def class_sensitivity(
     Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
     the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that CCA does not see.
 
+    Args:
+        model: a classifier.
+        data: a loader, an iterable of batches or one array of inputs.
+        classes: which classes, by number or name; all of them by default.
+        measure: one measure or several.
+        names: the classes' names, in the order of the logits.
+        layers: which layers (see `nk.layers`).
+        examples: the number of examples after which the pass ends.
+        shape: what one example is (see `nk.shapes`).
+        memory: the most bytes that statistics may take.
+        seed: of the sample of rows that some measures look at.
+        device: where the model runs.
+        transform: a function of the inputs.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> found = class_sensitivity(model, torch.randn(200, 4), names=["cat", "dog", "car"])
@@ -58,9 +77,11 @@ def class_sensitivity(
     """
     logits = Logits(classes, names, forward)
     rows = ModelRunner("layers", model, layers, shape, logits.run, transform, device)
-    comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
+    with showing(progress):
+        comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()
-    return comparison
+    tables = {name: replace(table, axes=("layer", "class")) for name, table in comparison.tables.items()}
+    return replace(comparison, tables=tables)
 
 
 class Logits(Runner):

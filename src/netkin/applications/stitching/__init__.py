@@ -5,7 +5,7 @@ from netkin.applications.stitching.matching import METHODS, LinearMap, matched
 from netkin.applications.stitching.stitch import fit_all, stitch
 from netkin.applications.stitching.stitches import Stitch, load_stitch
 from netkin.applications.stitching.structure import Barrier, barrier, distance, interpolate, rank, sparsity
-from netkin.applications.stitching.sweep import stitch_all, stitch_many
+from netkin.applications.stitching.sweeps import stitch_all, stitch_many
 from netkin.applications.stitching.task_loss import TaskLoss
 
 __all__ = [

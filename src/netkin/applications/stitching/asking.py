@@ -8,18 +8,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
-from netkin.applications.stitching.marks import Marks
 from netkin.applications.stitching.matching import find, identity, random, seeded
-from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
 from netkin.applications.stitching.task_loss import NAME, TaskLoss, is_task_loss
 from netkin.errors import UnknownName, ValueFault
-from netkin.identity import weights_digest
+from netkin.identity import UnorderedDigest, function_digest
+from netkin.representations.inputs import batch_length, watched
 from netkin.results.identifiers import taken_apart
 
 How = str | TaskLoss
+FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,12 @@ class Way:
     id: str
     start: str
     training: TaskLoss | None = None
+
+    @property
+    def identity(self) -> str:
+        """The id, with the digest of a loss that is a function."""
+        labels = "soft" if self.training is None else self.training.labels
+        return f"{self.id}, loss {function_digest(labels)}" if callable(labels) else self.id
 
     @property
     def is_blind(self) -> bool:
@@ -77,18 +82,19 @@ class Asked:
             return self.data, self.examples if self.test_examples is None else self.test_examples
         return self.test, self.test_examples
 
-    def question(self, a: nn.Module, b: nn.Module) -> dict[str, str]:
-        """Return what the worth of a stitch depends on beside its layers and its method."""
-        own = {"weights a": weights_digest(a), "weights b": weights_digest(b)}
-        return own | self._digests | {"asked resize": str(self.resize), "asked seed": str(self.seed)}
-
     @cached_property
-    def _digests(self) -> dict[str, str]:
-        fitted = digest_of(self.data, self.examples)
+    def digests(self) -> dict[str, str]:
+        """The digests of the data, which are read for them, and in how many batches those to fit on come."""
+        fitted, batches = digest_of(self.data, self.examples)
         same = self.judging[0] is self.data and self.judging[1] == self.examples
-        judged = fitted if same else digest_of(*self.judging)
-        validated = "none" if self.validation is None else digest_of(self.validation)
-        return {"data digest": fitted, "test digest": judged, "validation digest": validated}
+        judged = fitted if same else digest_of(*self.judging)[0]
+        validated = "none" if self.validation is None else digest_of(self.validation)[0]
+        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the worth of a stitch depends on beside models, data, layers and method."""
+        return {"resize": str(self.resize), "seed": str(self.seed)}
 
 
 def listed(hows: How | Sequence[How]) -> list[How]:
@@ -132,9 +138,10 @@ def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
     return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})
 
 
-def digest_of(data: Any, examples: int | None = None) -> str:
-    """Return a short text that changes with any example of the data, inputs and labels alike, but not their order."""
-    marks = Marks()
-    for _ in marks.noting(watched(data, examples, "looking at the data")):
-        pass
-    return str(marks)
+def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
+    """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
+    found, batches = UnorderedDigest(), 0
+    for batch in watched(data, examples, "looking at the data"):
+        found.update(batch, batch_length(batch))
+        batches += 1
+    return str(found), batches

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.marks import marked
 from netkin.applications.stitching.portions import Portion, joined, picked, portion
 from netkin.applications.stitching.records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit
+from netkin.identity import settings_digest
 from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations.inputs import batch_length, inputs_of
@@ -64,7 +64,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Reread:
-    """Data that are read in every epoch; `answers` are the second model's to each batch, with the batch's mark."""
+    """Data that are read in every epoch; `answers` are the second model's to each batch, with the batch's digest."""
 
     network: Stitched
     read: Read
@@ -82,8 +82,8 @@ class Reread:
         """Yield the portions of an epoch in the data's own order, from step `start` on."""
         numbered = enumerate(self.read())
         for place, batch in islice(numbered, start, len(self.answers)):
-            mark, answers = self.answers[place]
-            known = answers is not None and mark == marked(inputs_of(batch))
+            digest, answers = self.answers[place]
+            known = answers is not None and digest == settings_digest(inputs_of(batch), strict=False)
             asked = self.settings.looks_at_own and not known
             one = portion(self.network, batch, answers=asked, own=bool(self.settings.cka_penalty))
             yield replace(one, answers=answers) if known else one
@@ -107,7 +107,7 @@ def gathered(
             sampling.offer(network, batch, one if one.is_whole else None)
         one = one if penalised else replace(one, own=None)
         size, seen = size + one.bytes, seen + batch_length(batch)
-        answers.append((marked(inputs_of(batch)), one.answers))
+        answers.append((settings_digest(inputs_of(batch), strict=False), one.answers))
         kept.append(one)
         if size > settings.memory:
             kept.clear()

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.progress import watched
 from netkin.arrays import refuse_non_finite, summing_dtype
-from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import guest, recording
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import feed, labels_of, mask_of
+from netkin.representations.inputs import batch_length, feed, labels_of, mask_of, watched
 from netkin.representations.layers import layer_label
 from netkin.statistics import LayerMoments, Moments, Outputs
 
@@ -42,6 +42,7 @@ class Evaluation:
     cca: float | None
     svcca: float | None
     classes: int | None = None
+    digest: str = ""  # of the data, in whatever order
 
     @property
     def relative_accuracy(self) -> float | None:
@@ -63,7 +64,7 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers by name."""
         numbers = asdict(self) | {"relative_accuracy": self.relative_accuracy}
-        return {name: value for name, value in numbers.items() if name != "classes"}
+        return {name: value for name, value in numbers.items() if name not in ("classes", "digest")}
 
     def __str__(self) -> str:
         values = {name: value for name, value in self.as_dict().items() if name != "examples"}
@@ -157,8 +158,8 @@ class Tally:
         self.likeness.update(transformed, own, mask_of(batch))
         self.answers.update(answers, own_answers, batch)
 
-    def evaluation(self) -> Evaluation:
-        """Return the numbers."""
+    def evaluation(self, digest: str) -> Evaluation:
+        """Return the numbers, with the digest of the data."""
         said = self.answers.counts
         assert said is not None
         accuracy, accuracy_b = self.answers.accuracies
@@ -169,6 +170,7 @@ class Tally:
             cross_entropy=said.cross_entropy_ab,
             agreement=said.agreement,
             classes=said.classes,
+            digest=digest,
             **self.likeness.values(),
         )
 
@@ -182,21 +184,42 @@ def evaluated_all(
     networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
 ) -> list[Evaluation]:
     """Return what stitched networks of the same two models can do, in one pass: the models run once on each batch."""
-    tallies, b = [Tally(network, name) for network in networks], networks[0].b
+    found = []
+    for one in judged_all(networks, data, examples, name=name):
+        if isinstance(one, NetkinError):
+            raise one
+        found.append(one)
+    return found
+
+
+def judged_all(
+    networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
+) -> list[Evaluation | NetkinError]:
+    """Return the same, with the reason in the place of a network that gives NaN, whatever the others do."""
+    tallies, b, digest = [Tally(network, name) for network in networks], networks[0].b, UnorderedDigest()
     for network in networks:
         network.cut()  # before hooks are in place
-    batches = watched(data, examples, "evaluating")
     layers = list(dict.fromkeys(network.layer_b for network in networks))
+    faults: dict[int, NetkinError] = {}
     with guest(networks[0].a, b, exact=True):
-        for batch in batches:
+        for batch in watched(data, examples, "evaluating"):
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}
             heads = _heads(networks, batch)
-            for network, tally in zip(networks, tallies, strict=True):
-                transformed = network.transformation(heads[network.layer_a].to(network.transformation.shift))
-                answers = network.finish(transformed.clone(), batch)
-                tally.update(transformed, own[network.layer_b], answers, own_answers, batch)
-    return [tally.evaluation() for tally in tallies]
+            for place, (network, tally) in enumerate(zip(networks, tallies, strict=True)):
+                try:
+                    if place not in faults:
+                        _fold(network, tally, heads[network.layer_a], own[network.layer_b], own_answers, batch)
+                except (ForwardError, ValueFault) as fault:
+                    faults[place] = fault
+            digest.update(batch, batch_length(batch))
+    return [faults.get(place) or tally.evaluation(str(digest)) for place, tally in enumerate(tallies)]
+
+
+def _fold(network: Stitched, tally: Tally, head: Tensor, own: Tensor, own_answers: Any, batch: Any) -> None:
+    transformed = network.transformation(head.to(network.transformation.shift))
+    answers = network.finish(transformed.clone(), batch)
+    tally.update(transformed, own, answers, own_answers, batch)
 
 
 def _heads(networks: Sequence[Stitched], batch: Any) -> dict[str, Tensor]:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from netkin.applications.stitching.ends import End, Meeting, Pair, fitting_mask, gives_lines
 from netkin.applications.stitching.gathering import Gathering
 from netkin.applications.stitching.matching import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.progress import watched
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.identity import UnorderedDigest
 from netkin.representations import guest
 from netkin.representations.cutting import known_layer, run_until
 from netkin.representations.hooks import main_tensor, watching
-from netkin.representations.inputs import batch_length, feed, mask_of, take
+from netkin.representations.inputs import batch_length, feed, mask_of, take, watched
 from netkin.representations.layers import layer_label, modules, split_call, unwrapped
 from netkin.representations.nesting import at, path_to_tensor
 from netkin.statistics import Moments
@@ -35,8 +35,10 @@ React = Callable[[str, Tensor], None]
 class Fit:
     """What one pass told of the pairs of layers: how they meet, and what direct matching reads."""
 
-    def __init__(self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], examples: int):
-        self.meetings, self.examples = meetings, examples
+    def __init__(
+        self, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str], digest: UnorderedDigest
+    ):
+        self.meetings, self.digest, self.examples = meetings, digest, digest.count
         self._gathering, self._names = gathering, names
 
     def moments(self, pair: Pair) -> Moments:
@@ -80,12 +82,13 @@ def fitted(
         meetings = met(a, b, pairs, first, resize=resize, names=names)
         if look is not None:
             look(take(first, 4))
-        gathering, seen = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items()), 0
+        gathering = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items())
+        digest = UnorderedDigest()
         with _both(a, b, meetings, gathering, names) as fold:
             for batch in chain([first], batches):
                 fold(batch)
-                seen += batch_length(batch)
-    return Fit(meetings, gathering, names, seen)
+                digest.update(batch, batch_length(batch))
+    return Fit(meetings, gathering, names, digest)
 
 
 def met(

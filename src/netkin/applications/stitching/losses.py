@@ -1,4 +1,4 @@
-"""Losses of a stitched network: to the second model's answers, to the true labels, and the CKA of a batch."""
+"""Losses of a stitched network: to the second model's answers, to the true labels, a batch's CKA, the L1 norm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.optim import Adam
 
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.arrays import at_least_single
@@ -110,3 +111,24 @@ def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
             K, L = X.mT @ X, Y.mT @ Y
             cross = (X.mT @ Y).square().sum()
         return cross / (K.square().sum() * L.square().sum()).clamp(min=1e-30).sqrt()
+
+
+@torch.no_grad()
+def shrink(optimizer: Adam, weight: Tensor, l1: float) -> None:
+    """Take the proximal step of ``l1 Σ|w|`` that belongs to Adam's last step, so that entries become exactly zero.
+
+    Adam divides the gradient of every entry by ``√v + ε``; in that metric the step shrinks the entry by
+    ``rate · l1 / (√v + ε)`` (ProxGen; Yun, Lozano and Yang, NeurIPS 2021). It rests where the gradient of the task
+    loss is l1 against the sign of the entry, or at most l1 where the entry is zero: at a minimum of the penalised loss.
+    A plain subgradient would leave such entries to tremble about zero by the learning rate.
+    """
+    state, group = optimizer.state[weight], optimizer.param_groups[0]
+    seen = 1 - group["betas"][1] ** float(state["step"])  # the step is counted on the CPU
+    metric = (state["exp_avg_sq"] / seen).sqrt() + group["eps"]
+    weight.copy_(weight.sign() * (weight.abs() - group["lr"] * l1 / metric).clamp(min=0))
+
+
+@torch.no_grad()
+def cut(weight: Tensor, threshold: float) -> None:
+    """Set all entries below the threshold to zero."""
+    weight.masked_fill_(weight.abs() < threshold, 0)

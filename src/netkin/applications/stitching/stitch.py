@@ -15,13 +15,18 @@ from netkin.applications.stitching.evaluating import evaluated_all
 from netkin.applications.stitching.fitting import Fit, fitted, refuse_unsteady
 from netkin.applications.stitching.joining import Cutting, both_lent, stitched_network
 from netkin.applications.stitching.matching import find
+from netkin.applications.stitching.standings import Place
 from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import refuse_unfit_rank
+from netkin.comparing.request import name_of
 from netkin.errors import ValueFault
+from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
+from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of
+from netkin.representations.layers import unwrapped
 
 
 def stitch(
@@ -50,8 +55,24 @@ def stitch(
     else on part of `data`. With `test` the stitch is judged at once.
 
     Maps of another size are resized: by `average` where they shrink, else `bilinear`, unless `resize` names another
-    way. `examples` limits those of `data`; `device` is where the models run meanwhile; `progress` is None (a bar in a
-    terminal), False or a function of (done, total, what).
+    way.
+
+    Args:
+        a: the first model.
+        layer_a: its layer.
+        b: the second model.
+        layer_b: its layer.
+        data: the examples the map is found on.
+        how: the method, as text or as a `TaskLoss`.
+        test: the examples it is judged on.
+        examples: how many examples of `data` are read.
+        resize: how maps get another size.
+        device: where the models run meanwhile.
+        seed: of random maps and of training.
+        names: what the result calls the two.
+        validation: what a training is judged on meanwhile.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        training: options of `TaskLoss`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -61,10 +82,14 @@ def stitch(
         1.0
     """
     way, pair = way_of(how, seed, training), (layer_a, layer_b)
-    order = _Order(examples, resize, seed, names)
+    call = described_call(
+        "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=name_of(data), how=way.id,
+        examples=examples, resize=resize, seed=seed,
+    )  # fmt: skip
+    order = _Order(examples, resize, seed, names, call)
     if way.training is not None:
         _refuse_iterator(data)
-    with showing(progress), both_lent(a, b, device):
+    with showing(progress), both_lent(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
         found = _fit_all(a, b, [pair], data, {way.id: way}, order)[pair, way.id]
         if way.training is not None:
             found = trained_stitch(found, data, way.training, validation=validation, examples=examples)
@@ -93,10 +118,12 @@ def fit_all(
     They are found by ``(layer_a, layer_b), how``. With `test` all are judged, in one more pass.
     """
     ways = {str(how): way_of(how, seed) for how in listed(hows)}
+    given: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
+    call = described_call("fit_all", **given, hows=list(ways), examples=examples, resize=resize, seed=seed)
     for how in ways:
         find(how)  # refuses a training
-    with both_lent(a, b, device):
-        made = _fit_all(a, b, pairs, data, ways, _Order(examples, resize, seed, names))
+    with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
+        made = _fit_all(a, b, pairs, data, ways, _Order(examples, resize, seed, names, call))
         if test is not None:
             judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
@@ -107,20 +134,41 @@ def fit_all(
 
 
 def started(
-    a: nn.Module, b: nn.Module, fit: Fit, pair: Pair, way: Way, *, cuts: bool, names: tuple[str, str], seed: int
+    a: nn.Module,
+    b: nn.Module,
+    fit: Fit,
+    pair: Pair,
+    way: Way,
+    *,
+    cuts: bool,
+    names: tuple[str, str],
+    seed: int,
+    origin: Mapping[str, str],
 ) -> Stitch:
-    """Return the stitch of a pair of layers by a method, before any training."""
+    """Return the stitch of a pair of layers by a method, before any training; `origin` is the models' and the call."""
     rank = None if way.training is None else way.training.rank
     refuse_unfit_rank(rank, fit.meetings[pair])  # by its own name: the start would call it `k`
     network = stitched_network(a, b, pair, fit.map(pair, way.start), fit.meetings[pair], rank=rank, cuts=cuts)
-    return Stitch(network, way.id, 0 if way.is_blind else fit.examples, names=names, seed=seed)
+    asked = {"layers": pair, "how": way.identity, "start": way.start, "seed": seed}
+    settings = settings_digest(asked | {"resize": fit.meetings[pair].resize})
+    provenance = {**origin, "data digest": str(fit.digest), "settings digest": settings}
+    examples = 0 if way.is_blind else fit.examples
+    return Stitch(network, way.id, examples, names=names, seed=seed, provenance=provenance)
 
 
-def trained_stitch(found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None) -> Stitch:
+def origin_of(a: nn.Module, b: nn.Module, call: str) -> dict[str, str]:
+    """Return what all stitches of two models in one call have in common."""
+    return {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
+
+
+def trained_stitch(
+    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
+) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that."""
-    done = trained(found.network, data, settings, validation=validation, examples=examples)
+    done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
-    return replace(found, examples=done.examples, history=done.history, training=ended)
+    origin = {**found.provenance, "data digest": done.data}
+    return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
 
 
 def _refuse_iterator(data: Any) -> None:
@@ -139,6 +187,7 @@ class _Order:
     resize: str | None
     seed: int
     names: tuple[str, str]
+    call: str
 
     def __post_init__(self) -> None:
         if isinstance(self.names, str) or len(self.names) != 2:
@@ -157,8 +206,9 @@ def _fit_all(
         cuts.update({layer: cutting.is_true(layer) for layer in {y: None for _, y in pairs}})
 
     fit = fitted(a, b, pairs, data, examples=examples, resize=order.resize, names=order.names, look=look)
+    common: dict[str, Any] = {"names": order.names, "seed": order.seed, "origin": origin_of(a, b, order.call)}
     return {
-        (pair, how): started(a, b, fit, pair, way, cuts=cuts[pair[1]], names=order.names, seed=order.seed)
+        (pair, how): started(a, b, fit, pair, way, cuts=cuts[pair[1]], **common)
         for pair in fit.meetings
         for how, way in ways.items()
     }

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ from netkin.errors import FileFault, InflatedWarning, NoValue
 from netkin.identity import weights_digest
 from netkin.representations.inputs import FLOATING, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
-from netkin.results.records import now
+from netkin.results.records import checked, now
 
 KIND = "stitch"
 SIDES = ("first", "second")
-FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created")
+FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created", "provenance")
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class Stitch:
 
     `method` is how the transformation was found, from so many `examples`. `network` is an ordinary module that holds
     both models themselves, not copies. Of a training on the task loss `history` has a record every so many steps, and
-    `training` says how it ended.
+    `training` says how it ended. `provenance` has the digests of weights, data and settings, and the call.
     """
 
     network: Stitched
@@ -48,6 +48,7 @@ class Stitch:
     training: Mapping[str, Any] | None = field(default=None, repr=False)
     version: str = __version__
     created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def transformation(self) -> Transformation:
@@ -93,9 +94,14 @@ class Stitch:
         warn_of_doubt(judged)
         return judged
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the transformation and how it came to be to one file; the models are not in it."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the transformation and how it came to be to one file; the models are not in it.
+
+        A file that holds no stitch is written over only with `overwrite`.
+        """
         network, transformation = self.network, self.transformation
+        models = [Description.of(model) for model in (network.a, network.b)]
+        weights = {f"weights {side}": model.digests[model.precision] for side, model in zip("ab", models, strict=True)}
         header = {name: getattr(self, name) for name in FIELDS} | {
             "layers": self.layers,
             "ends": [asdict(transformation.meeting.a), asdict(transformation.meeting.b)],
@@ -103,30 +109,75 @@ class Stitch:
             "rank": transformation.rank,
             "cuts": network.cuts,
             "evaluation": None if self.evaluation is None else asdict(self.evaluation),
-            "models": [asdict(Description.of(model)) for model in (network.a, network.b)],
+            "models": [asdict(model) for model in models],
+            "provenance": {**weights, **self.provenance},
         }
-        weights = {name: tensor.detach().cpu().double().numpy() for name, tensor in transformation.state_dict().items()}
-        files.write(path, KIND, header, weights)
+        arrays = {name: tensor.detach().cpu().double().numpy() for name, tensor in transformation.state_dict().items()}
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
 
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
         title = f"{self.method}: {' → '.join(self._ends)}"
-        matrices = import_module("netkin.reporting.matrices")
-        return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax)
+        matrices = import_module("netkin.reporting.stitch_figures")
+        return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax, overwrite=overwrite)
 
     @property
     def _ends(self) -> tuple[str, str]:
-        ends = zip(self.names, self.layers, strict=True)
-        first, second = (f"{name}/{layer}" if layer else name for name, layer in ends)
-        return first, second
+        return _ends_of(self.names, self.layers)
 
     def __str__(self) -> str:
-        meeting = self.transformation.meeting
-        heading = f"{' → '.join(self._ends)} by {self.method}, from {self.examples:,} examples"
-        judged = "" if self.evaluation is None else str(self.evaluation)
-        return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", self.how, judged]))
+        return _told(self, self.how)
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class StitchRecord:
+    """What a stitch's file tells without the two models: how it came to be, what it was worth, and its transformation.
+
+    `models` describes the models that belong to it; `cuts` says whether the second one was cut at its layer.
+    """
+
+    method: str
+    examples: int
+    names: tuple[str, str]
+    layers: tuple[str, str]
+    seed: int
+    evaluation: Evaluation | None
+    history: tuple[dict[str, Any], ...]
+    training: Mapping[str, Any] | None
+    version: str
+    created: str
+    models: tuple[Description, Description]
+    transformation: Transformation
+    cuts: bool
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def map(self) -> LinearMap:
+        """The map of channels: `weight` p × q, `bias` of length q."""
+        return self.transformation.as_map()
+
+    @property
+    def _ends(self) -> tuple[str, str]:
+        return _ends_of(self.names, self.layers)
+
+    def __str__(self) -> str:
+        return _told(self)
+
+    __repr__ = __str__
+
+
+def _ends_of(names: tuple[str, str], layers: tuple[str, str]) -> tuple[str, str]:
+    first, second = (f"{name}/{layer}" if layer else name for name, layer in zip(names, layers, strict=True))
+    return first, second
+
+
+def _told(stitch: Stitch | StitchRecord, how: str = "") -> str:
+    meeting = stitch.transformation.meeting
+    heading = f"{' → '.join(stitch._ends)} by {stitch.method}, from {stitch.examples:,} examples"
+    judged = "" if stitch.evaluation is None else str(stitch.evaluation)
+    return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", how, judged]))
 
 
 def warn_of_doubt(judged: Evaluation) -> None:
@@ -135,20 +186,28 @@ def warn_of_doubt(judged: Evaluation) -> None:
         warnings.warn(judged.doubt, InflatedWarning, stacklevel=3)
 
 
-def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Stitch:
+@overload
+def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Stitch: ...
+
+
+@overload
+def load_stitch(path: str | os.PathLike[str]) -> StitchRecord: ...
+
+
+def load_stitch(
+    path: str | os.PathLike[str], a: nn.Module | None = None, b: nn.Module | None = None
+) -> Stitch | StitchRecord:
     """Return the stitch that was saved at `path`, joining `a` and `b`: the models of then, loaded anew.
+
+    Without models the record of the stitch comes back, with its transformation.
 
     Other architectures, or models without the layers, are refused. Other weights give a warning, and what the stitch
     was worth with those of then is dropped; the same weights in another precision are no others.
     """
-    header, arrays = files.read(path, kind=KIND)
-    with files.damage_reported(path):
-        record = {name: header[name] for name in FIELDS} | {"names": tuple(header["names"])}
-        record["history"] = tuple(header["history"])
-        evaluation = None if header["evaluation"] is None else Evaluation(**header["evaluation"])
-        known = [Description(**then) for then in header["models"]]
-        read, layers = _transformation(header, arrays), tuple(header["layers"])
-        cuts = bool(header["cuts"])
+    record = _record(path)
+    if a is None or b is None:
+        return record
+    known, layers, evaluation, read = record.models, record.layers, record.evaluation, record.transformation
     given = [Description.of(model) for model in (a, b)]
     for which, then, found in zip(SIDES, known, given, strict=True):
         _refuse_other(path, which, then, found)
@@ -158,9 +217,20 @@ def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Sti
     others = [which for which, *both in zip(SIDES, known, given, strict=True) if not have_same_weights(*both)]
     if others:
         _warn_of_others(path, others, evaluation)
-    network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=cuts)
+    network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=record.cuts)
     network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors
-    return Stitch(network, **record, evaluation=None if others else evaluation)
+    facts = {name: getattr(record, name) for name in FIELDS}
+    return Stitch(network, **facts, evaluation=None if others else evaluation)
+
+
+def _record(path: str | os.PathLike[str]) -> StitchRecord:
+    header, arrays = files.read(path, kind=KIND)
+    with files.damage_reported(path):
+        transformation = _transformation(header, arrays)
+        rest = {
+            name: value for name, value in header.items() if name not in ("kind", "format", "ends", "resize", "rank")
+        }
+        return checked(StitchRecord, rest | {"transformation": transformation})
 
 
 @dataclass(frozen=True)
@@ -187,7 +257,10 @@ class Description:
 
 
 def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
-    first, second = (End(**{**end, "space": tuple(end["space"])}) for end in header["ends"])
+    first, second = (checked(End, end) for end in header["ends"])
+    most = sum(array.size for array in arrays.values())
+    if not (0 < first.width <= most and 0 < second.width <= most):
+        raise ValueError(f"its layers have {first.width:,} and {second.width:,} channels, and the map {most:,} numbers")
     blank = LinearMap(torch.zeros(first.width, second.width), torch.zeros(second.width))
     transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=header["rank"]).double()
     state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}

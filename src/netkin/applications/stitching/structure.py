@@ -14,12 +14,12 @@ from torch import Tensor
 from netkin.applications.stitching.evaluating import Answers
 from netkin.applications.stitching.joining import Stitched, stitched_network
 from netkin.applications.stitching.matching import LinearMap
-from netkin.applications.stitching.progress import watched
 from netkin.applications.stitching.stitches import Stitch
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
+from netkin.progress import ProgressOption, showing
 from netkin.representations import guest
-from netkin.representations.inputs import feed
+from netkin.representations.inputs import feed, watched
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
@@ -97,11 +97,12 @@ class Barrier:
             )
         return _height(self.weights, [-value for value in self.relative_accuracies])
 
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the way from one stitch to the other, or draw it into `ax`; write it to a `path` given."""
-        barriers = import_module("netkin.reporting.barriers")
+        barriers = import_module("netkin.reporting.stitch_figures")
         title = f"barrier {self.height:.4f}, {self.examples:,} examples"
-        return barriers.plot_barrier(self.weights, self.cross_entropies, self.relative_accuracies, title, path, ax)
+        numbers = (self.weights, self.cross_entropies, self.relative_accuracies)
+        return barriers.plot_barrier(*numbers, title, path, ax, overwrite=overwrite)
 
     def __str__(self) -> str:
         accuracies = self.relative_accuracies or [float("nan")] * len(self.weights)
@@ -112,8 +113,25 @@ class Barrier:
         return "\n".join(["weight\tcross-entropy\trelative accuracy", *table, f"barrier {self.height:.4f}"])
 
 
-def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examples: int | None = None) -> Barrier:
-    """Return the loss along the straight line between two stitches of the same models and layers, in one pass."""
+def barrier(
+    first: Stitch,
+    second: Stitch,
+    data: Any,
+    *,
+    points: int = 11,
+    examples: int | None = None,
+    progress: ProgressOption = None,
+) -> Barrier:
+    """Return the loss along the straight line between two stitches of the same models and layers, in one pass.
+
+    Args:
+        first: the stitch at one end.
+        second: the stitch at the other.
+        data: the examples on which the loss is taken.
+        points: how many stitches on the line, with its ends.
+        examples: how many examples of `data` are read.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+    """
     _refuse_unlike(first, second)
     if points < 3:
         raise ValueFault(f"`points` must be at least 3, the ends and something between; got {points}.")
@@ -121,7 +139,7 @@ def barrier(first: Stitch, second: Stitch, data: Any, *, points: int = 11, examp
     network, said = first.network, [Answers() for _ in weights]
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
-    with guest(network.a, network.b, exact=True):
+    with showing(progress), guest(network.a, network.b, exact=True):
         for batch in watched(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):

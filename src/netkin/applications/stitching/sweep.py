@@ -1,4 +1,4 @@
-"""Sweeps: layers of one model stitched into layers of another, by several methods, beside their similarity.
+"""One sweep: layers of one model stitched into layers of another, by several methods, beside their similarity.
 
 The fitting data are passed through once for all pairs and direct methods, the test data once for the similarities and
 as often as memory asks for, usually once, for the evaluation. What trains on the task loss begins with the map that the
@@ -7,35 +7,38 @@ fitting pass gave.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import permutations
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import isfinite
+from time import perf_counter
 from typing import Any
 
-import torch
 from torch import nn
 
-from netkin.applications.stitching.asking import Asked, How, Way, asked_ways
-from netkin.applications.stitching.evaluating import Evaluation, evaluated, evaluated_all
+from netkin.applications.stitching.asking import FITTED, JUDGED, Asked, Way
+from netkin.applications.stitching.evaluating import Evaluation, judged_all
 from netkin.applications.stitching.fitting import Fit, fitted
 from netkin.applications.stitching.joining import both_lent
 from netkin.applications.stitching.joints import Pair, joints
-from netkin.applications.stitching.keeping import Keeping
 from netkin.applications.stitching.stitch import started, trained_stitch
 from netkin.applications.stitching.stitches import Stitch
-from netkin.applications.stitching.worth import USUAL, Ledger, among, contrasts, known_scores
+from netkin.applications.stitching.worth import Ledger, among, contrasts
 from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.errors import ForwardError, InflatedWarning, NoValue, ShapeError, ValueFault
+from netkin.comparing.study import found_measures
+from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.identity import settings_digest
+from netkin.jobs import Job
 from netkin.memory import free_memory
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import device_of
-from netkin.results import Comparison, Comparisons
+from netkin.results import Comparison
+from netkin.results.packing import packed, unpacked
 
 FLATTERED = (
     "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
@@ -47,145 +50,66 @@ NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer ea
 Work = tuple[Pair, Way]
 
 
-def stitch_all(
-    a: nn.Module,
-    b: nn.Module,
-    data: Any,
-    test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
-    *,
-    pairs: Any = "corresponding",
-    layers: Any = None,
-    measures: Any = ("cka",),
-    scores: str | Sequence[str] = USUAL,
-    shape: Any = None,
-    resize: str | None = None,
-    examples: int | None = None,
-    test_examples: int | None = None,
-    validation: Any = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    save: str | os.PathLike[str] | None = None,
-    partial: bool = False,
-    each: Callable[[Stitch], None] | None = None,
-    names: tuple[str, str] = ("a", "b"),
-    progress: ProgressOption = None,
-) -> Comparison:
-    """Return what stitches of layers of `a` into layers of `b` are worth, beside how similar these layers are.
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a stitch: what it is worth, or why there is none."""
 
-    Tables such as ``relative_accuracy(how=least_squares)`` stand beside those of `measures` in one comparison, and its
-    warnings name the layers where the two disagree. `hows` are methods as in `nk.stitch`; options of a training are
-    written ``"task_loss(epochs=3)"``, or given as a `TaskLoss`. `pairs` is "corresponding", "all" (every layer into
-    every layer) or a list; pairs that can't be joined are holes with their reason. `scores` are numbers of an
-    evaluation. Similarities compare the layers place by place, as stitches do, unless `shape` says otherwise.
+    evaluation: Evaluation | None = None
+    reason: str = ""
+    few: tuple[str, ...] = ()  # that it is from too few rows, in words
+    cut: str = ""  # how the second model was cut
+    fitted: int = 0
+    fitting_digest: str = ""
 
-    `examples` limits those of `data`, `test_examples` those of `test`; without `test` the stitches are judged on the
-    examples they were fitted on. `each` is called with every `Stitch`.
+    def packed(self) -> dict[str, Any]:
+        """Return it fit for JSON, which has no infinity."""
+        judged = None if self.evaluation is None else asdict(self.evaluation)
+        numbers = {key: repr(x) if isinstance(x, float) and not isfinite(x) else x for key, x in (judged or {}).items()}
+        return {**asdict(self), "evaluation": judged and numbers}
 
-    With `save` the result is written to that file as it grows, and the same call continues there, also with more
-    methods or layers; a file that holds anything else is refused. With ``partial=True`` Ctrl-C returns what is
-    finished. `progress` is None (a bar in a terminal), False or a function of (done, total, what).
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-        >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
-        >>> batches = [(inputs, model(inputs).argmax(1))]
-        >>> found = stitch_all(model, model, batches, batches, ["least_squares", "random"])
-        >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
-        1.0
-    """
-    asked = Asked(
-        ways=asked_ways(hows, seed), scores=known_scores(scores), data=data, test=test, measures=measures,
-        layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
-        validation=validation, device=device, seed=seed, each=each,
-    )  # fmt: skip
-    with showing(progress):
-        return _Sweep(a, b, names, asked, Keeping(save, [names], several=False)).run(Interruption(partial))
+    @classmethod
+    def unpacked(cls, values: Mapping[str, Any]) -> _Outcome:
+        """Return what `packed` was made from."""
+        found: dict[str, Any] = dict(values["evaluation"] or {})
+        for key, number in found.items():
+            found[key] = float(number) if isinstance(number, str) and key != "digest" else number
+        evaluation = Evaluation(**found) if found else None
+        return cls(**{**values, "few": tuple(values["few"]), "evaluation": evaluation})
 
 
-def stitch_many(
-    models: Mapping[str, nn.Module] | Sequence[nn.Module],
-    data: Any,
-    test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
-    *,
-    pairs: Any = "corresponding",
-    layers: Any = None,
-    measures: Any = ("cka",),
-    scores: str | Sequence[str] = USUAL,
-    shape: Any = None,
-    resize: str | None = None,
-    examples: int | None = None,
-    test_examples: int | None = None,
-    validation: Any = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    save: str | os.PathLike[str] | None = None,
-    partial: bool = False,
-    each: Callable[[Stitch], None] | None = None,
-    progress: ProgressOption = None,
-) -> Comparisons:
-    """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
+class Sweep:
+    """One model stitched into another; the job has what is finished, and `store` is told what is known by now."""
 
-    `models` is a mapping from names to models, or a list, whose names are then 0, 1, 2, ...; all else is as in
-    `stitch_all`.
-    """
-    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
-    if len(given) < 2:
-        raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
-    asked = Asked(
-        ways=asked_ways(hows, seed), scores=known_scores(scores), data=data, test=test, measures=measures,
-        layers=layers, pairs=pairs, shape=shape, resize=resize, examples=examples, test_examples=test_examples,
-        validation=validation, device=device, seed=seed, each=each,
-    )  # fmt: skip
-    with showing(progress):
-        return _Tour(given, asked, save).run(partial)
-
-
-class _Tour:
-    """Sweeps of all ordered pairs of models, one after the other."""
-
-    def __init__(self, models: Mapping[str, nn.Module], asked: Asked, save: str | os.PathLike[str] | None):
-        self.models, self.asked, self.of = models, asked, list(permutations(models, 2))
-        self.keeping = Keeping(save, self.of, several=True)
-
-    def run(self, partial: bool) -> Comparisons:
-        interruption = Interruption(partial)
-        done: list[Comparison] = []
-        with interruption.ending("touring", lambda: bool(done)):
-            for pair in reported(self.of, "stitching", "pairs of models"):
-                a, b = (self.models[name] for name in pair)
-                done.append(_Sweep(a, b, pair, self.asked, self.keeping).run(interruption))
-                if interruption.ended:
-                    break
-        return Comparisons(done)
-
-
-class _Sweep:
-    """One model stitched into another; `keeping` has what an earlier sweep found and takes what is finished."""
-
-    def __init__(self, a: nn.Module, b: nn.Module, names: tuple[str, str], asked: Asked, keeping: Keeping):
-        self.a, self.b, self.names, self.asked, self.keeping = a, b, names, asked, keeping
-        self.question = {} if keeping.path is None else asked.question(a, b)
+    def __init__(
+        self,
+        a: nn.Module,
+        b: nn.Module,
+        names: tuple[str, str],
+        asked: Asked,
+        job: Job,
+        store: Callable[[Pair, Comparison], None],
+        weights: Mapping[str, str],
+    ):
+        self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
+        self.weights = weights
         first = next(batches_of(asked.data, asked.examples))
         with both_lent(a, b, asked.device):
             self.joints = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
-        hows = [way.id for way in asked.ways]
-        self.ledger = Ledger(self.joints.layers, self.joints.wanted, hows, asked.scores)
-        known = keeping.known(names, self.question, self.ledger)
-        if known is not None:
-            self.ledger.recall(known)
-        for pair, reason in self.joints.refused.items():
-            for how in hows:
-                self.ledger.refuse(pair, how, reason)
-        self.cut: dict[str, str] = {}  # how the second model was cut, by layer
+        self.work: list[Work] = [(pair, way) for pair in self.joints.joinable for way in asked.ways]
+        self.outcomes: dict[Work, _Outcome] = {}
         self.made: list[Stitch] = []
-        self.few: list[str] = []  # stitches from too few rows, in words
-        self.doubts: dict[str, None] = {}  # about the test data
-        self.fitted = 0
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts of the job that this sweep will finish."""
+        return [self._similarity_part, *map(self._part, self.work)]
 
     def run(self, interruption: Interruption) -> Comparison:
         """Return the comparison; an interruption that was asked for leaves the rest as holes."""
+        for key in self.work:
+            part = self.job.find(self._part(key))
+            if part is not None:
+                self.outcomes[key] = _Outcome.unpacked(part.values)
         with both_lent(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
@@ -197,90 +121,145 @@ class _Sweep:
                 each(one)
         return found
 
+    def ledger(self) -> Ledger:
+        """Return what is known of all pairs of layers by now."""
+        made = Ledger(self.joints.layers, self.joints.wanted, [way.id for way in self.asked.ways], self.asked.scores)
+        for pair, reason in self.joints.refused.items():
+            for way in self.asked.ways:
+                made.refuse(pair, way.id, reason)
+        for (pair, way), outcome in self._in_order:
+            if outcome.evaluation is None:
+                made.refuse(pair, way.id, outcome.reason)
+            else:
+                made.note(pair, way.id, outcome.evaluation)
+        return made
+
+    @property
+    def _in_order(self) -> list[tuple[Work, _Outcome]]:
+        return [(key, self.outcomes[key]) for key in self.work if key in self.outcomes]
+
+    def _part(self, key: Work) -> str:
+        (x, y), way = key
+        # what is trained depends on its batches, too; without a file nothing is continued, and they need not be counted
+        batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
+        return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
+
     def _stored(self) -> Comparison:
         found = self._so_far()
-        self.keeping.store(self.names, found)
+        self.store(self.names, found)
         return found
 
+    def _keep(self, key: Work, outcome: _Outcome, seconds: float | None = None) -> None:
+        self.outcomes[key] = outcome
+        self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
+
     def _stitched(self) -> None:
-        work = [(pair, way) for pair in self.joints.joinable for way in self.asked.ways]
-        if self.asked.each is None:  # who wants to see each stitch gets all of them
-            work = [(pair, way) for pair, way in work if not self.ledger.knows(pair, way.id)]
+        # who wants to see each stitch gets all of them
+        work = [key for key in self.work if self.asked.each is not None or key not in self.outcomes]
         if not work:
             return
         self._stored()
-        pairs, asked = list(dict.fromkeys(pair for pair, _ in work)), self.asked
+        asked, pairs = self.asked, self.joints.joinable  # all of them, so that the sums are the same bit for bit
         fit = fitted(self.a, self.b, pairs, asked.data, examples=asked.examples, resize=asked.resize, names=self.names)
-        self.fitted = fit.examples
-        made = {(pair, way): one for pair, way in work if (one := self._started(fit, pair, way)) is not None}
-        self._judged([(key, one) for key, one in made.items() if key[1].training is None])
-        longer = [(key, one) for key, one in made.items() if key[1].training is not None]
-        for key, one in reported(longer, "on the task loss", "stitches"):
-            self._trained(key, one)
+        begun = {key: self._started(fit, *key) for key in work}
+        made = {key: found for key, found in begun.items() if found is not None}
+        self._judged([(key, *found) for key, found in made.items() if key[1].training is None])
+        longer = [(key, *found) for key, found in made.items() if key[1].training is not None]
+        for key, one, known in reported(longer, "on the task loss", "stitches"):
+            self.job.check()
+            self._trained(key, one, known)
 
-    def _started(self, fit: Fit, pair: Pair, way: Way) -> Stitch | None:
+    def _started(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
-        cuts, seed = self.joints.cuts[pair[1]], self.asked.seed
+        cuts, few = self.joints.cuts[pair[1]], list[str]()
+        common: dict[str, Any] = {"names": self.names, "seed": self.asked.seed, "origin": self._origin}
         try:
-            with _carried(self.few):
-                one = started(self.a, self.b, fit, pair, way, cuts=cuts, names=self.names, seed=seed)
+            with _carried(few):
+                one = started(self.a, self.b, fit, pair, way, cuts=cuts, **common)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
-            self.ledger.refuse(pair, way.id, str(reason))
+            self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
-        self.cut[pair[1]] = one.network.tail.how
-        return one
+        known = _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
+        return one, known
 
-    def _judged(self, made: Sequence[tuple[Work, Stitch]]) -> None:
+    @property
+    def _origin(self) -> dict[str, str]:
+        return {"call": self.job.state.call, **self.weights}
+
+    def _judged(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
         for some in _portions(made):
-            networks = [one.network for _, one in some]
+            self.job.check()
+            begun, networks = perf_counter(), [one.network for _, one, _ in some]
             try:
-                found: Sequence[Evaluation | None] = evaluated_all(networks, *self.asked.judging, name=self.names[0])
-            except (ForwardError, ValueFault):  # one gives NaN: which one shows when each has its own pass
-                found = [None] * len(networks)
-            for (key, one), evaluation in zip(some, found, strict=True):
-                self._note(key, one, evaluation)
+                found = judged_all(networks, *self.asked.judging, name=self.names[0])
+            except (ForwardError, ValueFault) as fault:  # of the models themselves, or of the data
+                found = [fault] * len(networks)
+            each = (perf_counter() - begun) / len(networks)
+            for (key, one, known), evaluation in zip(some, found, strict=True):
+                self._note(key, one, known, evaluation, each)
             self._stored()
 
-    def _note(self, key: Work, one: Stitch, evaluation: Evaluation | None = None) -> None:
-        pair, way = key
-        try:
-            evaluation = evaluation or evaluated(one.network, *self.asked.judging, name=self.names[0])
-        except (ForwardError, ValueFault) as reason:
-            self.ledger.refuse(pair, way.id, str(reason))
+    def _note(
+        self, key: Work, one: Stitch, known: _Outcome, found: Evaluation | NetkinError, seconds: float | None = None
+    ) -> None:
+        if isinstance(found, NetkinError):
+            self._keep(key, replace(known, reason=str(found)), seconds)
             return
-        self.ledger.note(pair, way.id, evaluation)
-        self.doubts |= {evaluation.doubt: None} if evaluation.doubt else {}
+        self._keep(key, replace(known, evaluation=found), seconds)
         if self.asked.each is not None:
-            self.made.append(replace(one, evaluation=evaluation))
+            self.made.append(replace(one, evaluation=found))
 
-    def _trained(self, key: Work, one: Stitch) -> None:
-        asked, (pair, way) = self.asked, key
+    def _trained(self, key: Work, one: Stitch, known: _Outcome) -> None:
+        asked, (_, way), standing = self.asked, key, f"{self._part(key)}: standing"
         assert way.training is not None
+        begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
+        given: dict[str, Any] = {"validation": asked.validation, "examples": asked.examples, "place": place}
+        found: Evaluation | NetkinError
         try:
-            done = trained_stitch(one, asked.data, way.training, validation=asked.validation, examples=asked.examples)
-        except (ForwardError, ShapeError) as reason:  # it came to NaN, or no gradient comes back
-            self.ledger.refuse(pair, way.id, str(reason))
-        else:
-            self._note(key, done)
+            one = trained_stitch(one, asked.data, way.training, **given)
+            (found,) = judged_all([one.network], *asked.judging, name=self.names[0])
+        except (ForwardError, ShapeError, ValueFault) as reason:  # it came to NaN, or no gradient comes back
+            found = reason
+        self._note(key, one, known, found, perf_counter() - begun)
+        self.job.drop(standing)
         self._stored()
+
+    @cached_property
+    def _asked_of_similarity(self) -> dict[str, Any]:
+        """What `compare` is asked for beside models, data and names."""
+        asked, (ours, theirs) = self.asked, self.joints.layers
+        shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
+        layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))
+        return {
+            "layers": layers, "pairs": list(self.joints.wanted), "shape": shape, "resize": resize, "seed": asked.seed
+        }  # fmt: skip
+
+    @cached_property
+    def _similarity_part(self) -> str:
+        measures = [(measure.id, measure.function) for measure in found_measures(self.asked.measures)]
+        settings = settings_digest({"measures": measures, **self._asked_of_similarity})
+        return f"{self.names[0]} into {self.names[1]}: similarity {settings}"
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
-        asked, (ours, theirs) = self.asked, self.joints.layers
-        data, examples = asked.judging
-        shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
-        layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))
-        return compare(
-            self.a, self.b, data, asked.measures, layers=layers, pairs=list(self.joints.wanted), examples=examples,
-            shape=shape, resize=resize, seed=asked.seed, names=self.names,
-        )  # fmt: skip
+        part = self.job.find(self._similarity_part)
+        if part is not None:
+            return unpacked(part.values, part.arrays)
+        data, examples = self.asked.judging
+        options = self._asked_of_similarity | {"examples": examples, "names": self.names}
+        found = compare(self.a, self.b, data, self.asked.measures, **options)
+        self.job.keep(self._similarity_part, *packed(found))
+        return found
 
     def _so_far(self) -> Comparison:
-        similar, layers, stitches = self.similarity, self.joints.layers, self.ledger.tables()
+        similar, layers, stitches = self.similarity, self.joints.layers, self.ledger().tables()
         tables = {name: among(table, layers) for name, table in similar.tables.items()}
-        done = all(self.ledger.knows(pair, way.id) for pair in self.joints.wanted for way in self.asked.ways)
-        said = [*similar.warnings, *self.doubts, *contrasts(list(tables.values()), stitches), *_counted(self.few)]
+        outcomes = [outcome for _, outcome in self._in_order]
+        doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
+        few = [sentence for one in outcomes for sentence in one.few]
+        done = len(outcomes) == len(self.work)
+        said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches), *_counted(few)]
         said += [FLATTERED] * (self.asked.test is None) + [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
@@ -297,18 +276,30 @@ class _Sweep:
             seed=self.asked.seed,
             version=similar.version,
             warnings=tuple(said),
-            provenance=self._provenance(),
+            provenance=self._provenance(outcomes),
             complete=done,
         )
 
-    def _provenance(self) -> dict[str, str]:
+    def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
         asked = self.asked
-        fitting = {"fitted on": name_of(asked.data), "fitting examples": f"{self.fitted:,}"} if self.fitted else {}
-        cut = {f"cut after {layer!r}": f"first model stopped, second {words}" for layer, words in self.cut.items()}
+        fits = [one for one in outcomes if one.fitted]
+        fitting = {"fitted on": name_of(asked.data), "fitting examples": f"{fits[0].fitted:,}"} if fits else {}
+        cut = {y: one.cut for ((_, y), _), one in self._in_order if one.cut}
+        words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
         which = asked.pairs if isinstance(asked.pairs, str) else f"{len(self.joints.wanted):,} listed"
         resize = asked.resize or "average where maps shrink, bilinear where they grow"
-        own = {"pairs": which, "resize of stitches": resize}
-        return {**self.similarity.provenance, **own, **fitting, **cut, **self.question}
+        own = {"call": self.job.state.call, "pairs": which, "resize of stitches": resize}
+        losses = {f"loss of {way.id}": way.identity for way in asked.ways if way.identity != way.id}
+        known = {f"asked {key}": value for key, value in asked.settings.items()} | self._digests(outcomes)
+        return {**self.similarity.provenance, **own, **fitting, **words, **losses, **known}
+
+    def _digests(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
+        """Return the digests of the data: as they were read for the job, or else by the passes."""
+        if self.job.folder is not None:
+            return {key: text for key, text in self.asked.digests.items() if key != "batches"}
+        fitting = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
+        judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
+        return {key: text for key, text in ((FITTED, fitting), (JUDGED, judged)) if text}
 
 
 @contextmanager
@@ -329,16 +320,16 @@ def _counted(said: Sequence[str]) -> list[str]:
     return [said[0] + (f" This holds for {len(said):,} stitches." if len(said) > 1 else "")] if said else []
 
 
-def _portions(made: Sequence[tuple[Work, Stitch]]) -> Iterator[list[tuple[Work, Stitch]]]:
+def _portions(made: Sequence[tuple[Work, Stitch, _Outcome]]) -> Iterator[list[tuple[Work, Stitch, _Outcome]]]:
     """Yield stitches, as many at a time as have room for what their evaluation keeps."""
-    some: list[tuple[Work, Stitch]] = []
+    some: list[tuple[Work, Stitch, _Outcome]] = []
     limit, size = free_memory() // 4, 0
-    for key, one in made:
+    for key, one, known in made:
         own = NUMBERS * 8 * one.transformation.meeting.b.width**2
         if some and size + own > limit:
             yield some
             some, size = [], 0
-        some.append((key, one))
+        some.append((key, one, known))
         size += own
     if some:
         yield some

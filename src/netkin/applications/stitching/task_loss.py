@@ -45,7 +45,28 @@ class TaskLoss:
     examples, by what is minimised. The last stitch is taken, with a warning if it is worse than the first; with
     `patience` the best one is, and training ends after so many judgements without a better one. After a training with
     `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are kept.
-    With `resume`, a file, an interrupted training of the same models on the same data goes on where it was.
+    With `resume`, a folder, an interrupted training of the same models on the same data goes on where it was.
+
+    Args:
+        labels: "soft", "true" or a function.
+        init: the direct method to start from.
+        rank: that of the map; None for a full one.
+        l1: weight of Σ|M|.
+        threshold: below which entries are set to zero after a training with `l1`.
+        cka_penalty: weight of the CKA with the second model's own activations.
+        cka_of: "places" or "examples".
+        epochs: rounds over the data.
+        steps: steps of training, in place of `epochs`.
+        batch: examples of a step; None takes the data's own batches.
+        rate: the learning rate.
+        decay: weight of the squares.
+        patience: judgements without a better one before training ends.
+        every: steps between two judgements; None: a round.
+        sample: the most examples of a judgement.
+        memory: the most bytes of activations that are kept.
+        autocast: whether the models run in bfloat16 where torch's autocast allows it.
+        seed: of the order of the examples and of the sample.
+        resume: the file in which an interrupted training goes on.
 
     Example:
         >>> TaskLoss.read("task_loss(init=procrustes, rank=8)", {"epochs": 3})
@@ -122,9 +143,8 @@ class TaskLoss:
 
     @property
     def course(self) -> dict[str, Any]:
-        """The options on which the course of a training depends, fit for JSON."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
-        return own | {"labels": _spoken(self.labels)}
+        """The options on which the course of a training depends."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}
 
     def __str__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -8,30 +8,39 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching import resuming
 from netkin.applications.stitching.caching import Kept, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.losses import batch_cka, cka_rows, counted
-from netkin.applications.stitching.marks import Marks
+from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.records import Record, Sample, Sampling
-from netkin.applications.stitching.resuming import Identity, Standing, Weights
-from netkin.applications.stitching.shrinking import cut, shrink
+from netkin.applications.stitching.standings import (
+    Place,
+    Standing,
+    Weights,
+    adam_state,
+    find_standing,
+    keep_standing,
+    load_adam,
+)
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
-from netkin.identity import weights_digest
+from netkin.identity import UnorderedDigest, in_words, weights_digest
+from netkin.jobs import Job
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import batch_length
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class Training:
     stopped: bool
     kept: str
     examples: int
+    data: str = ""  # the mark of the examples trained on
 
 
 def trained(
@@ -58,18 +68,19 @@ def trained(
     *,
     validation: Any = None,
     examples: int | None = None,
+    place: Place | None = None,
 ) -> Training:
     """Train the transformation of a stitched network in place, and return the record.
 
     The stitch is judged on a sample of `validation`, or of `data` where none is given; patience goes by it, so it
     should be no data that the stitch is tested on. If anything goes wrong the transformation is as it was before.
-    A training that ends worse than it began warns.
+    A training that ends worse than it began warns. Where it stands is kept at `place`, in a job of which it is a part.
     """
     settings = settings or TaskLoss()
     first = _weights(network)
     try:
         with guest(network.a, network.b, exact=True), frozen(network.a, network.b):
-            done = _Trainer(network, data, settings, validation, examples).run()
+            done = _Trainer(network, data, settings, validation, examples).run(place)
     except BaseException:
         network.transformation.load_state_dict(first)
         raise
@@ -107,7 +118,7 @@ class _Trainer:
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
         self.network, self.settings, self.loss = network, settings, settings.loss
-        self.marks = {"data": Marks(), "data to be judged on": Marks()}
+        self.digests = {"data": UnorderedDigest(), "data to be judged on": UnorderedDigest()}
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else labelled(network, read())
@@ -119,7 +130,8 @@ class _Trainer:
             network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
         )
         self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
-        self.standing = self._resumed() or self._begun()
+        self.place: Place | None = None
+        self.standing: Standing
 
     def _begun(self) -> Standing:
         weights = _weights(self.network)
@@ -128,21 +140,28 @@ class _Trainer:
         return standing
 
     def _resumed(self) -> Standing | None:
-        if self.settings.resume is None:
-            return None
-        found = resuming.read(self.settings.resume, self._identity, _weights(self.network))
+        found = None if self.place is None else find_standing(self.place, _weights(self.network))
         if found is not None and found.step > self.total:
             raise FileFault(
                 f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
-                "for; ask for as many or more, or give another file."
+                "for; ask for as many or more, or give another path."
             )
         if found is not None:
             self.network.transformation.load_state_dict(found.now)
-            resuming.load_adam(self.optimizer, found.adam)
+            load_adam(self.optimizer, found.adam)
         return found
 
-    @cached_property
-    def _identity(self) -> Identity:
+    @contextmanager
+    def _opened(self, place: Place | None) -> Iterator[Place | None]:
+        """Give the place where the training's standing is kept: the one given, or its own job's."""
+        if self.settings.resume is None:
+            yield place
+            return
+        if Path(self.settings.resume).is_file():
+            raise FileFault(
+                f"{str(self.settings.resume)!r} is a file, as older netkins kept a training in; it goes on in a folder "
+                "now, so give another path."
+            )
         network = self.network
         subjects = {
             "layers": f"{network.layer_a!r} into {network.layer_b!r}",
@@ -151,21 +170,28 @@ class _Trainer:
             "weights of the first model": weights_digest(network.a),
             "weights of the second model": weights_digest(network.b),
         }
-        return Identity(self.settings.course, subjects | {name: str(mark) for name, mark in self.marks.items()})
+        options = {name: in_words(value) for name, value in self.settings.course.items()}
+        identity = options | subjects | {name: str(digest) for name, digest in self.digests.items()}
+        with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
+            yield job, "standing"
 
-    def _noted(self, name: str, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches, whose examples are marked as they pass if a file is to tell whose training it holds."""
-        return batches if self.settings.resume is None else self.marks[name].noting(batches)
+    def _noted(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches, whose examples are noted as they pass."""
+        for batch in batches:
+            self.digests[name].update(batch, batch_length(batch))
+            yield batch
 
     def _judged_on(self, validation: Any) -> Sample:
         batches = self._noted("data to be judged on", batches_of(validation))
         return Sample.of(self.network, batches, self.settings.sample)
 
-    def run(self) -> Training:
-        with reporting(self.total, "training", "steps", done=self.standing.step) as report:
-            while self.standing.step < self.total and not self._out_of_patience:
-                self._epoch(report)
-        return self._finished()
+    def run(self, place: Place | None) -> Training:
+        with self._opened(place) as self.place:
+            self.standing = self._resumed() or self._begun()
+            with reporting(self.total, "training", "steps", done=self.standing.step) as report:
+                while self.standing.step < self.total and not self._out_of_patience:
+                    self._epoch(report)
+            return self._finished()
 
     def _epoch(self, report: Report) -> None:
         number, start = divmod(self.standing.step, self.course.per_epoch)
@@ -221,9 +247,9 @@ class _Trainer:
             standing.waited += 1
         standing.history.append({**passed, "training_loss": float(losses.mean()), **judged})
         self.losses = []
-        if self.settings.resume is not None:
-            standing.adam = resuming.adam_state(self.optimizer)
-            resuming.write(self.settings.resume, standing, self._identity)
+        if self.place is not None:
+            standing.adam = adam_state(self.optimizer)
+            keep_standing(self.place, standing)
 
     def _judged(self, when: str) -> Record:
         settings, transformation = self.settings, self.network.transformation
@@ -263,7 +289,7 @@ class _Trainer:
         final = {"step": step, **self._judged("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
-            self.course.examples,
+            self.course.examples, str(self.digests["data"]),
         )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Score:
     convention: str
     why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
     higher_is_closer: bool = True
+    unit: str = ""
 
 
 SCORES: Mapping[str, Score] = {
@@ -65,6 +66,7 @@ SCORES: Mapping[str, Score] = {
         "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
         lambda e: _TOO_FAR,
         higher_is_closer=False,
+        unit="nats",
     ),
     "r2": Score(
         lambda e: e.r2,
@@ -127,10 +129,6 @@ class Ledger:
         for name in self.scores:
             self._holes[name, how][pair] = reason
 
-    def knows(self, pair: Pair, how: str) -> bool:
-        """Tell whether all is known of a stitch."""
-        return all(pair in self._values[name, how] or pair in self._holes[name, how] for name in self.scores)
-
     def lost(self, earlier: Comparison) -> str:
         """Return one of the numbers that an earlier sweep found and this one does not ask for; empty without any."""
         wanted, own = set(self.wanted), {table_id(*key) for key in self._values}
@@ -140,18 +138,6 @@ class Ledger:
                 if name not in own or pair not in wanted:
                     return f"{name} of {pair[0]!r} into {pair[1]!r}"
         return ""
-
-    def recall(self, earlier: Comparison) -> None:
-        """Take over what an earlier sweep found."""
-        for (name, how), values in self._values.items():
-            table = earlier.tables.get(table_id(name, how))
-            for pair in self.wanted if table is not None else []:
-                if table is not None and pair[0] in table.layers_a and pair[1] in table.layers_b:
-                    reason = table.holes.get(pair)
-                    if reason is None:
-                        values[pair], self.examples = table[pair], earlier.examples
-                    elif reason not in (INTERRUPTED, NOT_ASKED):
-                        self._holes[name, how][pair] = reason
 
     def tables(self) -> dict[str, Values]:
         """Return a table for each score and method, those of the first score first."""
@@ -177,6 +163,8 @@ class Ledger:
             conventions=f"{score.convention}; stitched by {how}",
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
             exactness=f"on {self.examples:,} test examples",
+            kind="worth",
+            unit=score.unit,
         )
 
 

@@ -11,7 +11,10 @@ function save(name, blob) {
 const fileName = (...parts) => parts.join("-").replace(/[^\p{L}\p{N}._=-]+/gu, "_").slice(0, 120);
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(String(part ?? ""))).join(",")).join("\r\n") + "\r\n";
+/* a text that begins like a formula would be computed by a spreadsheet; an apostrophe keeps it a text */
+const harmless = (part) => (typeof part === "string" && /^[=@+\-\t\r]/.test(part) ? `'${part}` : String(part ?? ""));
+
+const csv = (head, rows) => [head, ...rows].map((row) => row.map((part) => quoted(harmless(part))).join(",")).join("\r\n") + "\r\n";
 
 function* cellsOf(table, rows, columns) {
   const why = new Map(table.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
@@ -30,6 +33,28 @@ function comparisonCsv(comparison) {
   const asked = (table) => [...cellsOf(table, comparison.layers_a, comparison.layers_b)].filter((cell) => cell[2] !== null || cell.at(-1) !== undefined);
   const rows = comparison.tables.flatMap((table) => asked(table).map((cell) => [table.id, ...cell]));
   return csv(["measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason"], rows);
+}
+
+/* the document that `--json` prints too, and that `nk.load` opens; replicates are not in the page */
+function documentOf({ shown, unasked, pairs, lists, tables, ...facts }) {
+  const told = tables.map((table) => [table.id, tableDocument(table, facts.layers_a, facts.layers_b, unasked)]);
+  return { kind: "comparison", format: 1, ...facts, tables: Object.fromEntries(told) };
+}
+
+function tableDocument(table, layers_a, layers_b, unasked) {
+  const { values, errors, holes, without_error, margins, best, scale, quantile, ...facts } = table;
+  const cells = [...cellsOf(table, layers_a, layers_b)];
+  const ends = (at) => (quantile ? layers_a.map((_, i) => layers_b.map((_, j) => cells[i * layers_b.length + j][at])) : null);
+  const reasons = (some) => some.map(([layer_a, layer_b, , , , , reason]) => ({ layer_a, layer_b, reason: reason ?? unasked }));
+  const matches = best.flatMap((j, i) => {
+    const [second, margin, margin_error] = margins[i] ?? [null, null, null];
+    return j === null ? [] : [{ layer_a: layers_a[i], layer_b: layers_b[j], value: values[i][j], error: errors ? errors[i][j] : null, second, margin, margin_error }];
+  });
+  return {
+    ...facts, layers_a, layers_b, values, standard_errors: errors, replicates: null, low: ends(4), high: ends(5),
+    holes: reasons(cells.filter((cell) => cell[2] === null)),
+    error_reasons: reasons(cells.filter((cell) => cell[2] !== null && cell[6] !== undefined)), best_matches: matches,
+  };
 }
 
 function savePicture(figure, kind) {
@@ -57,7 +82,7 @@ document.addEventListener("click", (event) => {
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
   const result = data.series ?? data.comparisons[chosen];
-  const text = kind === "json" ? JSON.stringify(result, null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
+  const text = kind === "json" ? JSON.stringify(data.series ? result : documentOf(result), null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
   const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
   save(`${data.series ? fileName(result.run) : fileName(...result.shown)}.${kind}`, new Blob([text], { type }));
 });

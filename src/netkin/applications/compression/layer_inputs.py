@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from netkin.arrays import exact_products, refuse_non_finite
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
+from netkin.identity import DataDigest
 from netkin.memory import free_memory, size_in_words
 from netkin.progress import reported
 from netkin.representations import batches_of, guest
 from netkin.representations.hooks import apart, main_tensor, uncompiled
-from netkin.representations.inputs import Forward, Transform, call, mask_of, prepared
+from netkin.representations.inputs import Forward, Transform, call, length_if_known, mask_of, prepared
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
@@ -46,11 +47,12 @@ class Feeding:
 
 @dataclass
 class Inputs:
-    """The moments of layers' inputs, how many examples they come from, and what the first batch told of the layers."""
+    """The moments of layers' inputs, the examples they come from, and what the first batch told of the layers."""
 
     statistic: LayerMoments
     beside: str
     examples: int = 0
+    digest: DataDigest = field(default_factory=DataDigest)
     # for each layer in the order in which they ran: the places of its input and of its output for one example
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -103,6 +105,8 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
                     _refuse_too_wide(rows)
                 found.statistic.update(rows)
             _learn(found, readings[0])
+            length = length_if_known(batch) or 0
+            found.digest.update(batch, range(found.digest.count, found.digest.count + length))
     return found
 
 

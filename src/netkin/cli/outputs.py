@@ -1,0 +1,104 @@
+"""The files that a command writes: refused before the work, written after it, and never in the way of the numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.errors import FileFault, MissingExtra
+
+if TYPE_CHECKING:
+    from netkin.results import Comparison, Comparisons, Series
+
+FIGURES = (".png", ".svg", ".pdf")
+PAGES = (".html", ".htm")
+FORCE = click.option(
+    "--force", is_flag=True, help="Write also over a file that holds something else, or that this command reads."
+)
+
+
+class Outputs:
+    """Where a command writes to; `inputs` are the models, data and files that it reads, as they were named.
+
+    Args:
+        force: Whether other files may be written over.
+        inputs: What is read: `BUILDER@WEIGHTS`, `npz:FILE`, or paths.
+    """
+
+    def __init__(self, force: bool, *inputs: str | Path | None):
+        self.force, self.inputs = force, [path for one in inputs if one is not None for path in paths_in(str(one))]
+        self.places: dict[str, Path] = {}
+        self.faults: list[tuple[Path, Exception]] = []
+
+    def check(self, option: str, path: Path | None, kind: str) -> None:
+        """Refuse a place where a result of this kind can't or should not be written, before the work."""
+        if path is None:
+            return
+        from netkin import files
+
+        if not path.absolute().parent.is_dir():
+            raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)
+        endings = {"page": PAGES, "figure": FIGURES}.get(kind)
+        if endings and path.suffix.lower() not in endings:
+            named = " or ".join(endings) if kind == "page" else ", ".join(endings)
+            raise click.BadParameter(f"a {kind}'s name ends in {named}; got {path.name!r}.", param_hint=option)
+        if kind == "figure" and find_spec("matplotlib") is None:
+            raise MissingExtra(
+                "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
+            )
+        self._refuse_twice(option, path)
+        files.refuse_output(path, kind, inputs=self.inputs, overwrite=self.force, option=option)
+        self.places[option] = path
+
+    def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
+        """Write a file if it is asked for, and say so on stderr; what fails waits until the numbers are shown."""
+        if path is None:
+            return
+        try:
+            write(path, overwrite=self.force)
+        except Exception as fault:  # whatever it is, the numbers come first
+            self.faults.append((path, fault))
+            return
+        if said:
+            click.echo(said, err=True)
+
+    def draw(self, result: Comparison | Comparisons | Series, page: Path | None, figure: Path | None) -> None:
+        """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
+        from netkin.reporting import plot, report
+
+        self.write(page, lambda path, **how: report(result, path, **how), f"report: open {page}")
+        self.write(figure, lambda path, **how: plot(result, path=path, **how), f"figure in {figure}")
+
+    def finish(self) -> None:
+        """Say, after the numbers, what could not be written."""
+        if not self.faults:
+            return
+        told = [
+            str(fault) if isinstance(fault, FileFault) else f"cannot write {str(path)!r}: {_in_short(fault)}"
+            for path, fault in self.faults
+        ]
+        raise FileFault(" ".join(told)) from self.faults[0][1]
+
+    def _refuse_twice(self, option: str, path: Path) -> None:
+        for other, place in self.places.items():
+            if os.path.realpath(place) == os.path.realpath(path):
+                raise click.UsageError(f"{other} and {option} both name {path}; give each its own file.")
+
+
+def paths_in(spec: str) -> list[str]:
+    """Return the files that the name of a model, of data or of a result may mean.
+
+    Example:
+        >>> paths_in("netkin:digits@a/first.pt")
+        ['netkin:digits@a/first.pt', 'digits@a/first.pt', 'a/first.pt']
+    """
+    return list(dict.fromkeys(one for one in (spec, spec.partition(":")[2], spec.partition("@")[2]) if one))
+
+
+def _in_short(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())}"

@@ -1,0 +1,66 @@
+"""`netkin show`: what a saved file holds, read from its header alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import click
+
+from netkin.cli.documents import as_json
+from netkin.cli.options import FILE, JSON
+from netkin.cli.refusals import refusing
+from netkin.cli.tables import aligned
+
+EXAMPLE = """\b
+Example:
+  netkin show ab.netkin
+"""
+LONGEST = 100  # characters of a value
+WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("file", type=FILE)
+@JSON
+@refusing
+def show(file: Path, json: bool) -> None:
+    """Say what kind of result FILE holds, how it came to be, and which arrays it has.
+
+    Only the header is read, however large the file is, and no model is needed. A claim's record, which is JSON, is read
+    whole.
+    """
+    from netkin import files
+
+    claim = files.read_start(file, 1) == b"{"
+    header = files.read_json(file) if claim else files.read_header(file)
+    arrays = {} if claim else files.array_shapes(file)
+    shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
+    click.echo(as_json({**header, "arrays": shapes}) if json else _described(file, header, arrays))
+
+
+def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    numbers = sum(prod(shape) for _, shape in arrays.values())
+    size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
+    rows = [(name, _in_short(value)) for name, value in header.items() if name not in ("kind", "format", "provenance")]
+    origin = header.get("provenance")
+    rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+    rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
+    return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _cut(", ".join(map(str, value))) or "none"
+    if isinstance(value, list):
+        ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
+        plain = ids or [one for one in value if isinstance(one, (str, int, float))]
+        return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}"
+    return " ".join(str(value).split())
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

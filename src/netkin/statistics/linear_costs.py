@@ -1,0 +1,174 @@
+"""What linear measures ask of collectors, and what moments, rows and spectra cost: bytes and multiply-adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from netkin.memory import size_in_words
+from netkin.statistics.collector import Key, LayerSize, Price, Settings, Study
+from netkin.statistics.frequencies import Grid, common_grid
+
+CHUNK = 256  # examples transformed at a time, at most
+CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
+WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
+
+
+@dataclass(frozen=True)
+class LinearSettings(Settings):
+    """What the linear measures want: precision, sums, and what reading them will hold in memory."""
+
+    precise: bool = False  # products in float64
+    debiased: bool = False  # the debiasing sums
+    whitens: bool = False  # each layer is decomposed
+    rotates: bool = False  # wide layers are rotated into their row space
+    uncentred: bool = False  # layers are looked at about the origin
+    unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
+
+    @classmethod
+    def of(cls, measure: Any) -> LinearSettings:
+        facts = measure.facts
+        unfit = "rotation" not in facts.unchanged_by or facts.debiases
+        return cls(
+            facts.precise, facts.debiases, facts.whitens, facts.precise and not facts.debiases,
+            "translation" not in facts.unchanged_by, measure.name if unfit else "",
+        )  # fmt: skip
+
+    def joined(self, other: LinearSettings) -> LinearSettings:
+        both = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return LinearSettings(*(mine or theirs for mine, theirs in both))
+
+    def precision(self, study: Study) -> torch.dtype:
+        """Return the precision of the products: never less than the data's own."""
+        return torch.float64 if self.precise or study.doubles else torch.float32
+
+    def precision_name(self, study: Study) -> str:
+        return str(self.precision(study)).removeprefix("torch.")
+
+    def lacking(self, precision: torch.dtype, debiased: bool) -> str:
+        """Return what a collector with such products and sums lacks; empty if nothing."""
+        lacks = ["products in float64"] if self.precise and precision != torch.float64 else []
+        lacks += ["the debiasing sums"] if self.debiased and not debiased else []
+        return " and ".join(lacks)
+
+
+def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price:
+    """Return what streamed moments cost, of which `fold` rows wait for a product."""
+    extra = 2 if settings.debiased else 1
+    widths = {key: layer.width + extra for key, layer in study.layers.items()}
+    cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in study.rectangles)
+    waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
+    sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
+    sides *= 2 if settings.uncentred else 1
+    sums, n = sum(width**2 for width in widths.values()) + cross, study.examples
+    operations = None
+    if n is not None:  # XᵀX of every layer and XᵀY of every pair
+        operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
+        operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+    return Price(
+        8 * max(study.chunks, 1) * sums + max(waiting, 8 * sides),
+        f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
+        ", as they hold any number of examples",
+    )  # fmt: skip
+
+
+def price_of_rows(settings: LinearSettings, study: Study, streamed: int) -> Price:
+    """Return what all rows cost, where moments would take `streamed` bytes."""
+    sizes, n = study.sizes, study.examples
+    # data that do not tell how many they are begin with one batch, and are watched
+    count = n if n is not None else max(layer.examples for layer in sizes)
+    product = settings.precision(study).itemsize
+    size = sum(_bytes(settings, layer, layer.rows_of(count), product, study.chunks) for layer in sizes)
+    if n is None:
+        words = f"Rows, as moments would need {size_in_words(streamed)}; watched, to stay below "
+        return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
+    wide = any(layer.width > layer.rows_of(n) for layer in sizes)
+    why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed)}"
+    smaller = {layer.key: min(layer.width, layer.rows_of(n)) for layer in sizes}  # of XᵀX and XXᵀ
+    operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
+    operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
+    return Price(
+        size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
+        operations, 0 if wide and size < streamed else 2,
+    )  # fmt: skip
+
+
+def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:
+    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
+    width, twice = layer.width, 2 if settings.uncentred else 1
+    if width <= n:
+        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
+    else:
+        sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
+    return layer.itemsize * n * width * (2 if chunks else 1) + product * sides
+
+
+def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> Price:
+    """Return what streamed spectra cost, of which `fold` maps wait to be transformed and `sample` are kept."""
+    seen, met = views(study), crosses(study)
+    sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in met)
+    pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in met), default=0)
+    own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
+    sides = 2 * own * (3 if settings.whitens else 1)
+    maps = sum(layer.width * layer.itemsize for layer in study.sizes)
+    reading = fold * maps + transform_bytes(study, seen)
+    total = 16 * max(study.chunks, 1) * (own + sums) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
+    count = None if study.examples is None else study.examples * operations(seen, met)
+    return Price(
+        total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra", count,
+        why=", as they hold any number of examples", ways=WAYS,
+    )  # fmt: skip
+
+
+def views(study: Study) -> list[tuple[LayerSize, Grid]]:
+    """Return every layer on every grid on which it meets others."""
+    found: dict[tuple[Key, Grid], None] = {}
+    for left, right in study.rectangles:
+        grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)
+        found |= {(key, grid or study.layers[key].space): None for key in (*left, *right)}
+    return [(study.layers[key], grid) for key, grid in found]
+
+
+def crosses(study: Study) -> list[tuple[list[int], list[int], int]]:
+    """Return of every rectangle the widths of its blocks on both sides, and how many blocks are summed."""
+    found = []
+    for left, right in study.rectangles:
+        x, y = ([study.layers[key] for key in keys] for keys in (left, right))
+        grid = common_grid(x[0].space, y[0].space) or ()
+        widths = [[layer.width // math.prod(grid or layer.space) for layer in side] for side in (x, y)]
+        found.append((widths[0], widths[1], half(grid)))
+    return found
+
+
+def half(grid: Grid) -> int:
+    """Return how many frequencies of a grid are summed: one of each conjugate pair."""
+    return math.prod(grid) // 2 + 1
+
+
+def operations(views: list[tuple[LayerSize, Grid]], crosses: list[tuple[list[int], list[int], int]]) -> int:
+    """Count for one example the transforms, and the complex products of every view and every pair."""
+    total = sum(4 * count * sum(left) * sum(right) for left, right, count in crosses)
+    for layer, grid in views:
+        places = math.prod(grid)
+        total += int(layer.width * math.log2(places)) + 4 * half(grid) * (layer.width // places) ** 2
+    return total
+
+
+def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
+    """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
+    largest = max(layer.width for layer, _ in views)
+    step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
+    once = all(len(side) == 1 for rectangle in study.rectangles for side in rectangle)
+    held = 2 * largest if once else sum(layer.width for layer, _ in views)
+    return 8 * step * (2 * largest + 4 * held)
+
+
+def examples_at_once(largest: int, widest: int) -> int:
+    """Return how many maps of at most so many numbers to transform at a time, for blocks of at most such a width.
+
+    Few fit the caches, but blocks far wider than that would be read and written too often.
+    """
+    return min(max(CACHED // largest, widest // 2, 16), CHUNK)

@@ -1,0 +1,116 @@
+"""Without any optional package every command works, or names the extra that it needs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import netkin
+from netkin.cli.machine import EXTRAS
+
+MODEL = "netkin:digits"
+PASS = "--data digits:test --examples 40 --layers relu1 --quiet"
+LINES = {
+    "demo": "demo --quiet",
+    "compare": f"compare {MODEL} {PASS} --save ab.netkin --report ab.html",
+    "explain": f"explain {MODEL} {PASS}",
+    "collect": f"collect {MODEL} {PASS} --out part.stats",
+    "merge": "merge part.stats --out all.stats",
+    "dynamics": f"dynamics run --model {MODEL} {PASS} --report run.html",
+    "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
+    "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin",
+    "report": "report ab.netkin --out again.html",
+    "show": "show ab.netkin",
+    "measures": "measures",
+    "layers": f"layers {MODEL}",
+    "data": "data",
+    "reproduce": "reproduce --list",
+    "jobs": "jobs .",
+    "doctor": "doctor",
+    "completion": "completion bash",
+}
+NEEDY = {  # what needs a package that is not there, and the extra that brings it
+    "compare --figure ab.png": (f"compare {MODEL} {PASS} --figure ab.png", "figures"),
+    "dynamics --figure": (f"dynamics run --model {MODEL} {PASS} --figure run.svg", "figures"),
+    "stitch --figure": (f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --figure ab.pdf", "figures"),
+    "images": (f"compare {MODEL} --data images:pictures", "images"),
+    "hf": ("layers hf:bert", "hf"),
+}
+PROGRAM = """
+import json, os, shlex, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+ABSENT = set(json.loads(sys.argv[1]))
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+os.chdir(sys.argv[3])
+from click.testing import CliRunner
+from netkin.cli import cli
+found = {}
+for name, line in json.loads(sys.argv[2]).items():
+    done = CliRunner().invoke(cli, shlex.split(line), prog_name="netkin")
+    found[name] = [done.exit_code, done.stderr, repr(done.exception)]
+    assert not ABSENT & {module.partition(".")[0] for module in sys.modules}, line
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    import torch
+    from safetensors.torch import save_file
+
+    from netkin.sources.training import untrained_digits_net
+
+    place = tmp_path_factory.mktemp("bare")
+    for folder in ("run", "pictures/cat", "bert"):
+        (place / folder).mkdir(parents=True)
+    for step in (1, 2):
+        torch.save(untrained_digits_net(step).state_dict(), place / f"run/step_{step}.pt")
+    (place / "pictures/cat/one.png").write_bytes(b"")
+    (place / "bert/config.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, place / "bert/model.safetensors")
+    absent = [*EXTRAS.values(), "accelerate", "tensorboardX", "sklearn", "rsatoolbox", "hypothesis", "playwright"]
+    lines = LINES | {name: line for name, (line, _) in NEEDY.items()}
+    environment = os.environ | {"PYTHONPATH": str(Path(netkin.__file__).parents[1])}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(absent), json.dumps(lines), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_command_is_tried():
+    from netkin.cli import COMMANDS
+
+    assert {command.name for command in COMMANDS} <= LINES.keys()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_works_without_extras(outcomes, name):
+    from netkin.cli import COMMANDS
+
+    if name not in {command.name for command in COMMANDS}:
+        pytest.skip("no such command here")
+    code, said, fault = outcomes[name]
+    if name == "reproduce":  # which needs a checkout
+        assert (code, "clone the repository" in said) == (1, True)
+    else:
+        assert code == 0, (said, fault)
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_needs_an_extra_names_it(outcomes, name):
+    code, said, fault = outcomes[name]
+    assert code == 1, (said, fault)
+    assert f"pip install 'netkin[{NEEDY[name][1]}]'" in said

@@ -1,0 +1,154 @@
+"""Whatever a command writes: nothing is overwritten by surprise, and the numbers are never lost."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from netkin import files
+from netkin.errors import FileFault
+from netkin.results import load
+from netkin.sources.training import untrained_digits_net
+
+MODEL = "netkin:digits@first.pt"
+PASS = f"{MODEL} --data digits:test --examples 40 --layers relu1 --quiet"
+COMMANDS = {
+    "compare --save": f"compare {PASS} --save OUT",
+    "compare --report": f"compare {PASS} --report OUT.html",
+    "compare --figure": f"compare {PASS} --figure OUT.png",
+    "collect --out": f"collect {PASS} --out OUT",
+    "merge --out": "merge part.stats --out OUT",
+    "dynamics --save": "dynamics run --model netkin:digits --data digits:test --examples 40 --layers relu1 --save OUT",
+    "dynamics --report": "dynamics run --model netkin:digits --data digits:test --examples 40 --report OUT.html",
+    "dynamics --figure": "dynamics run --model netkin:digits --data digits:test --examples 40 --figure OUT.svg",
+    "stitch --save": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --save OUT",
+    "stitch --report": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report OUT.html",
+    "stitch --figure": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --figure OUT.pdf",
+    "stitch --map": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --map OUT",
+    "compress --save": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save OUT",
+    "report --out": "report ab.netkin --out OUT.html",
+}
+
+
+@pytest.fixture
+def place(netkin, tmp_path):
+    """A folder with weights, a run, a comparison and statistics."""
+    torch.save(untrained_digits_net(0).state_dict(), "first.pt")
+    Path("run").mkdir()
+    for step in (1, 2):
+        torch.save(untrained_digits_net(step).state_dict(), f"run/step_{step}.pt")
+    assert netkin(f"compare {PASS} --save ab.netkin").exit_code == 0
+    assert netkin(f"collect {PASS} --out part.stats").exit_code == 0
+    return tmp_path
+
+
+def output_of(line):
+    return Path(next(word for word in line.split() if word.startswith("OUT")))
+
+
+def no_work(*_, **__):
+    pytest.fail("the work has begun")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_that_holds_something_else_is_refused_before_the_work(netkin, place, monkeypatch, name):
+    line = COMMANDS[name]
+    out = output_of(line)
+    out.write_bytes(b"precious")
+    monkeypatch.setattr("netkin.sources.load_model", no_work)
+    monkeypatch.setattr("netkin.sources.load_data", no_work)
+    monkeypatch.setattr("netkin.sources.runs.open_run", no_work)
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (1, ""), result.stderr
+    assert f"{name.split()[1]} would write over '{out}', which holds no " in result.stderr
+    assert "choose another name, or give --force." in result.stderr
+    assert out.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_with_force_it_is_written_over_and_then_again_without(netkin, place, name):
+    line = COMMANDS[name]
+    output_of(line).write_bytes(b"precious")
+    for given in (f"{line} --force", line):
+        result = netkin(given)
+        assert result.exit_code == 0, result.stderr
+    assert files.kind_of(output_of(line)) in (
+        "comparison", "page", "figure", "statistics", "series", "stitch", "compressed"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["--report", "--save", "--figure"])
+def test_weights_are_never_replaced_by_a_result(netkin, place, option):
+    before = Path("first.pt").read_bytes()
+    result = netkin(f"compare {PASS} {option} first.pt")
+    assert result.exit_code in (1, 2)
+    assert result.stdout == ""
+    assert Path("first.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard", "plain"])
+def test_an_input_is_refused_as_output_by_whatever_name(netkin, place, link):
+    names = {"plain": "./part.stats", "symbolic": "symbolic", "hard": "hard"}
+    Path("symbolic").symlink_to("part.stats")
+    os.link("part.stats", "hard")
+    result = netkin(f"merge part.stats --out {names[link]}")
+    assert result.exit_code == 1
+    assert "which is read as 'part.stats'; choose another name, or give --force." in result.stderr
+    assert netkin(f"merge part.stats --out {names[link]} --force").exit_code == 0
+    result = netkin("report ab.netkin --out ab.netkin")
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_fails_while_writing_does_not_take_the_numbers_along(netkin, place, monkeypatch, name):
+    if name in ("report --out", "dynamics --save", "stitch --save"):
+        pytest.skip("prints no numbers, or writes them as they come")
+
+    def failing(*_, **__):
+        raise FileFault("cannot write 'it': No space left on device.")
+
+    monkeypatch.setattr(files, "write_bytes", failing)
+    result = netkin(COMMANDS[name])
+    assert result.exit_code == 1
+    assert len(result.stdout) > 20
+    assert result.stderr.strip().splitlines()[-1] == "netkin: cannot write 'it': No space left on device."
+    assert not output_of(COMMANDS[name]).exists()
+
+
+def test_a_crash_while_drawing_does_not_either(netkin, place, monkeypatch):
+    monkeypatch.setattr("netkin.reporting.report", lambda *_, **__: 1 / 0)
+    result = netkin(f"compare {PASS} --report ab.html --save ab2.netkin")
+    assert result.exit_code == 1
+    assert "relu1" in result.stdout
+    assert "netkin: cannot write 'ab.html': ZeroDivisionError: division by zero" in result.stderr
+    assert load("ab2.netkin").layers_a == ("relu1",)
+
+
+@pytest.mark.parametrize("where", ["gone/f", "folder"])
+def test_a_place_that_cannot_be_written_is_found_before_the_work(netkin, place, monkeypatch, where):
+    Path("folder").mkdir()
+    monkeypatch.setattr("netkin.sources.load_model", no_work)
+    result = netkin(f"compare {PASS} --save {where}")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_a_result_names_the_command_that_made_it(netkin, place):
+    assert load("ab.netkin").provenance["call"] == f"netkin compare {PASS} --save ab.netkin"
+
+
+def test_the_demo_destroys_no_file_of_its_folder(netkin, tmp_path):
+    Path("netkin-demo").mkdir()
+    Path("netkin-demo/seed0.safetensors").write_bytes(b"precious")
+    result = netkin("demo --quiet")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--out would write over 'netkin-demo/seed0.safetensors', which holds no weights that netkin" in result.stderr
+    assert os.listdir("netkin-demo") == ["seed0.safetensors"]
+    assert Path("netkin-demo/seed0.safetensors").read_bytes() == b"precious"
+
+
+def test_one_file_for_two_outputs_is_refused(netkin, place):
+    result = netkin(f"compare {PASS} --report ab.html --save ./ab.html")
+    assert result.exit_code == 2
+    assert "--save and --report both name ab.html; give each its own file." in " ".join(result.stderr.split())

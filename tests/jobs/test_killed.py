@@ -1,0 +1,104 @@
+"""Work that is killed by kill -9 at random moments and continued gives what uninterrupted work gives, bit for bit.
+
+`NETKIN_KILLS=50 pytest tests/jobs/test_killed.py` kills fifty times.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin import files, jobs
+from netkin.results import Comparison, Series
+
+KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
+TIMES = ("created",)
+
+
+def nets(count):
+    """Return a net at several states of a pretended training."""
+    found = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        found.append(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3)).eval())
+    return found
+
+
+def batches():
+    torch.manual_seed(9)
+    inputs, (model,) = torch.randn(240, 6), nets(1)
+    return [(part, model(part).argmax(1)) for part in inputs.split(40)]
+
+
+def swept(path):
+    a, b = nets(2)
+    hows = ["least_squares", "random", "task_loss(epochs=2, every=3)"]
+    return nk.stitch_all(a, b, batches(), batches(), hows, layers=["1", "3"], save=path, progress=False)
+
+
+def followed(path):
+    run = dict(enumerate(nets(6)))
+    return nk.dynamics(run, batches(), ["svcca", "cka"], transform=lambda inputs: 2 * inputs, save=path, progress=False)
+
+
+WORK = {"sweep": (swept, Comparison), "study": (followed, Series)}
+
+
+def worked(name, path):
+    """Do the work in a process of its own, where each file takes a little to write: a moment to be killed at."""
+    write = files.write_bytes
+
+    def slow(*given, **options):
+        time.sleep(0.004)
+        write(*given, **options)
+
+    files.write_bytes = slow
+    torch.set_num_threads(1)
+    WORK[name][0](path)
+
+
+def killed(name, path, after):
+    """Do the work in a process of its own, and kill it after so many seconds; tell whether it had not ended before."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["torch._dynamo", "netkin.applications.stitching", "netkin.applications.dynamics"])
+    process = processes.Process(target=worked, args=(name, path))
+    process.start()
+    process.join(after)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def without_times(result):
+    if isinstance(result, Series):
+        return replace(result, comparisons=tuple(map(without_times, result.comparisons)))
+    return replace(result, **dict.fromkeys(TIMES, ""))
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_continued_after_kill_9_is_uninterrupted_bit_for_bit(name, tmp_path):
+    work, kind = WORK[name]
+    torch.set_num_threads(1)
+    for file in ("warm.netkin", "whole.netkin"):  # the first of all processes imports what the others have
+        begun = time.perf_counter()
+        assert not killed(name, tmp_path / file, 600)
+    took, draw, kills, rounds = time.perf_counter() - begun, random.Random(0), 0, 0
+    whole = without_times(kind.load(tmp_path / "whole.netkin"))
+    while kills < KILLS:
+        rounds += 1
+        path = tmp_path / f"{rounds}.netkin"
+        while kills < KILLS and killed(name, path, draw.uniform(0, took)):
+            kills += 1
+            assert not path.exists() or kind.load(path)  # never half a file
+        assert without_times(work(path)) == whole
+        assert without_times(kind.load(path)) == whole
+        assert jobs.read(path).condition == "done"
+        assert not list(tmp_path.rglob(".*"))

@@ -1,0 +1,217 @@
+"""Files of ours whose contents were harmed: each opens as a result that can be shown, or is refused in a sentence."""
+
+import copy
+import json
+import os
+import random
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save
+from torch import nn
+
+import netkin as nk
+from netkin import files
+from netkin.errors import FileFault, NetkinError
+from netkin.reporting.page import page
+from netkin.results import Claim, Comparison, Comparisons, Measured, Series, Values, document
+
+CASES = int(os.environ.get("NETKIN_FUZZ", "40"))  # of each kind
+STRANGE = [
+    None, True, False, 0, -1, 3, 2**70, -(2**63), 10**400, 0.5, -0.0, 1e308, 5e-324, "", "cka", "x" * 2000, "\ud800",
+    "a\nb\x00<script>", "$\\frac", [], {}, [[]], [None], [1, 2], ["in", "out"], ["in", "in"], [["in", "out", "why"]],
+    {"in": 1}, {"": ""}, {"in": [[]]}, [{}], [[["in"]]],
+]  # fmt: skip
+
+
+def table(id, **changes):
+    values = np.array([[0.9, 0.2], [0.3, np.nan]])
+    facts = {"values": values, "holes": {("out", "out"): "'out' is constant"}, "higher_is_closer": True}
+    words = {"symmetric": True, "conventions": "centred", "statistic": "Moments", "bounds": (0, 1), "parameters": {}}
+    sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out")}
+    return Values(id=id, name=id.split("(")[0], **facts | words | sides | changes)
+
+
+def comparison(a="first", b="second", **changes):
+    replicates = np.random.default_rng(0).normal(0.5, 0.01, (3, 2, 2))
+    replicates[:, 1, 1] = np.nan
+    tables = [
+        table("cka", replicates=replicates, chunk_sizes=(5, 6, 7)),
+        table("gulp", bounds=(0, np.inf), higher_is_closer=False, parameters={"ridge": 0.1}),
+        table("agreement(how=ridge)", kind="worth", parameters={"how": "ridge"}),
+    ]
+    sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out"), "tables": {one.id: one for one in tables}}
+    shapes = {"shapes_a": {"in": "pool", "out": "pool"}, "shapes_b": {"in": "pool", "out": "pool"}}
+    widths = {"widths_a": {"in": 3, "out": 4}, "widths_b": {"in": 3, "out": 4}}
+    facts = {"data": "digits", "examples": 18, "seed": 0, "version": "0.1.0", "provenance": {"weights a": "ab12"}}
+    return Comparison(a=a, b=b, **sides | shapes | widths | facts | changes)
+
+
+def series():
+    steps = (1, 5, 9)
+    found = tuple(comparison(f"step {step}", "step 9") for step in steps)
+    return Series(run="run", steps=steps, comparisons=found, final_step=9, provenance={"data digest": "0f"})
+
+
+def claim():
+    return Claim(
+        id="svcca/bottom-up", figure="Fig. 2", sentence="Layers settle from the bottom up.", expected={"tau": 1},
+        criterion="tau above 0.5", measured={"tau": Measured(0.8, 0.1, 5)}, verdict="holds", scale="cpu",
+        curves={"layers": {"x": [1, 2], "y": [0.1, None]}},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a whole file of every kind, by its name."""
+    folder, draw = tmp_path_factory.mktemp("whole"), torch.Generator().manual_seed(0)
+    data = [(torch.randn(12, 5, generator=draw), torch.arange(12) % 3)]
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    comparison().save(folder / "comparison")
+    Comparisons([comparison(), comparison("first", "third")]).save(folder / "comparisons")
+    series().save(folder / "series")
+    for name, one in (("document", comparison()), ("series document", series())):
+        (folder / name).write_text(json.dumps(document(one)))
+    (folder / "claim").write_text(claim().to_json())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nk.stitch(model, "1", model, "1", data, test=data).save(folder / "stitch")
+        nk.save_compressed(nk.compress(model, ["2"], k=2, data=data), folder / "compressed")
+        nk.collect(model, data=data, measures=["cka", "cka_rbf"], names=("first", "second")).save(folder / "statistics")
+        recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
+        for step in range(2):
+            recorder.probe(step)
+        recorder.save(folder / "recording")
+    return folder
+
+
+KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
+         "statistics", "recording")  # fmt: skip
+
+
+def places(tree, path=()):
+    """Yield the path to every value in nested lists and mappings."""
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def harmed(tree, draw):
+    """Return nested lists and mappings with one to three values changed, dropped, doubled or moved."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        found = list(places(tree))
+        if not found:
+            return tree
+        *path, key = draw.choice(found)
+        parent = tree
+        for step in path:
+            parent = parent[step]
+        way = draw.randrange(6)
+        if way == 0:
+            del parent[key]
+        elif way == 1:
+            parent[key] = [parent[key], parent[key]]
+        elif way == 2 and isinstance(parent, dict):
+            parent[draw.choice(["", "surprise", "in", "cka", "\ud800"])] = parent.pop(key)
+        elif way == 3:
+            deep = draw.choice([5, 200])
+            for _ in range(deep):
+                parent[key] = [parent[key]]
+        else:
+            parent[key] = copy.deepcopy(draw.choice(STRANGE))
+    return tree
+
+
+def write_harmed(source, target, draw):
+    contents = source.read_bytes()
+    if contents[:1] == b"{":
+        target.write_text(json.dumps(harmed(json.loads(contents), draw)))
+        return
+    header, arrays = files.read(source)
+    if draw.random() < 0.15 and arrays:
+        name = draw.choice(list(arrays))
+        odd = [arrays[name][:1], arrays[name].astype(np.float16), np.zeros((0, 2)), np.full((2, 2), np.inf)]
+        arrays = {**arrays, name: draw.choice(odd)} if draw.random() < 0.8 else {}
+    target.write_bytes(save(arrays, {"netkin": json.dumps(harmed(header, draw))}))
+
+
+def use(result):
+    """Do with a result what people do; a refusal is fine."""
+    if isinstance(result, nk.Statistics):
+        calls = [result.compare]
+    elif isinstance(result, (Comparison, Comparisons, Series)):
+        calls = [lambda: page(result), lambda: document(result), result._repr_html_]
+    elif isinstance(result, Claim):
+        calls = [result.to_json]
+    else:
+        calls = [result.series] if hasattr(result, "series") else [lambda: result.map] if hasattr(result, "map") else []
+    calls += [result.to_pandas] if hasattr(result, "to_pandas") else []
+    for call in (lambda: repr(result), lambda: str(result).encode(), *calls):
+        with suppress(NetkinError):
+            call()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_harmed_file_opens_as_something_or_is_refused(whole, tmp_path, kind):
+    opened, refusals = 0, []
+    for case in range(CASES):
+        draw = random.Random(f"{kind} {case}")
+        write_harmed(whole / kind, tmp_path / "harmed", draw)
+        try:
+            result = nk.load(tmp_path / "harmed")
+        except FileFault as refusal:
+            refusals.append(str(refusal))
+            continue
+        except Exception as fault:
+            pytest.fail(f"case {case} of {kind} can't be loaded: {fault!r}")
+        opened += 1
+        try:
+            use(result)
+        except Exception as fault:
+            pytest.fail(f"case {case} of {kind} can't be used: {fault!r}")
+    assert all("harmed'" in refusal for refusal in refusals)
+    assert opened + len(refusals) == CASES > opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_files_open_and_can_be_used(whole, kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        use(nk.load(whole / kind))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "document" not in kind and kind != "claim"])
+def test_a_flipped_bit_is_found_wherever_it_lies(whole, tmp_path, kind):
+    contents, draw = (whole / kind).read_bytes(), random.Random(kind)
+    start = 8 + int.from_bytes(contents[:8], "little")  # of the arrays
+    head, tail = range(start), range(start, len(contents))
+    chosen = [*range(60), *draw.sample(head, 150), *draw.sample(tail, min(60, len(tail))), start - 1, len(contents) - 1]
+    for position in chosen:
+        harmed = bytearray(contents)
+        harmed[position] ^= 1 << draw.randrange(8)
+        (tmp_path / "harmed").write_bytes(harmed)
+        with pytest.raises(FileFault):
+            files.read(tmp_path / "harmed")
+        if position >= start:  # a header is as it was, and can be read without the arrays
+            assert files.read_header(tmp_path / "harmed") == files.read_header(whole / kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "document" not in kind and kind != "claim"])
+def test_files_from_before_there_were_checksums_still_open(whole, tmp_path, kind):
+    header, arrays = files.read(whole / kind)
+    (tmp_path / "old").write_bytes(save(arrays, {"netkin": json.dumps(header)}))
+    assert not files.has_checksum(tmp_path / "old")
+    assert files.has_checksum(whole / kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        old, new = nk.load(tmp_path / "old"), nk.load(whole / kind)
+        use(old)
+    assert type(old) is type(new)
+    if kind in ("comparison", "comparisons", "series", "compressed"):
+        assert old == new
