@@ -67,7 +67,7 @@ def compression(lab: Lab) -> Finding:
     seeds = lab.seeds(NETS[lab.scale])
     runs = lab.trained_all(("convnet", seed) for seed in seeds)
     tops = [Top.of(lab, run.model) for run in runs]
-    fresh = [Top.of(lab, run.untrained()) for run in runs]
+    fresh = [Top.of(lab, lab.settled(run.untrained())) for run in runs]
     share = share_of_width(tops[0].net)
     tables = {way: [_table(tops, fresh, place, way, share) for place in range(len(tops))] for way in WAYS}
     literal = [_table(tops, fresh, place, LOGITS, SHARE) for place in range(len(tops))]

@@ -1,5 +1,7 @@
 """Two networks, or a network and its classes: where they are alike. The controls are networks before training.
 
+Their batch norms hold the statistics of training images.
+
 Claims: svcca/architectures, svcca/initialisations and svcca/classes.
 """
 
@@ -79,7 +81,7 @@ def across(lab: Lab, task: tuple[int, bool]) -> nk.Comparison:
     """Compare the convnet and the ResNet of one seed by DFT-CCA, trained or before that."""
     seed, trained = task
     runs = [lab.trained(network, seed) for network in ("convnet", "resnet")]
-    convnet, resnet = (run.model if trained else run.untrained() for run in runs)
+    convnet, resnet = (run.model if trained else lab.settled(run.untrained()) for run in runs)
     blocks = [name for name in nk.layers(resnet) if name.startswith("layer")]
     return nk.compare(
         convnet, resnet, data=lab.probe(EXAMPLES[lab.scale]), measures=["cca_mean", "svcca"],
@@ -132,7 +134,8 @@ def initialisations(lab: Lab) -> Finding:
     runs = lab.trained_all(("convnet", seed) for seed in seeds)
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     lines = {"ours": [between(lab, a.model, b.model) for a, b in pairs]}
-    lines["control"] = [between(lab, a.untrained(), b.untrained()) for a, b in pairs]
+    fresh = [tuple(lab.settled(run.untrained()) for run in pair) for pair in pairs]
+    lines["control"] = [between(lab, a, b) for a, b in fresh]
     thirds = {
         key: [[float(part.mean()) for part in np.array_split(one, 3)] for one in found] for key, found in lines.items()
     }
@@ -216,7 +219,7 @@ def classes(lab: Lab) -> Finding:
 def _sensitivities(lab: Lab, runs: Sequence[Run], trained: bool) -> list[nk.Comparison]:
     """Return the sensitivity of each layer to each class, of each network."""
     images = lab.images()
-    models = [run.model if trained else run.untrained() for run in runs]
+    models = [run.model if trained else lab.settled(run.untrained()) for run in runs]
     return [nk.class_sensitivity(model, images.test_images, names=images.classes) for model in models]
 
 
