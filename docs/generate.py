@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -37,8 +38,10 @@ REPRODUCTIONS = """# Reproductions
 What papers claim, measured again. Made from the records in `reproductions/results` by `make docs`; how to run a claim
 and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scale is small: part of the data and narrow
 networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data go. A value after ± is a
-standard error. <a href="claims.html">The same with charts</a> is a page of its own; `netkin reproduce --page FILE`
-writes it.
+standard error, and a claim is decided by the 95% interval of Student's t; what the interval does not decide is
+undecided. The control is a case in which the claim should fail, measured by the same code. Records of other code,
+criteria or recipes than the present ones are not shown. <a href="claims.html">The same
+with charts</a> is a page of its own; `netkin reproduce --page FILE` writes it.
 """
 
 
@@ -120,9 +123,17 @@ def fenced(text: str, language: str = "") -> str:
 
 def page_of_reproductions() -> str:
     """Return the text of `docs/reproductions.md`."""
-    papers = grouped(recorded(RESULTS))
+    papers = grouped(records())
     parts = [paper_part(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
     return REPRODUCTIONS + "".join(parts)
+
+
+def records() -> list[Claim]:
+    """Return the records that still say what the present code would measure; without the code, all of them."""
+    if not (FOLDER.parent / "reproductions" / "running.py").exists():
+        return recorded(RESULTS)
+    sys.path.insert(0, str(FOLDER.parent))
+    return import_module("reproductions.running").current(RESULTS)
 
 
 def paper_part(paper: str, by_id: dict[str, list[Claim]]) -> str:
@@ -130,18 +141,15 @@ def paper_part(paper: str, by_id: dict[str, list[Claim]]) -> str:
     found = [claim for scales in by_id.values() for claim in scales]
     reference = found[0].provenance.get("paper", paper).rstrip(".")
     lines = [f"\n## {paper}\n", f"{reference}. {tally(found)}.\n"]
-    table = "| claim | figure | the paper | ours | scale | verdict |\n|---|---|---|---|---|---|\n"
-    table += "".join(map(claim_row, found))
+    head = list(found[0].row)
+    table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(claim_row, found))
     return "\n".join([*lines, table, *map(claim_section, by_id.values())])
 
 
 def claim_row(claim: Claim) -> str:
     """Return a claim's line of the table at one scale."""
-    paper = "; ".join(f"{name}: {value}" for name, value in claim.expected.items())
-    ours = "; ".join(f"{name}: {one}" for name, one in claim.leading.items())
-    link = f"[{claim.name}](#{claim.paper}-{claim.name})"
-    cells = [link, claim.figure, paper, ours, claim.scale, claim.verdict]
-    return f"| {' | '.join(map(in_cell, cells))} |\n"
+    cells = claim.row | {"claim": f"[{claim.name}](#{claim.paper}-{claim.name})"}
+    return f"| {' | '.join(map(in_cell, cells.values()))} |\n"
 
 
 def claim_section(scales: list[Claim]) -> str:
@@ -149,16 +157,24 @@ def claim_section(scales: list[Claim]) -> str:
     one = scales[0]
     lines = [f"### {one.paper} {one.name}", "", f"{one.figure}. The paper:", "", f"> {one.sentence}", ""]
     lines += [f"*Criterion:* {one.criterion}", ""]
+    lines += (
+        [f"*Control:* {one.control}.", ""]
+        if one.control
+        else ["An identity: algebra, which only a fault can break.", ""]
+    )
     return "\n".join([*lines, *map(scale_part, scales)])
 
 
 def scale_part(claim: Claim) -> str:
     """Return what was found at one scale: the verdict, the numbers, the note and where they come from."""
-    rows = "".join(f"| {in_cell(name)} | {in_cell(str(one))} |\n" for name, one in claim.measured.items())
+    names = dict.fromkeys([*claim.measured, *claim.controls])
+    numbers = ((name, claim.measured.get(name, ""), claim.controls.get(name, "")) for name in names)
+    rows = "".join(f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |\n" for cells in numbers)
     facts = [claim.provenance.get(name, "") for name in ("data", "device")]
     seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
     facts += [seeds, f"{claim.seconds:,.0f} s", f"netkin {claim.version}", claim.created[:10]]
-    lines = [f"At {claim.scale} scale it **{claim.verdict}**.", "", f"| measured | value |\n|---|---|\n{rows}"]
+    lines = [f"At {claim.scale} scale: **{claim.verdict}**. {claim.conclusion}", ""]
+    lines += [f"| number | ours | control |\n|---|---|---|\n{rows}"]
     return "\n".join([*lines, *([claim.note, ""] if claim.note else []), f"*{'; '.join(filter(None, facts))}.*", ""])
 
 
@@ -180,7 +196,7 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
-        if RESULTS.exists():
-            report_claims(recorded(RESULTS), FOLDER / "claims.html", overwrite=True)
+        if RESULTS.exists() and (found := records()):
+            report_claims(found, FOLDER / "claims.html", overwrite=True)
     elif out_of_date():
         sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")

@@ -23,6 +23,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoints", type=Path, help="folder of networks that papers published")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the records")
     parser.add_argument("--device", help="where to run: cpu, cuda, cuda:1, mps")
+    parser.add_argument("--cache", type=Path, help="folder for trained networks; reproductions/.cache if not given")
+    parser.add_argument("--limit", type=float, help="begin no further claim after so many seconds")
     parser.add_argument("--again", action="store_true", help="measure also what is recorded already")
     parser.add_argument("--list", action="store_true", help="list the claims and measure nothing")
     return parser
@@ -51,8 +53,9 @@ def _done(given: argparse.Namespace) -> int:
     if given.list:
         print(listing.list_as_text(listing.listed(given.names), given.out))
         return 0
-    lab = Lab(given.scale, device=device_named(given.device), data=given.data, checkpoints=given.checkpoints)
-    outcomes = run(given.names, lab, given.out, again=given.again)
+    device, folders = device_named(given.device), {"data": given.data, "checkpoints": given.checkpoints}
+    lab = Lab(given.scale, device=device, cache=given.cache, **folders)
+    outcomes = run(given.names, lab, given.out, again=given.again, limit=given.limit)
     print(listing.outcomes_as_text(outcomes))
     return int(any(outcome.fault for outcome in outcomes))
 

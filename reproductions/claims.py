@@ -1,4 +1,4 @@
-"""Claims as code: what a paper says, when we call it reproduced, and the function that measures it.
+"""Claims as code: what a paper says, a control in which it should fail, when we call it reproduced, and a measurement.
 
 A module of `reproductions/<paper>/` holds functions like this one; they are found by themselves.
 
@@ -7,11 +7,16 @@ A module of `reproductions/<paper>/` holds functions like this one; they are fou
         figure="Fig. 2a",
         sentence="a short quotation",
         expected={"accuracy kept by 25 of 512 directions": "nearly all"},
-        criterion="holds if ...; in part if ...",
+        control="as many principal directions",
+        criterion="holds if ...",
+        measures=["svcca"],
     )
     def few_directions(lab: Lab) -> Finding:
         ...
-        return Finding(verdict(kept > 0.95, kept > random), {"accuracy kept": Measured.over(kept_by_seed)})
+        kept, control = Measured.over(kept_by_seed), Measured.over(control_by_seed)
+        name = "accuracy kept by 25 of 512 directions"
+        gain = Measured.over(differences_by_seed)
+        return Finding(verdict(all_of(kept.above(0.95), gain.above(0))), {name: kept}, {name: control})
 """
 
 from __future__ import annotations
@@ -24,29 +29,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.results.claim import (
+    EMPIRICAL,
     FAILS,
     HOLDS,
     IN_PART,
+    KINDS,
     SCALES,
+    UNDECIDED,
     Curve,
     Measured,
     checked_id,
     checked_verdict,
     figure_order,
 )
+from reproductions.digests import code_digest
 
 if TYPE_CHECKING:
     from reproductions.laboratory import Lab
 
-__all__ = ["Finding", "Measured", "Statement", "chosen", "claim", "claims", "line", "named", "papers", "verdict"]
+__all__ = [
+    "Finding", "Measured", "Statement", "all_of", "chosen", "claim", "claims", "gains", "line", "named", "papers",
+    "verdict",
+]  # fmt: skip
+Decision = bool | None  # None: the numbers do not decide
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a claim's function found; the verdict follows from the numbers by the stated criterion."""
+    """What a claim's function found; the verdict follows from the numbers by the stated criterion.
+
+    `controls` holds what the same code measured in the control, by the names of `measured`.
+    """
 
     verdict: str
     measured: Mapping[str, Measured]
+    controls: Mapping[str, Measured] = field(default_factory=dict)
     note: str = ""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     seeds: Sequence[int] = ()
@@ -60,13 +77,16 @@ Function = TypeVar("Function", bound=Callable[[Any], Finding])
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim before it is measured: what the paper says and when we call it reproduced."""
+    """A claim before it is measured: what the paper says, the control, and when we call it reproduced."""
 
     id: str
     figure: str
     sentence: str
     expected: Mapping[str, Any]
+    control: str
     criterion: str
+    measures: tuple[str, ...]
+    kind: str
     scales: tuple[str, ...]
     measure: Callable[[Lab], Finding]
 
@@ -74,6 +94,10 @@ class Statement:
     def paper(self) -> str:
         """The paper's short name, the first part of the id."""
         return self.id.partition("/")[0]
+
+    def digest(self, scale: str) -> str:
+        """Return what changes with the code that measures the claim."""
+        return code_digest(self.measure, scale)
 
 
 _STATEMENTS: dict[str, Statement] = {}
@@ -86,30 +110,76 @@ def claim(
     sentence: str,
     expected: Mapping[str, Any],
     criterion: str,
+    control: str = "",
+    measures: Sequence[str] = (),
+    kind: str = EMPIRICAL,
     scales: Sequence[str] = SCALES,
 ) -> Callable[[Function], Function]:
-    """Return a decorator that files a function as the claim `id`; the function itself stays as it is."""
+    """Return a decorator that files a function as the claim `id`; the function itself stays as it is.
+
+    Args:
+        id: Paper and name, as ``svcca/few-directions``.
+        figure: Where the paper says it.
+        sentence: What it says, quoted.
+        expected: The paper's values by the names that ours have; the leading one first.
+        criterion: When we call it reproduced, fixed before the first measurement.
+        control: A case, measured beside the claim by the same code, in which it should fail; an identity has none.
+        measures: The ids of the measures it takes.
+        kind: "empirical", or "identity" for what is algebra and stays out of the tally.
+        scales: At which scales it can be measured.
+    """
     strange = next((scale for scale in scales if scale not in SCALES), None)
     if strange is not None or not scales:
         raise ValueFault(f"the scales of {id!r} are one or both of {', '.join(SCALES)}; got {list(scales)}.")
+    if kind not in KINDS or bool(control) != (kind == EMPIRICAL):
+        raise ValueFault(
+            f"the claim {id!r} is empirical and names a control in which it should fail, or an identity without one; "
+            f"got kind {kind!r} and control {control!r}."
+        )
 
     def filed(function: Function) -> Function:
-        _file(Statement(checked_id(id), figure, sentence, dict(expected), criterion, tuple(scales), function))
+        facts = figure, sentence, dict(expected), control, criterion, tuple(measures), kind, tuple(scales)
+        _file(Statement(checked_id(id), *facts, function))
         return function
 
     return filed
 
 
-def verdict(*conditions: object) -> str:
-    """Return "holds" if all conditions are true, "holds in part" if some are, "does not hold" if none is.
+def all_of(*conditions: Decision) -> Decision:
+    """Return False if a condition is false, else None if one is undecided, else True.
 
     Example:
-        >>> verdict(True, True), verdict(True, False), verdict(False)
-        ('holds', 'holds in part', 'does not hold')
+        >>> all_of(True, None), all_of(None, False), all_of(True, True)
+        (None, False, True)
     """
-    if not conditions:
+    return False if False in conditions else None if None in conditions else True
+
+
+def verdict(*parts: Decision) -> str:
+    """Return what follows from the parts of a claim, each of which could have failed by itself.
+
+    It holds if all parts do, in part if some do and some do not, and not at all if some do not and none does; it is
+    undecided if none fails and some part is undecided.
+
+    Example:
+        >>> verdict(True, True), verdict(True, None), verdict(True, False), verdict(None, False)
+        ('holds', 'undecided', 'holds in part', 'does not hold')
+    """
+    if not parts:
         raise ValueFault("a verdict follows from at least one condition; got none.")
-    return HOLDS if all(conditions) else IN_PART if any(conditions) else FAILS
+    if False in parts:
+        return IN_PART if True in parts else FAILS
+    return UNDECIDED if None in parts else HOLDS
+
+
+def gains(ours: Iterable[float], control: Iterable[float]) -> Measured:
+    """Return by how much runs are above their controls, run by run.
+
+    Example:
+        >>> print(gains([0.9, 0.8], [0.5, 0.6]))
+        0.30 ± 0.10 (n = 2)
+    """
+    return Measured.over(one - other for one, other in zip(ours, control, strict=True))
 
 
 def line(name: str, points: Iterable[Iterable[float]]) -> dict[str, list[float]]:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -21,48 +22,43 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from netkin import files
+from netkin import files, training
 from netkin.errors import SourceError, UnknownName, did_you_mean
+from netkin.jobs import Job
 from netkin.sources import load_data
-from netkin.sources.architectures import ConvNet, ResNet, seeded, svcca_convnet, thin, tiny10
-from reproductions import training
-from reproductions.training import Images, Record
+from netkin.sources.architectures import seeded
+from netkin.training import Record
+from reproductions.recipes import RECIPES, WINDOW, Network, architecture_digest, recipe_words
 
+__all__ = ["RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "keep_weights", "recipe_words"]
 HERE = Path(__file__).parent
 PARTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.75, 0.9, 1.0)  # of the training time: where runs are kept
-TOGETHER = 6  # processes that share a GPU
+TOGETHER = 10  # processes that share a GPU
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a network is built and trained at one scale."""
+class Images:
+    """A labelled set of images in two parts, normalised, on one device."""
 
-    build: Callable[[], nn.Module]
-    epochs: int
-    batch: int
-    rate: float
+    name: str
+    classes: tuple[str, ...]
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
 
+    @property
+    def words(self) -> str:
+        """What it is and how much of it, for provenance."""
+        return f"{self.name}, {len(self.train_images):,} training and {len(self.test_images):,} test images"
 
-def _narrow_tiny10() -> nn.Module:
-    """Return a Tiny-10 of half the width."""
-    channels = (3, 8, 8, 16, 16, 16, 32, 32, 32)
-    return ConvNet(channels, kernels=(3, 3, 3, 3, 3, 3, 3, 1), strides=(1, 1, 2, 1, 1, 2, 1, 1), padding=0)
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        return self.train_images, self.train_labels
 
-
-RECIPES: dict[str, dict[str, Recipe]] = {
-    "cpu": {
-        "convnet": Recipe(lambda: svcca_convnet(width=16), epochs=10, batch=64, rate=0.02),
-        "resnet": Recipe(lambda: ResNet((2, 2, 2), (8, 16, 32)), epochs=10, batch=64, rate=0.05),
-        "tiny10": Recipe(_narrow_tiny10, epochs=4, batch=50, rate=0.05),
-        "resnet20w1": Recipe(lambda: ResNet((1, 1, 1), (8, 16, 32)), epochs=4, batch=50, rate=0.05),
-    },
-    "gpu": {
-        "convnet": Recipe(svcca_convnet, epochs=30, batch=256, rate=0.05),
-        "resnet": Recipe(lambda: thin(32), epochs=30, batch=512, rate=0.2),
-        "tiny10": Recipe(tiny10, epochs=10, batch=512, rate=0.2),
-        **{f"resnet20w{w}": Recipe(partial(thin, 20, width=w), epochs=30, batch=512, rate=0.2) for w in (1, 2, 3, 4)},
-    },
-}
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self.test_images, self.test_labels
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,35 @@ class Run:
         model = self.build()
         model.load_state_dict(dict(self.checkpoints[step]))
         return model.eval().to(next(self.model.parameters()).device)
+
+    def untrained(self) -> nn.Module:
+        """Return the network as it was before training."""
+        return self.at(min(self.checkpoints))
+
+
+class Keeping:
+    """A hook that keeps the states of a training at some of its steps, by step."""
+
+    def __init__(self, total: int):
+        self.settings = self.wanted = sorted({round(part * total) for part in PARTS})
+        self.kept: dict[str, dict[str, Tensor]] = {}
+
+    def begin(self, model: nn.Module, optimizer: Any) -> None:
+        """Keep the first state."""
+        self.after_step(model, 0)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Keep the state if it is wanted."""
+        if step in self.wanted and str(step) not in self.kept:
+            self.kept[str(step)] = {key: value.cpu().clone() for key, value in model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept so far."""
+        return dict(self.kept)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was kept."""
+        self.kept = dict(state)
 
 
 class Lab:
@@ -111,6 +136,7 @@ class Lab:
         self.cache = Path(cache or HERE / ".cache")
         files = checkpoints or os.environ.get("NETKIN_CHECKPOINTS")
         self.checkpoints = Path(files) if files else None
+        self.job: Job | None = None  # that keeps the finished parts of the claim being measured
 
     def seeds(self, count: int) -> range:
         """Return the seeds of `count` repetitions."""
@@ -150,12 +176,31 @@ class Lab:
             )
         return place
 
+    def pieces(self) -> tuple[Tensor, Tensor]:
+        """Return tiny Shakespeare in pieces, each with the characters that follow its own."""
+        return self._pieces
+
+    @cached_property
+    def _pieces(self) -> tuple[Tensor, Tensor]:
+        batches = load_data(f"text,window={WINDOW[self.scale]}:{self.text()}", batch_size=4096)
+        inputs, labels = (torch.cat(part).to(self.device) for part in zip(*batches, strict=True))
+        return inputs, labels
+
+    def held_out(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the last `count` pieces of the text; the last 2,000 are not trained on, of a short text a fifth."""
+        inputs, labels = self.pieces()
+        count = min(count, self._text_kept)
+        return inputs[-count:], labels[-count:]
+
+    @property
+    def _text_kept(self) -> int:
+        return min(2_000, len(self.pieces()[0]) // 5)
+
     def accuracy(self, model: nn.Module, split: str = "test") -> float:
         """Return the share of images of a part, "test" or "train", that `model` gets right."""
-        images = self.images()
-        return training.accuracy(model, getattr(images, f"{split}_images"), getattr(images, f"{split}_labels"))
+        return training.accuracy(model, getattr(self.images(), split), precision="auto")
 
-    def recipe(self, name: str) -> Recipe:
+    def recipe(self, name: str) -> Network:
         """Return how the network `name` is built and trained at this scale."""
         known = RECIPES[self.scale]
         if name not in known:
@@ -164,34 +209,81 @@ class Lab:
 
     def fresh(self, name: str, seed: int) -> nn.Module:
         """Return the network `name` before training, on the laboratory's device."""
-        model = seeded(self.recipe(name).build, seed).to(self.device)
+        return self.placed(seeded(self.recipe(name).build, seed))
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        """Return a network on the laboratory's device; on a GPU its maps have their channels last."""
+        model.to(self.device)
         if self.device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
+    @torch.no_grad()
+    def settled(self, model: nn.Module) -> nn.Module:
+        """Return a network that was not trained, its batch norms with the statistics of some training images."""
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over the batches
+        model.to(self.device).train()
+        for images in self.images().train_images[:1024].split(256):
+            model(images)
+        return model.eval()
+
     def total_steps(self, name: str, epochs: int | None = None) -> int:
         """Return the number of updates of a training of the network `name`."""
-        recipe = self.recipe(name)
-        return (epochs or recipe.epochs) * training.steps_per_epoch(self.images(), recipe.batch)
+        recipe = self.recipe(name).recipe
+        if recipe.steps is not None:
+            return recipe.steps
+        return (epochs or recipe.epochs or 0) * (len(self.images().train_images) // recipe.batch)
 
     def train(self, model: nn.Module, name: str, seed: int, **options: Any) -> list[Record]:
-        """Train `model` by the recipe of `name`, which `options` of `training.train` override."""
-        recipe = self.recipe(name)
-        settings = {"epochs": recipe.epochs, "batch": recipe.batch, "rate": recipe.rate, "seed": seed} | options
-        return training.train(model, self.images(), **settings)
+        """Train `model` by the recipe of `name`; `options` of `netkin.training.train` and of recipes override it."""
+        network = self.recipe(name)
+        if network.data == "text":
+            data, test = tuple(part[: -self._text_kept] for part in self.pieces()), self.held_out(200)
+        else:
+            data, test = self.images().train, self.images().test
+        return training.train(model, data, network.recipe, test=test, seed=seed, **options)
 
-    def over(self, work: Callable[[Lab, Any], Any], tasks: Iterable[Any]) -> list[Any]:
+    def over(self, work: Callable[[Lab, Any], Any], tasks: Iterable[Any], keep: bool = False) -> list[Any]:
         """Return ``work(lab, task)`` of each task, in their order: one after the other, on a GPU several at a time.
 
         Small networks leave a GPU waiting for launches, so that several processes train nearly as many runs in the
         time of one. `work` must then be a function at the top level of a module, and what it returns must be picklable.
+        With `keep` each result, which must be fit for JSON, is kept at once, and read when the claim goes on.
         """
         tasks = list(tasks)
+        if not keep or self.job is None:
+            return list(self._spread(work, tasks))
+        names = [f"{work.__name__} {json.dumps(task)}" for task in tasks]
+        parts = {name: self.job.find(name) for name in names}
+        missing = {name: task for name, task in zip(names, tasks, strict=True) if parts[name] is None}
+        for name, result in zip(missing, self._spread(work, list(missing.values())), strict=True):
+            parts[name] = self.job.keep(name, {"result": result})
+        return [part.values["result"] for part in parts.values() if part is not None]
+
+    def _spread(self, work: Callable[[Lab, Any], Any], tasks: list[Any]) -> Iterable[Any]:
         if self.device.type != "cuda" or len(tasks) < 2:
-            return [work(self, task) for task in tasks]
-        spawning = torch.multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(TOGETHER, len(tasks)), spawning) as pool:
-            return list(pool.map(partial(_apart, work, self._setting), tasks))
+            yield from (work(self, task) for task in tasks)
+            return
+        try:
+            yield from self._workers.map(partial(_apart, work, self._setting), tasks)
+        except BrokenProcessPool:
+            del self._workers  # the next claim gets new ones
+            raise
+
+    @cached_property
+    def _workers(self) -> ProcessPoolExecutor:
+        """Processes that share the GPU, from claim to claim."""
+        return ProcessPoolExecutor(TOGETHER, torch.multiprocessing.get_context("spawn"))
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What all numbers of this laboratory depend on beside the claim: its recipes, its data and its device."""
+        words = json.dumps({name: network.words for name, network in RECIPES[self.scale].items()})
+        recipes = hashlib.sha256(words.encode()).hexdigest()[:12]
+        return {"recipes": recipes, "data": str(self.data), "device": self.device.type}
 
     @property
     def _setting(self) -> dict[str, Any]:
@@ -201,35 +293,33 @@ class Lab:
     def trained_all(self, names_and_seeds: Iterable[tuple[str, int]]) -> list[Run]:
         """Return several runs; those not in the cache are trained, on a GPU several at a time."""
         wanted = list(names_and_seeds)
-        missing = [(name, seed) for name, seed in wanted if not self._place(name, seed, {}).exists()]
+        missing = [(name, seed) for name, seed in wanted if not self._place(name, seed).exists()]
         self.over(_train, missing)
         return [self.trained(name, seed) for name, seed in wanted]
 
-    def trained(self, name: str, seed: int = 0, **options: Any) -> Run:
+    def trained(self, name: str, seed: int = 0) -> Run:
         """Return a run of the network `name`, from the cache if it was trained before with the same settings."""
-        path = self._place(name, seed, options)
+        path = self._place(name, seed)
         if not path.exists():
-            self._train_and_keep(path, name, seed, options)
+            self._train_and_keep(path, name, seed)
         return self._read(path, name)
 
-    def _place(self, name: str, seed: int, options: Mapping[str, Any]) -> Path:
-        recipe = self.recipe(name)
-        settings = [recipe.epochs, recipe.batch, recipe.rate, self.images().words, sorted(options.items())]
-        mark = hashlib.sha256(json.dumps([*settings, str(recipe.build())]).encode()).hexdigest()[:10]
+    def _place(self, name: str, seed: int) -> Path:
+        network = self.recipe(name)
+        data = self.images().words if network.data == "images" else str(self.text().stat().st_size)
+        mark = hashlib.sha256(json.dumps([network.words, data]).encode()).hexdigest()[:10]
         return self.cache / f"{name}-{self.scale}-{seed}-{mark}.safetensors"
 
-    def _train_and_keep(self, path: Path, name: str, seed: int, options: dict[str, Any]) -> None:
-        model, kept = self.fresh(name, seed), {}
-        total = self.total_steps(name, options.get("epochs"))
-        wanted = {round(part * total) for part in PARTS}
-
-        def keep(step: int) -> None:
-            if step in wanted:
-                kept.update({f"{step}/{key}": value.cpu().clone() for key, value in model.state_dict().items()})
-
-        keep(0)
-        history = self.train(model, name, seed, each_step=keep, **options)
-        keep_weights(path, kept, history=json.dumps(history))
+    def _train_and_keep(self, path: Path, name: str, seed: int) -> None:
+        """Train a network and keep its states; on a CPU it goes on where it was interrupted."""
+        model, keeping = self.fresh(name, seed), Keeping(self.total_steps(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".training")
+        saved = unfinished if self.device.type == "cpu" else None  # on a GPU writing would take longer than training
+        history = self.train(model, name, seed, hooks=[keeping], save=saved)
+        states = {f"{step}/{key}": value for step, kept in keeping.kept.items() for key, value in kept.items()}
+        keep_weights(path, states, history=json.dumps(history))
+        unfinished.unlink(missing_ok=True)
 
     def _read(self, path: Path, name: str) -> Run:
         with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""Claims as tables for the terminal."""
+"""Claims as tables and sentences for the terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from netkin.results.claim import SCALES, Claim, record_path
+from netkin.results.claim import Claim
 from reproductions import claims
 from reproductions.claims import Statement
-from reproductions.running import Outcome
+from reproductions.running import Outcome, record_of
+
+WIDEST = 44  # letters of a cell
 
 
 def listed(names: Sequence[str]) -> list[Statement]:
@@ -18,54 +20,62 @@ def listed(names: Sequence[str]) -> list[Statement]:
 
 
 def list_as_text(statements: Sequence[Statement], out: str | Path) -> str:
-    """Return a line for each claim: its id, its figure, its verdict at each scale and its sentence."""
-    rows = [["claim", "figure", *SCALES, "sentence"]]
-    rows += [[one.id, one.figure, *_verdicts(one, out), _shortened(one.sentence)] for one in statements]
-    return _aligned(rows)
+    """Return a row for each claim and scale: one number of the paper's, one of ours, the control's and the verdict."""
+    rows = [list(_row(one, scale, out).values()) for one in statements for scale in one.scales]
+    head = ["claim", "figure", "number", "the paper", "ours", "control", "scale", "verdict"]
+    return _aligned([head, *([_shortened(cell) for cell in row] for row in rows)])
 
 
 def list_as_document(statements: Sequence[Statement], out: str | Path) -> list[dict[str, Any]]:
-    """Return the claims as plain dictionaries, each with its verdict at each scale."""
-    words = ("id", "figure", "sentence", "expected", "criterion", "scales")
+    """Return the claims as plain dictionaries, each with its row at each scale."""
+    words = ("id", "kind", "figure", "sentence", "expected", "control", "criterion", "measures", "scales")
     return [
-        {word: getattr(one, word) for word in words} | {"verdicts": dict(zip(SCALES, _verdicts(one, out), strict=True))}
+        {word: getattr(one, word) for word in words} | {"rows": [_row(one, scale, out) for scale in one.scales]}
         for one in statements
     ]
 
 
 def outcomes_as_text(outcomes: Sequence[Outcome]) -> str:
-    """Return a line for each claim that was run: its verdict, the time it took and the first number."""
-    rows = [["claim", "figure", "scale", "verdict", "time", "measured"]]
-    return _aligned(rows + [_row(outcome) for outcome in outcomes])
+    """Return what became of each claim that was run: a sentence with what was claimed, the control and what follows."""
+    return "\n".join(f"{one.statement.id}, {_told(one)}" for one in outcomes)
 
 
 def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return what became of each claim, as plain dictionaries."""
     return [
-        {"id": one.statement.id, "verdict": one.claim.verdict if one.claim else None, "fault": one.fault or None}
-        | {"measured": {name: vars(value) for name, value in one.claim.measured.items()} if one.claim else {}}
+        {"id": one.statement.id, "verdict": None, "fault": one.fault, "measured": {}, "controls": {}}
+        if one.claim is None
+        else {"id": one.claim.id, "verdict": one.claim.verdict, "fault": None, "conclusion": one.claim.conclusion}
+        | {part: _numbers(one.claim, part) for part in ("measured", "controls")}
         for one in outcomes
     ]
 
 
-def _row(outcome: Outcome) -> list[str]:
-    claim, statement = outcome.claim, outcome.statement
+def _numbers(claim: Claim, part: str) -> dict[str, dict[str, Any]]:
+    return {name: vars(value) for name, value in getattr(claim, part).items()}
+
+
+def _told(outcome: Outcome) -> str:
+    claim = outcome.claim
     if claim is None:
-        return [statement.id, statement.figure, "", "failed", "", outcome.fault]
-    first = next((f"{name}: {value}" for name, value in claim.measured.items()), "")
-    return [claim.id, claim.figure, claim.scale, claim.verdict, f"{claim.seconds:.0f} s", first]
+        return f"failed: {outcome.fault}"
+    return f"{claim.scale} scale, {claim.seconds:.0f} s: {claim.verdict}. {claim.conclusion}"
 
 
-def _verdicts(statement: Statement, out: str | Path) -> list[str]:
-    paths = {scale: record_path(out, statement.id, scale) for scale in SCALES}
-    return [
-        Claim.load(path).verdict if path.exists() else "not yet" if scale in statement.scales else "–"
-        for scale, path in paths.items()
-    ]
+def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:
+    """Return the row of a record that is up to date, or one without numbers."""
+    found = record_of(statement, scale, out)
+    if found is not None:
+        return found.row
+    name = next(iter(statement.expected))
+    words = {"claim": statement.id, "figure": statement.figure, "number": name}
+    return words | {
+        "the paper": str(statement.expected[name]), "ours": "", "control": "", "scale": scale, "verdict": "not yet",
+    }  # fmt: skip
 
 
-def _shortened(sentence: str, longest: int = 60) -> str:
-    return sentence if len(sentence) <= longest else f"{sentence[:longest].rsplit(' ', 1)[0]} …"
+def _shortened(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 2].rsplit(' ', 1)[0]} …"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -42,6 +42,7 @@ def copied(tmp_path):
 def claim(**changes):
     facts = {"figure": "Fig. 3", "sentence": "a copy is half as large", "expected": {"size": "a | half"}}
     ours = {"criterion": "holds below 0.6.", "measured": {"size": Measured(0.512, 0.012, 3), "time": Measured(2)}}
+    ours |= {"control": "other toys", "controls": {"size": Measured(0.9, 0.01, 3)}}
     made = {"verdict": "holds", "scale": "cpu", "seeds": (0, 1), "note": "One was larger.", "version": "0.1.0"}
     words = {"paper": "Toy (2020), Toys.", "device": "CPU, 2 threads", "data": "toys, 6 images"}
     return Claim(id="toys/halving", **(facts | ours | made | {"provenance": words, "created": "2025-01-02"} | changes))
@@ -63,12 +64,15 @@ def test_the_page_of_reproductions_says_what_is_recorded(copied, tmp_path):
     text = (tmp_path / "docs" / "reproductions.md").read_text()
     for line in (
         "## toys\n\nToy (2020), Toys. 1 claim, of which 1 holds in part.\n",
-        "| [halving](#toys-halving) | Fig. 3 | size: a \\| half | size: 0.512 ± 0.012 (n = 3) | cpu | holds |\n",
+        "| claim | figure | number | the paper | ours | control | scale | verdict |\n",
+        "| [halving](#toys-halving) | Fig. 3 | size | a \\| half | 0.512 ± 0.012 (n = 3) | 0.900 ± 0.010",
         "### toys halving\n\nFig. 3. The paper:\n\n> a copy is half as large\n\n*Criterion:* holds below 0.6.\n",
-        "At cpu scale it **holds**.\n\n| measured | value |\n|---|---|\n| size | 0.512 ± 0.012 (n = 3) |\n",
-        "| time | 2 |\n",
+        "\n*Control:* other toys.\n",
+        "At cpu scale: **holds**. The paper says “a copy is half as large” (Fig. 3); here size is 0.512 ± 0.012",
+        "| number | ours | control |\n|---|---|---|\n| size | 0.512 ± 0.012 (n = 3) | 0.900 ± 0.010 (n = 3) |\n",
+        "| time | 2 |  |\n",
         "One was larger.\n\n*toys, 6 images; CPU, 2 threads; seeds 0, 1; 0 s; netkin 0.1.0; 2025-01-02.*\n",
-        "At gpu scale it **holds in part**.\n",
+        "At gpu scale: **holds in part**. ",
         "\n*toys, 6 images; CPU, 2 threads; 0 s; netkin 0.1.0; 2025-01-02.*\n",
     ):
         assert line in text

@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,14 @@ from torch import nn
 
 from netkin.errors import SourceError
 from netkin.sources import load_data
-from netkin.sources.architectures import BasicBlock, ConvNet, seeded, thin, tiny10
+from netkin.sources.architectures import BasicBlock, ConvNet, seeded, tiny10
 from netkin.sources.weights import load_weights
-from reproductions import training
-from reproductions.laboratory import Lab, Recipe, keep_weights
-from reproductions.training import Images
+from netkin.training import Recipe, train, train_many
+from reproductions.laboratory import Images, Lab, keep_weights
 
 PLAIN = 0.2  # of the learning rate with batch norm, where there is none
 ADAM = 2e-3  # the learning rate of Adam
+UNTRAINED = "untrained-"  # before the name of a network as it was before training
 
 
 @dataclass(frozen=True)
@@ -40,21 +38,19 @@ class Kind:
     count: int = 0
     data: str = "cifar10"
     norm: bool = True
-    optimizer: str = "SGD"
+    optimizer: str = "sgd"
 
 
 KINDS = {
     "tiny10": Kind("tiny10", "tiny10_cifar10_seed{}.pt", 12),
-    "resnet20": Kind("resnet20w1", "resnet20w1_cifar10_seed{}.pt", 2),
-    **{f"resnet20w{width}": Kind(f"resnet20w{width}") for width in (1, 2, 3, 4)},
+    **{f"resnet20w{width}": Kind(f"resnet20w{width}") for width in (1, 2, 3)},
     "tiny10-cifar100": Kind("tiny10", data="cifar100"),
     "tiny10-svhn": Kind("tiny10", data="svhn"),
     "tiny10-sgd": Kind("tiny10"),
-    "tiny10-adam": Kind("tiny10", optimizer="Adam"),
+    "tiny10-adam": Kind("tiny10", optimizer="adam"),
     "tiny10-plain-sgd": Kind("tiny10", norm=False),
-    "tiny10-plain-adam": Kind("tiny10", norm=False, optimizer="Adam"),
+    "tiny10-plain-adam": Kind("tiny10", norm=False, optimizer="adam"),
 }
-PUBLISHED: dict[str, Callable[[], nn.Module]] = {"tiny10": tiny10, "resnet20w1": partial(thin, 20)}
 SETS = {"cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10)}
 
 
@@ -62,11 +58,13 @@ SETS = {"cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10)}
 def network(lab: Lab, name: str) -> nn.Module:
     """Return a network in evaluation mode, on the laboratory's device."""
     kind, seed = _apart(name)
-    if published(lab, name):
-        model = PUBLISHED[kind.recipe]()
+    if name.startswith(UNTRAINED):
+        model = lab.settled(seeded(lambda: _built(lab, name), seed))
+    elif published(lab, name):
+        model = tiny10()
         load_weights(model, lab.checkpoint(kind.file.format(seed)))
     else:
-        model = _built(lab, kind)
+        model = _built(lab, name)
         model.load_state_dict(load_file(_trained_file(lab, name)))
     return _with_sums(model).eval().requires_grad_(False).to(lab.device)
 
@@ -81,42 +79,57 @@ def whose(lab: Lab, *kinds: str) -> str:
     """Return in words whose networks these are."""
     own = [kind for kind in kinds if published(lab, f"{kind}/0")]
     made = [kind for kind in kinds if kind not in own]
-    words = [f"The {' and '.join(own)} networks are the paper's own." if own else ""]
+    words = [f"The {' and '.join(own)} networks are the paper's own, in pairs that share none." if own else ""]
     if made:
-        recipe = lab.recipe(KINDS[made[0]].recipe)
-        words += [f"Trained here, {recipe.epochs} epochs: {', '.join(made)}."]
+        recipe = lab.recipe(KINDS[made[0]].recipe).recipe
+        words += [f"Trained here, {recipe.epochs} epochs: {', '.join(made)}; each network is in two of the pairs."]
     return " ".join(filter(None, words))
 
 
 def recipe_key(lab: Lab, name: str) -> str:
     """Return what tells this network from all others by how it came to be."""
     kind, seed = _apart(name)
+    start = UNTRAINED if name.startswith(UNTRAINED) else ""
     if published(lab, name):
-        return kind.file.format(seed)
-    recipe = lab.recipe(kind.recipe)
-    settings = [name, lab.scale, recipe.epochs, recipe.batch, recipe.rate, str(_built(lab, kind))]
-    return hashlib.sha256(json.dumps([*settings, images(lab, kind.data).words]).encode()).hexdigest()[:12]
+        return f"{start}{kind.file.format(seed)}"
+    settings = [name, lab.scale, lab.recipe(kind.recipe).words, _recipe(lab, kind).words, str(_built(lab, name))]
+    return start + hashlib.sha256(json.dumps([*settings, images(lab, kind.data).words]).encode()).hexdigest()[:12]
 
 
 def train_all(lab: Lab, names: list[str]) -> None:
-    """Train the networks that are not at hand, on a GPU several at a time; the largest first."""
-    missing = [name for name in names if not published(lab, name) and not _path(lab, name).exists()]
-    lab.over(_trained_file, sorted(missing, reverse=True))
+    """Train the networks that are not at hand, on a GPU all of a kind at once."""
+    missing = [name for name in dict.fromkeys(names) if not published(lab, name) and not _path(lab, name).exists()]
+    if lab.device.type != "cuda":
+        for name in missing:
+            _trained_file(lab, name)
+        return
+    for kind in dict.fromkeys(name.rpartition("/")[0] for name in missing):
+        _train_together(lab, [name for name in missing if name.rpartition("/")[0] == kind])
 
 
-def ring(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
-    """Return `count` ordered pairs of networks: each with the next one, the last with the first."""
-    nets = max(2, min(count, KINDS[kind].count or count))
-    names = [f"{kind}/{seed}" for seed in range(nets)]
+def _train_together(lab: Lab, names: list[str]) -> None:
+    """Train networks of one kind at once, and keep each in its file."""
+    kind, seeds = _apart(names[0])[0], [_apart(name)[1] for name in names]
+    built = [partial(_built, lab, name) for name in names]
+    models = [lab.placed(seeded(build, seed)) for build, seed in zip(built, seeds, strict=True)]
+    data = images(lab, kind.data)
+    train_many(models, data.train, _recipe(lab, kind), test=data.test, seeds=seeds)
+    for name, model in zip(names, models, strict=True):
+        keep_weights(_path(lab, name), model.state_dict())
+
+
+def pairs(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
+    """Return ordered pairs of networks: of the authors' many those that share none, else each with the next one."""
+    if published(lab, f"{kind}/0"):
+        return [(f"{kind}/{2 * k}", f"{kind}/{2 * k + 1}") for k in range(min(count, KINDS[kind].count // 2))]
+    names = [f"{kind}/{seed}" for seed in range(max(2, count))]
     train_all(lab, names)
-    return [(names[k], names[(k + 1) % nets]) for k in range(min(count, nets))]
+    return [(names[k], names[(k + 1) % len(names)]) for k in range(count)]
 
 
-def ordered(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
-    """Return all ordered pairs among `count` networks."""
-    names = [f"{kind}/{seed}" for seed in range(count)]
-    train_all(lab, names)
-    return list(permutations(names, 2))
+def untrained(pair: tuple[str, str]) -> tuple[str, str]:
+    """Return a pair whose first network is as it was before training."""
+    return UNTRAINED + pair[0], pair[1]
 
 
 def layers(lab: Lab, kind: str) -> dict[str, str]:
@@ -146,11 +159,14 @@ def _other(lab: Lab, name: str) -> Images:
 
 
 def _apart(name: str) -> tuple[Kind, int]:
-    kind, _, seed = name.rpartition("/")
+    kind, _, seed = name.removeprefix(UNTRAINED).rpartition("/")
     return KINDS[kind], int(seed)
 
 
-def _built(lab: Lab, kind: Kind) -> nn.Module:
+def _built(lab: Lab, name: str) -> nn.Module:
+    kind, _ = _apart(name)
+    if published(lab, name):
+        return tiny10()
     model = lab.recipe(kind.recipe).build()
     classes = SETS[kind.data][1] if kind.data in SETS else 10
     if classes != 10:
@@ -184,13 +200,21 @@ def _trained_file(lab: Lab, name: str) -> Path:
     path = _path(lab, name)
     if not path.exists():
         kind, seed = _apart(name)
-        model = seeded(lambda: _built(lab, kind), seed).to(lab.device)
-        _train(model, kind, lab.recipe(kind.recipe), images(lab, kind.data), seed)
+        model, data = lab.placed(seeded(lambda: _built(lab, name), seed)), images(lab, kind.data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".training")
+        saved = unfinished if lab.device.type == "cpu" else None  # on a GPU writing would take longer than training
+        train(model, data.train, _recipe(lab, kind), test=data.test, seed=seed, save=saved)
         keep_weights(path, model.state_dict())
+        unfinished.unlink(missing_ok=True)
     return path
 
 
-def _train(model: nn.Module, kind: Kind, recipe: Recipe, data: Images, seed: int) -> None:
-    rate = recipe.rate if kind.norm else recipe.rate * PLAIN
-    adam = torch.optim.Adam(model.parameters(), ADAM if kind.norm else ADAM / 2) if kind.optimizer == "Adam" else None
-    training.train(model, data, epochs=recipe.epochs, batch=recipe.batch, rate=rate, seed=seed, optimizer=adam)
+def _recipe(lab: Lab, kind: Kind) -> Recipe:
+    recipe = lab.recipe(kind.recipe).recipe
+    if kind.data != "cifar10":  # smaller sets, seen for as many steps
+        share = len(lab.images().train_images) / len(images(lab, kind.data).train_images)
+        recipe = recipe.but(epochs=round((recipe.epochs or 1) * share))
+    if kind.optimizer == "adam":
+        return recipe.but(optimizer="adam", rate=ADAM if kind.norm else ADAM / 2, decay=0.0)
+    return recipe if kind.norm else recipe.but(rate=recipe.rate * PLAIN)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import netkin as nk
 from netkin.applications.stitching import Stitch, fit_all, load_stitch
@@ -19,12 +20,13 @@ from netkin.errors import NoValue
 from netkin.identity import weights_digest
 from netkin.representations.inputs import feed
 from reproductions.laboratory import Lab
-from reproductions.matching.nets import KINDS, images, network, published, recipe_key, whose
+from reproductions.matching.nets import KINDS, UNTRAINED, images, network, published, recipe_key, train_all, whose
 
 Batches = list[tuple[Tensor, Tensor]]
 Key = TypeVar("Key", bound=Hashable)
 FEW = 8  # pieces of work that are too few for processes of their own
 MAPS = 500  # test images on which whole maps are compared
+SHUFFLED = "of another image"  # the labels of a training that has nothing to learn
 BEFORE = "Stitches lie before the ReLUs: after batch norms, if any, and after sums of blocks."
 
 
@@ -76,6 +78,7 @@ def task_loss(pair: tuple[str, str], layer: str, **options: Any) -> Wanted:
 def made(lab: Lab, wanted: Iterable[Wanted]) -> dict[Wanted, Stitch]:
     """Return the stitches; those that are in no file yet are made, on a GPU several at a time."""
     wanted = list(dict.fromkeys(wanted))
+    train_all(lab, [name for one in wanted for name in (one.a, one.b) if not name.startswith(UNTRAINED)])
     work = _work([one for one in wanted if not place(lab, one).exists()])
     if len(work) < FEW:
         for part in work:
@@ -89,6 +92,11 @@ def shares(lab: Lab, wanted: Mapping[Key, Sequence[Wanted]]) -> dict[Key, list[f
     """Return the relative accuracies of stitches, by the same keys."""
     found = made(lab, [one for ones in wanted.values() for one in ones])
     return {key: [found[one].relative_accuracy for one in ones] for key, ones in wanted.items()}
+
+
+def of_another_image(answers: Tensor, own: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy with the second network's answers to the next image of the batch."""
+    return cross_entropy(answers, own.roll(1, 0).softmax(1))
 
 
 def number(stitch: Stitch, name: str) -> float:
@@ -130,6 +138,8 @@ def make(lab: Lab, wanted: list[Wanted]) -> None:
     if wanted[0].trained:
         (one,) = wanted
         options = setting.options | dict(one.options)
+        if options.get("labels") == SHUFFLED:
+            options["labels"] = of_another_image
         stitches = {one: nk.stitch(a, one.layer, b, one.layer, data, one.how, test, **options)}
     else:
         layers, hows = (list(dict.fromkeys(getattr(one, name) for one in wanted)) for name in ("layer", "how"))

@@ -1,19 +1,30 @@
-"""Worlds whose shared subspaces are known, from the paper's appendix B.
+"""What follows from algebra, in the paper's appendix: known subspaces, a recovered signal, covariances by Fourier.
 
-Claims: svcca/known-subspaces and svcca/recovered-signal.
+Claims: svcca/known-subspaces, svcca/recovered-signal, svcca/diagonal and svcca/diagonal-of-shifts. Of natural images
+the third is an observation; the others are identities.
 """
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import netkin as nk
-from reproductions.claims import Finding, Measured, claim, verdict
+from netkin.representations import run_until
+from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab
 
 EXAMPLES, SHARED, OTHER, NOISE = 2000, 50, 150, 0.005
 SIGNALS = 3  # neurons that are mixed with each other
+SEEDS = {"cpu": 3, "gpu": 5}
+IMAGES = {"cpu": 1_000, "gpu": 5_000}
+LAYER = "layer2.0"  # 16 × 16 maps
+SHIFTED = 8  # images, each in all its 256 even shifts
+LITTLE = 0.5
+FOURIER = "share of the covariance off the diagonal in the Fourier basis"
+PIXELS = "share of the covariance off the diagonal in the pixel basis"
 
 
 @claim(
@@ -29,6 +40,8 @@ SIGNALS = 3  # neurons that are mixed with each other
     },
     criterion="Holds if CCA gives 50 correlations of 1 for both pairs, and SVCCA keeps 50 directions of B and at least "
     "195 of C; in part if one of the two.",
+    measures=["cca_mean", "svcca"],
+    kind="identity",
     scales=("cpu",),
 )
 def known_subspaces(lab: Lab) -> Finding:
@@ -64,6 +77,8 @@ def known_subspaces(lab: Lab) -> Finding:
     expected={"correlation of the recovered with the original neurons": "recovered"},
     criterion="Holds if the three recovered neurons correlate with the original ones by at least 0.999, and the "
     "distorted ones by less than 0.9 on average.",
+    measures=["cca_mean"],
+    kind="identity",
     scales=("cpu",),
 )
 def recovered_signal(lab: Lab) -> Finding:
@@ -95,6 +110,103 @@ def recovered_signal(lab: Lab) -> Finding:
         },
         seeds=tuple(lab.seeds(5)),
     )
+
+
+@claim(
+    "svcca/diagonal",
+    figure="Fig. App. 2",
+    sentence="Even without enforcing translation invariance, we see that the covariance in the DFT basis is "
+    "approximately diagonal.",
+    expected={FOURIER: "little", PIXELS: "much"},
+    control="the same maps with their places in random order, the same for all images",
+    criterion=f"Holds if of a channel's covariance energy, in the mean over channels and for images as they are, the "
+    f"share off the diagonal in the Fourier basis is below {LITTLE}, below that in the pixel basis, and below that of "
+    "maps whose places are in random order, the last two seed by seed, each by the 95% interval of Student's t over "
+    "the seeds.",
+)
+def diagonal(lab: Lab) -> Finding:
+    """Channels of a ResNet's block, in two bases, and with their places in random order."""
+    seeds = lab.seeds(SEEDS[lab.scale])
+    maps = [_maps(run.model, lab.probe(IMAGES[lab.scale])) for run in lab.trained_all(("resnet", s) for s in seeds)]
+    mixed = [_mixed(one, seed) for seed, one in zip(seeds, maps, strict=True)]
+    fourier, pixels, control = (
+        [off_diagonal(of(one)) for one in some] for of, some in ((_spectra, maps), (_flat, maps), (_spectra, mixed))
+    )
+    share = Measured.over(fourier)
+    beyond = [gains(other, fourier).above(0) for other in (pixels, control)]
+    return Finding(
+        verdict(all_of(share.below(LITTLE), *beyond)),
+        {FOURIER: share, PIXELS: Measured.over(pixels)},
+        {FOURIER: Measured.over(control), PIXELS: Measured.over(off_diagonal(_flat(one)) for one in mixed)},
+        note=f"Layer {LAYER} of a ResNet trained on CIFAR-10 (the paper takes one trained on ImageNet). Energy is the "
+        "sum of squared covariances.",
+        seeds=tuple(seeds),
+    )
+
+
+@claim(
+    "svcca/diagonal-of-shifts",
+    figure="Fig. App. 2",
+    sentence="The covariance matrix is exactly diagonal for a translation invariant dataset in a DFT basis.",
+    expected={FOURIER: 0.0},
+    criterion="Holds if for images in all shifts, through a network with circular padding, the share of a channel's "
+    "covariance energy off the diagonal is below 1e-8 in the mean over channels.",
+    kind="identity",
+    scales=("cpu",),
+)
+def diagonal_of_shifts(lab: Lab) -> Finding:
+    """Channels of a ResNet's block with circular padding, for images in all their shifts, in float64."""
+    maps = _maps(circular(lab.fresh("resnet", 0).eval()), shifts(lab.probe(SHIFTED).double()))
+    shares = {FOURIER: off_diagonal(_spectra(maps)), PIXELS: off_diagonal(_flat(maps))}
+    return Finding(
+        verdict(shares[FOURIER] < 1e-8),
+        {name: Measured(share) for name, share in shares.items()},
+        note=f"{SHIFTED} images in the 256 shifts that move the map by whole places, layer {LAYER} before training.",
+    )
+
+
+def circular(model: nn.Module) -> nn.Module:
+    """Return a copy of a network, in float64, whose convolutions wrap around at the border."""
+    changed = copy.deepcopy(model).double()
+    for module in changed.modules():
+        if isinstance(module, nn.Conv2d) and any(module.padding):
+            module.padding_mode = "circular"
+    return changed
+
+
+def shifts(images: Tensor, step: int = 2) -> Tensor:
+    """Return the images in all circular shifts by multiples of `step`."""
+    height, width = images.shape[-2:]
+    moves = [(down, across) for down in range(0, height, step) for across in range(0, width, step)]
+    return torch.cat([images.roll(move, (2, 3)) for move in moves])
+
+
+def off_diagonal(channels: Tensor) -> float:
+    """Return the share of covariance energy off the diagonal, the mean over channels of n × channels × features."""
+    centred = (channels - channels.mean(0)).transpose(0, 1)
+    energy = (centred.mH @ centred).abs().square()
+    own = torch.diagonal(energy, dim1=1, dim2=2).sum(1)
+    varies = own > 0
+    return float((1 - own[varies] / energy.sum((1, 2))[varies]).mean())
+
+
+def _spectra(maps: Tensor) -> Tensor:
+    return torch.fft.fft2(maps, norm="ortho").flatten(2)
+
+
+def _flat(maps: Tensor) -> Tensor:
+    return maps.flatten(2)
+
+
+def _mixed(maps: Tensor, seed: int) -> Tensor:
+    """Return maps with their places in random order, the same for all."""
+    order = torch.randperm(maps[0, 0].numel(), generator=torch.Generator().manual_seed(seed)).to(maps.device)
+    return maps.flatten(2)[:, :, order].reshape(maps.shape)
+
+
+@torch.no_grad()
+def _maps(model: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([run_until(model, LAYER, part).double() for part in images.split(500)])
 
 
 def _world(seed: int) -> dict[str, Tensor]:

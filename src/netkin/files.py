@@ -55,7 +55,7 @@ def write(
         arrays: NumPy arrays by their names.
         overwrite: write also over a file that holds something else.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = {"kind": kind, "format": FORMAT, _OF_ARRAYS: _digest(arrays), **header}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, default=_plain)
     whole = f"{_START}{_hashed(text)}{_REST}{text[1:]}"

@@ -28,16 +28,18 @@ CLAIMS = """
 from reproductions.claims import Finding, Measured, claim, verdict
 
 facts = {"figure": "Fig. 1", "expected": {"size": 0.5}, "criterion": "holds if the size is below 0.6"}
+facts["control"] = "copies of copies"
+CONTROL = {"size": Measured(0.9, 0.01, 3)}
 
 
 @claim("toys/halving", sentence="sizes halve", **facts)
 def halving(lab):
-    return Finding(verdict(0.5 < 0.6), {"size": Measured(0.5, 0.01, 3)}, f"data in {lab.data}", seeds=(0, 1, 2))
+    return Finding(verdict(0.5 < 0.6), {"size": Measured(0.5, 0.01, 3)}, CONTROL, f"data in {lab.data}", seeds=(0, 1))
 
 
 @claim("toys/negative", sentence="sizes grow", scales=("cpu",), **facts)
 def negative(lab):
-    return Finding(verdict(False), {"size": Measured(0.5)})
+    return Finding(verdict(False), {"size": Measured(0.5)}, CONTROL)
 
 
 @claim("toys/crashing", sentence="sizes are images", scales=("gpu",), **facts)
@@ -58,7 +60,7 @@ def checkout(netkin, tmp_path, monkeypatch):
     """A folder with our harness, one paper and a laboratory with nothing in it; modules as before afterwards."""
     place = tmp_path / "reproductions"
     (place / "toys").mkdir(parents=True)
-    for name in ("__init__", "claims", "running", "listing"):
+    for name in ("__init__", "claims", "digests", "running", "listing"):
         shutil.copy(OURS / f"{name}.py", place)
     (place / "laboratory.py").write_text(LAB)
     (place / "toys" / "__init__.py").write_text('"""Toy (2020), Toys."""')

@@ -17,8 +17,12 @@ def test_a_paper_is_measured_recorded_and_told(netkin, checkout):
     (checkout / "here").mkdir()
     result = netkin("reproduce toys --data here")
     assert result.exit_code == 0, result.stderr
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["claim", "toys/halving", "toys/negative"]
-    assert "does not hold" in result.stdout  # and yet the exit code is 0
+    halving, negative = result.stdout.splitlines()
+    assert halving == (
+        "toys/halving, cpu scale, 0 s: holds. The paper says “sizes halve” (Fig. 1); here size is 0.500 ± 0.010 "
+        "(n = 3), and in the control, copies of copies, 0.900 ± 0.010 (n = 3); so the claim holds."
+    )
+    assert "does not hold" in negative  # and yet the exit code is 0
     assert "[1 of 2] toys/halving: measuring at cpu scale on CPU" in result.stderr
     found = record(checkout, "halving.cpu.json")
     assert (found.verdict, found.note, found.provenance["paper"]) == ("holds", "data in here", "Toy (2020), Toys.")
@@ -37,9 +41,9 @@ def test_it_works_from_any_folder_of_the_checkout(netkin, checkout, monkeypatch)
 def test_a_crash_is_named_the_others_go_on_and_the_exit_code_is_1(netkin, checkout):
     result = netkin("reproduce toys --scale gpu --device cpu --page page.html")
     assert result.exit_code == 1
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "toys/crashing Fig. 1 failed RuntimeError: no images here" in lines
-    assert any("toys/halving Fig. 1 gpu holds" in line for line in lines)
+    lines = result.stdout.splitlines()
+    assert "toys/crashing, failed: RuntimeError: no images here" in lines
+    assert any("toys/halving, gpu scale, 0 s: holds." in line for line in lines)
     assert "sizes halve" in (checkout / "page.html").read_text()
 
 
@@ -47,11 +51,13 @@ def test_the_list_shows_verdicts_and_measures_nothing(netkin, checkout):
     assert "not yet" in netkin("reproduce --list").stdout
     netkin("reproduce toys/negative")
     lines = [" ".join(line.split()) for line in netkin("reproduce toys --list").stdout.splitlines()]
-    assert "toys/negative Fig. 1 does not hold – sizes grow" in lines
-    assert "toys/halving Fig. 1 not yet not yet sizes halve" in lines
+    assert lines[0] == "claim figure number the paper ours control scale verdict"
+    assert "toys/negative Fig. 1 size 0.5 0.5 0.900 ± 0.010 (n = 3) cpu does not hold" in lines
+    assert "toys/halving Fig. 1 size 0.5 gpu not yet" in lines
+    assert netkin("reproduce").stdout == netkin("reproduce --list").stdout
     assert not (checkout / "reproductions" / "results" / "toys" / "halving.cpu.json").exists()
     listed = json.loads(netkin("reproduce toys/negative --list --json").stdout)
-    assert [(one["id"], one["verdicts"]["cpu"]) for one in listed] == [("toys/negative", "does not hold")]
+    assert [(one["id"], one["rows"][0]["verdict"]) for one in listed] == [("toys/negative", "does not hold")]
 
 
 def test_results_as_json_and_elsewhere(netkin, checkout):
@@ -74,7 +80,6 @@ def test_results_as_json_and_elsewhere(netkin, checkout):
         ("reproduce toys --device cuda:99", 1, "netkin: there is no device 'cuda:99' here; this machine has cpu"),
         ("reproduce toys --data gone", 2, "Directory 'gone' does not exist."),
         ("reproduce toys --scale tpu", 2, "Invalid value for '--scale'"),
-        ("reproduce", 2, "name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all."),
         ("reproduce --page gone/page.html", 2, "there is no folder 'gone' to write into."),
         ("reproduce --page page.pdf", 2, "a page's name ends in .html or .htm; got 'page.pdf'."),
         (

@@ -22,6 +22,10 @@ def claim(**changes):
         "expected": {"size": "about 0.5"},
         "criterion": "holds if the size is below 0.6",
         "measured": {"size": Measured(0.512, 0.012, 3), "time": Measured(12, unit="s")},
+        "control": "copies of other toys",
+        "controls": {"size": Measured(0.95, 0.02, 3)},
+        "digest": "12ab34",
+        "settings": {"net": "epochs=3"},
         "verdict": "holds",
         "scale": "cpu",
         "seeds": (0, 1, 2),
@@ -45,7 +49,8 @@ def test_the_page_says_all_that_is_recorded():
         "1 claim, of which 1 does not hold", "Toy (2020), Toys.", "Fig. 2a", "a copy is half as large", "about 0.5",
         "Criterion. holds if the size is below 0.6", "0.512 ± 0.012 (n = 3)", "12 s", "0.7", "one of three was larger",
         "cpu: ● holds", "gpu: ○ does not hold", "CPU, 2 threads", "toys, 6 images", "1,234 s", "2025-01-02", "0, 1, 2",
-        "At cpu scale.", "Made by netkin 0.1.0.",
+        "At cpu scale.", "Made by netkin 0.1.0.", "Control. copies of other toys", "0.950 ± 0.020 (n = 3)", "12ab34",
+        "network net", "epochs=3", "so the claim holds.",
     ):  # fmt: skip
         assert said in text
 
@@ -62,6 +67,10 @@ def test_the_tally_counts_each_claim_once_at_its_largest_scale():
     three = [claim(), claim(scale="gpu", verdict="holds in part"), claim(id="toys/b"), claim(id="toys/c")]
     assert tally(three) == "3 claims, of which 2 hold, 1 holds in part"
     assert tally([claim(id=f"toys/{k}", verdict="does not hold") for k in "ab"]) == "2 claims, of which 2 do not hold"
+    open_ = [claim(id=f"toys/{k}", verdict="undecided") for k in "ab"]
+    assert tally(open_) == "2 claims, of which 2 are undecided"
+    algebra = claim(id="toys/algebra", kind="identity", control="", controls={})
+    assert tally([claim(), algebra]) == "1 claim, of which 1 holds; 1 identity, of which 1 holds"
 
 
 def test_the_page_holds_no_address_and_hostile_words_stay_text():

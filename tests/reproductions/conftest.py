@@ -24,6 +24,9 @@ class FakeLab:
     def trained(self):
         return self.images()
 
+    def recipe(self, name):
+        return SimpleNamespace(words="epochs=3")
+
 
 @pytest.fixture
 def lab():
@@ -47,8 +50,9 @@ def made(registry):
 
     def make(id="toys/halving", measure=None, **changes):
         facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {"size": 0.5}, "criterion": "size < 0.6"}
-        number = {"size": Measured(0.5, 0.01, 3)}
-        claim(id, **(facts | changes))(measure or (lambda lab: Finding("holds", number, seeds=lab_seeds)))
+        facts["control"] = "" if changes.get("kind") == "identity" else "copies of copies"
+        number, control = {"size": Measured(0.5, 0.01, 3)}, {"size": Measured(0.25, 0.01, 3)}
+        claim(id, **(facts | changes))(measure or (lambda lab: Finding("holds", number, control, seeds=lab_seeds)))
         return registry[id]
 
     lab_seeds = (0, 1, 2)

@@ -3,11 +3,11 @@ import pytest
 import reproductions.claims
 from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.results.claim import SCALES
-from reproductions.claims import Finding, Measured, chosen, claim, claims, line, papers, verdict
+from reproductions.claims import Finding, Measured, all_of, chosen, claim, claims, line, papers, verdict
 
 
 def test_the_decorator_files_the_claim_and_leaves_the_function_alone(registry):
-    facts = {"figure": "Fig. 1", "sentence": "s", "expected": {"size": 0.5}, "criterion": "c"}
+    facts = {"figure": "Fig. 1", "sentence": "s", "expected": {"size": 0.5}, "criterion": "c", "control": "none"}
 
     @claim("toys/own", **facts)
     def own(lab):
@@ -78,7 +78,9 @@ def test_strange_scales_are_refused(made, scales, got):
 def test_a_bad_id_and_a_bad_verdict_are_refused(made):
     with pytest.raises(ValueFault, match="a claim's id is a paper and a name"):
         made("halving")
-    with pytest.raises(ValueFault, match="a verdict is one of 'holds', 'holds in part', 'does not hold'; got 'true'."):
+    with pytest.raises(
+        ValueFault, match="a verdict is one of 'holds', 'holds in part', 'undecided', 'does not hold'; got"
+    ):
         Finding("true", {})
     with pytest.raises(ValueFault, match="a verdict follows from at least one condition; got none."):
         verdict()
@@ -98,14 +100,39 @@ def test_every_paper_of_ours_has_a_reference_and_claims_that_say_all():
             assert all([one.figure, one.sentence, one.expected, one.criterion]), one.id
 
 
-def test_every_record_belongs_to_a_claim_and_says_what_it_says():
+@pytest.mark.parametrize(
+    "parts, found",
+    [
+        ([True, True], "holds"),
+        ([True, None], "undecided"),
+        ([None, None], "undecided"),
+        ([True, False, None], "holds in part"),
+        ([False, None], "does not hold"),
+        ([all_of(True, False)], "does not hold"),  # what cannot fail makes no part of a failure
+        ([all_of(True, None)], "undecided"),
+    ],
+)
+def test_a_verdict_follows_from_parts_each_of_which_could_fail(parts, found):
+    assert verdict(*parts) == found
+
+
+@pytest.mark.parametrize("kind, control", [("empirical", ""), ("identity", "copies"), ("certain", "copies")])
+def test_a_claim_names_a_control_or_is_algebra(made, kind, control):
+    with pytest.raises(ValueFault, match="is empirical and names a control in which it should fail, or an identity"):
+        made(kind=kind, control=control)
+
+
+def test_the_measures_of_our_claims_exist():
+    from netkin.measures import measures
+
+    named = {name for paper in papers() for one in claims(paper) for name in one.measures}
+    assert named <= set(measures())
+
+
+def test_every_record_belongs_to_a_claim():
     from netkin.results.claim import recorded
     from reproductions.running import RESULTS
 
     known = {one.id: one for paper in papers() for one in claims(paper)}
     for record in recorded(RESULTS):
-        statement = known[record.id]
-        for word in ("figure", "sentence", "expected", "criterion"):
-            said = getattr(statement, word)
-            assert getattr(record, word) == said, f"{record.id} at {record.scale} scale: run it again for its {word}"
-        assert record.scale in statement.scales
+        assert record.scale in known[record.id].scales

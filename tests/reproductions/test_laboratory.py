@@ -1,20 +1,25 @@
 """The laboratory: data, training and runs that claims share."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from netkin import training
 from netkin.errors import SourceError, UnknownName
-from reproductions import laboratory, training
-from reproductions.laboratory import Lab, Recipe
-from reproductions.training import Images, moved, shuffled
+from netkin.training import Recipe
+from reproductions import laboratory
+from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
+
+SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     monkeypatch.delenv("NETKIN_DATA", raising=False)
     build = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3 * 32 * 32), nn.Linear(3 * 32 * 32, 10))  # noqa: E731
-    monkeypatch.setitem(laboratory.RECIPES["cpu"], "convnet", Recipe(build, epochs=2, batch=64, rate=0.01))
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "convnet", Network(build, SMALL))
     return Lab("cpu", cache=tmp_path)
 
 
@@ -43,9 +48,44 @@ def test_a_run_is_trained_once_and_then_read(lab, monkeypatch):
     assert all(torch.equal(x, y) for x, y in zip(first.model.parameters(), second.model.parameters(), strict=True))
 
 
-def test_other_settings_are_another_run(lab):
+def test_another_recipe_is_another_run(lab, monkeypatch):
     assert len(lab.trained("convnet", 0).history) == 2
-    assert len(lab.trained("convnet", 0, epochs=1).history) == 1
+    old = lab.recipe("convnet")
+    words = recipe_words("convnet", "cpu")
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "convnet", Network(old.build, SMALL.but(epochs=1)))
+    assert len(lab.trained("convnet", 0).history) == 1
+    assert recipe_words("convnet", "cpu") != words
+    assert recipe_words("gone", "cpu") == ""
+
+
+def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
+    whole = lab.trained("convnet", 0)
+    again = Lab("cpu", cache=tmp_path / "elsewhere")
+    keep = laboratory.Keeping.after_step
+
+    def killed(self, model, step):
+        keep(self, model, step)
+        if step == again.total_steps("convnet") * 3 // 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(laboratory.Keeping, "after_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        again.trained("convnet", 0)
+    monkeypatch.setattr(laboratory.Keeping, "after_step", keep)
+    resumed = again.trained("convnet", 0)
+    assert resumed.checkpoints.keys() == whole.checkpoints.keys()
+    for step, state in whole.checkpoints.items():
+        for key, value in state.items():
+            assert torch.equal(value, resumed.checkpoints[step][key]), (step, key)
+    assert not list((tmp_path / "elsewhere").glob("*.training"))
+
+
+def test_an_untrained_network_takes_the_statistics_of_its_data(lab):
+    settled = lab.settled(lab.fresh("convnet", 0))
+    images = lab.images().train_images[:1024].flatten(1)
+    parts = torch.stack([part.mean(0) for part in images.split(256)])
+    torch.testing.assert_close(settled[1].running_mean, parts.mean(0), atol=1e-5, rtol=1e-4)
+    assert not settled.training
 
 
 def test_the_same_seed_trains_the_same_network(lab, tmp_path):
@@ -78,32 +118,16 @@ def test_missing_data_is_said(lab, tmp_path):
         lab.text()
 
 
-def test_a_moved_image_is_a_window_of_its_padded_form():
-    padded = torch.arange(2 * 3 * 16 * 16.0).reshape(2, 3, 16, 16)
-    cut = moved(padded, torch.tensor([1, 0]), torch.tensor([[0, 8], [3, 5]]))
-    assert torch.equal(cut[0], padded[1, :, 0:8, 3:11])
-    assert torch.equal(cut[1], padded[0, :, 8:16, 5:13])
+def test_an_architecture_is_known_by_its_layers_and_shapes_and_not_by_its_weights():
+    one, same, wider, strided, other = (
+        nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 5, 3)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()),
+    )  # fmt: skip
+    assert architecture_digest(one) == architecture_digest(same)
+    assert len({architecture_digest(model) for model in (one, wider, strided, other)}) == 4
 
 
-def test_moved_images_are_contiguous_on_a_cpu():
-    # channels last, a 1 × 1 convolution of few channels with stride 2 writes past its memory (oneDNN, issue 6035)
-    padded = torch.arange(2 * 3 * 16 * 16.0).reshape(2, 3, 16, 16)
-    cut = moved(padded, torch.tensor([1, 0]), torch.tensor([[0, 8], [3, 5]]))
-    assert cut.is_contiguous()
-
-
-def test_an_epoch_shows_each_image_once():
-    labels = torch.arange(10)
-    images = Images("ten", tuple("abcdefghij"), torch.ones(10, 3, 8, 8), labels, torch.ones(1, 3, 8, 8), labels[:1])
-    seen = torch.cat([batch for _, batch in shuffled(images, 5, torch.Generator().manual_seed(0))])
-    assert sorted(seen.tolist()) == list(range(10))
-
-
-def test_an_unknown_schedule_is_refused(lab):
-    with pytest.raises(UnknownName, match="no schedule named 'stpes'; did you mean 'steps'[?] There are steps and con"):
-        lab.trained("convnet", 0, schedule="stpes")
-
-
-@pytest.mark.parametrize("schedule, factors", [("steps", [1, 1, 0.1, 0.01]), ("constant", [1] * 4)])
-def test_schedules(schedule, factors):
-    assert [training._factor(schedule, 4)(epoch) for epoch in range(4)] == factors
+def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab):
+    found = lab._workers.map(partial(_apart, getattr, lab._setting), ["scale", "cache", "device"])
+    assert list(found) == ["cpu", lab.cache, torch.device("cpu")]
+    lab._workers.shutdown()

@@ -1,5 +1,8 @@
+import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ from netkin.errors import UnknownName, ValueFault
 from netkin.results.claim import Claim
 from reproductions import listing
 from reproductions.claims import Finding, Measured
-from reproductions.running import device_named, device_words, measured, noting, run
+from reproductions.running import current, device_named, device_words, measured, noting, record_of, run
+
+CONTROL = {"size": Measured(0.25)}
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,10 +28,17 @@ def raising(error):
 
 
 def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
-    made(measure=lambda lab: Finding("holds", {"size": Measured(lab.trained() and 0.5)}, "a note", seeds=range(2)))
+    def measure(lab):
+        lab.recipe("net")
+        return Finding("holds", {"size": Measured(lab.trained() and 0.5)}, CONTROL, "a note", seeds=range(2))
+
+    statement = made(measure=measure, measures=["cka"])
     run(["toys"], lab, tmp_path)
     found = Claim.load(tmp_path / "toys" / "halving.cpu.json")
     assert (found.verdict, found.note, found.seeds, found.version) == ("holds", "a note", (0, 1), __version__)
+    assert (found.control, found.controls, found.kind) == ("copies of copies", CONTROL, "empirical")
+    assert (found.digest, found.settings) == (statement.digest("cpu"), {"net": "epochs=3"})
+    assert found.measures == ("cka",)
     assert found.provenance == {
         "paper": "Toy (2020), Toys.",
         "device": device_words(torch.device("cpu")),
@@ -38,7 +50,7 @@ def test_a_claim_is_recorded_with_its_provenance(made, lab, tmp_path):
 
 
 def test_data_is_noted_for_the_claim_that_asked_for_it_alone(made, lab, tmp_path):
-    made("toys/a", measure=lambda lab: Finding("holds", {"images": Measured(len(lab.images().words))}))
+    made("toys/a", measure=lambda lab: Finding("holds", {"images": Measured(len(lab.images().words))}, CONTROL))
     made("toys/b")
     first, second = run(["toys"], lab, tmp_path)
     assert first.claim.provenance["data"] == "toys, 4 training and 2 test images"
@@ -49,12 +61,12 @@ def test_the_laboratory_is_left_as_found(lab, tmp_path):
     (tmp_path / "plays").mkdir()
     (tmp_path / "plays" / "input.txt").write_text("x" * 1500)
     lab.text = text = lambda: tmp_path / "plays" / "input.txt"
-    with noting(lab) as noted:
+    with noting(lab) as notes:
         lab.text()
         lab.text()
     with pytest.raises(ZeroDivisionError), noting(lab):
         raise ZeroDivisionError
-    assert noted == ["plays, 1,500 bytes of text"]
+    assert notes.data == ["plays, 1,500 bytes of text"]
     assert "images" not in vars(lab)
     assert vars(lab)["text"] is text
 
@@ -77,7 +89,7 @@ def test_an_interrupted_run_goes_on(made, lab, tmp_path, capsys):
 
     def counting(lab):
         counted.append(1)
-        return Finding("does not hold", {})
+        return Finding("does not hold", {}, CONTROL)
 
     made("toys/a", measure=counting)
     made("toys/b", measure=raising(KeyboardInterrupt()))
@@ -92,13 +104,18 @@ def test_an_interrupted_run_goes_on(made, lab, tmp_path, capsys):
     assert len(counted) == 2
 
 
-def test_a_changed_criterion_is_measured_again_and_changed_words_are_brought_up_to_date(made, registry, lab, tmp_path):
-    numbers = iter([0.1, 0.2, 0.3])
+def test_what_the_numbers_depend_on_is_measured_again_and_changed_words_are_not(made, registry, lab, tmp_path):
+    numbers = iter([0.1, 0.2, 0.3, 0.4])
 
     def measure(lab):
-        return Finding("holds", {"size": Measured(next(numbers))})
+        return Finding("holds", {"size": Measured(next(numbers))}, CONTROL)
 
-    for changes, number in [({}, 0.1), ({"sentence": "halved"}, 0.1), ({"criterion": "size < 1"}, 0.2)]:
+    changed = [
+        ({}, 0.1), ({"sentence": "halved"}, 0.1), ({"criterion": "size < 1"}, 0.2),
+        ({"criterion": "size < 1", "control": "other copies"}, 0.3),
+        ({"criterion": "size < 1", "control": "other copies", "measures": ("cka",)}, 0.4),
+    ]  # fmt: skip
+    for changes, number in changed:
         registry.clear()
         made(measure=measure, **changes)
         (outcome,) = run(["toys"], lab, tmp_path)
@@ -106,6 +123,75 @@ def test_a_changed_criterion_is_measured_again_and_changed_words_are_brought_up_
         assert saved == outcome.claim
         assert saved.measured["size"].value == number
         assert {name: getattr(saved, name) for name in changes} == changes
+
+
+def test_old_numbers_are_never_shown_under_new_code(made, registry, lab, tmp_path):
+    factor = 1.0
+    made(measure=lambda lab: Finding("holds", {"size": Measured(0.5 * factor)}, CONTROL))
+    run(["toys"], lab, tmp_path)
+    assert [one.measured["size"].value for one in current(tmp_path)] == [0.5]
+    registry.clear()
+    statement = made(measure=lambda lab: Finding("holds", {"size": Measured(0.7 * factor)}, CONTROL))
+    assert record_of(statement, "cpu", tmp_path) is None
+    assert current(tmp_path) == []
+    assert "0.5" not in listing.list_as_text([statement], tmp_path).splitlines()[1].replace("0.5 ", "", 1)
+    assert run(["toys"], lab, tmp_path)[0].claim.measured["size"].value == 0.7
+
+
+def test_a_record_by_another_recipe_is_old(made, lab, tmp_path, monkeypatch):
+    from reproductions import laboratory
+
+    def measure(lab):
+        lab.recipe("net")
+        return Finding("holds", {"size": Measured(0.5)}, CONTROL)
+
+    statement = made(measure=measure)
+    run(["toys"], lab, tmp_path)
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "net", lab.recipe("net"))
+    assert record_of(statement, "cpu", tmp_path) is not None
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "net", type("Other", (), {"words": "epochs=4"}))
+    assert record_of(statement, "cpu", tmp_path) is None
+
+
+def test_an_empirical_claim_without_its_control_fails_and_an_identity_has_none(made, lab, tmp_path):
+    made("toys/bare", measure=lambda lab: Finding("holds", {"size": Measured(1)}))
+    made("toys/algebra", kind="identity", measure=lambda lab: Finding("holds", {"size": Measured(1)}))
+    faults = {one.statement.id: one.fault for one in run(["toys"], lab, tmp_path)}
+    assert faults == {
+        "toys/algebra": "",
+        "toys/bare": "ValueFault: the function of 'toys/bare' must measure its control, copies of copies; got none.",
+    }
+
+
+def test_after_the_limit_no_claim_is_begun(made, lab, tmp_path, capsys):
+    made("toys/a")
+    made("toys/b")
+    assert run(["toys"], lab, tmp_path, limit=-1) == []
+    assert "-1 s are over; not begun: toys/a, toys/b" in capsys.readouterr().err
+
+
+def test_finished_parts_of_a_killed_claim_are_kept(made, tmp_path):
+    from reproductions.laboratory import Lab
+
+    done = tmp_path / "done"  # a list would be part of the function's digest
+
+    def doubled(lab, task):
+        with done.open("a") as file:
+            file.write(f"{task} ")
+        if done.read_text() == "1 2 ":
+            raise KeyboardInterrupt  # as if killed: nothing is written after the last finished part
+        return 2 * task
+
+    def measure(lab):
+        return Finding("holds", {"size": Measured.over(lab.over(doubled, [1, 2, 3], keep=True))}, CONTROL)
+
+    lab = Lab("cpu", cache=tmp_path / "cache")
+    statement = made(measure=measure)
+    with pytest.raises(KeyboardInterrupt):
+        measured(statement, lab)
+    assert measured(statement, lab).measured["size"].value == 4
+    assert done.read_text() == "1 2 2 3 "
+    assert list((tmp_path / "cache" / "jobs").iterdir()) == []  # a finished claim needs no parts
 
 
 def test_a_damaged_record_is_named_and_can_be_replaced(made, lab, tmp_path):
@@ -124,7 +210,7 @@ def test_what_returns_no_finding_fails(made, lab, tmp_path):
 
 
 def test_a_claim_draws_the_same_numbers_whatever_ran_before_and_leaves_chance_alone(made, lab):
-    statement = made(measure=lambda lab: Finding("holds", {"x": Measured(torch.rand(()).item())}))
+    statement = made(measure=lambda lab: Finding("holds", {"x": Measured(torch.rand(()).item())}, CONTROL))
     first = measured(statement, lab).measured["x"]
     state = torch.random.get_rng_state()
     assert measured(statement, lab).measured["x"] == first
@@ -153,23 +239,29 @@ def test_a_gpu_is_called_by_its_name():
 
 
 def test_tables_for_the_terminal(made, lab, tmp_path):
-    made("toys/a", figure="Fig. 2", sentence="a sentence that is rather long " * 4)
+    made("toys/a", figure="Fig. 2", sentence="a sentence that is rather long " * 9)
     made("toys/b", figure="Fig. 3", scales=("gpu",))
     made("toys/c", figure="Fig. 4", measure=raising(ValueFault("too small.")))
     outcomes = run(["toys"], lab, tmp_path)
-    lines = listing.outcomes_as_text(outcomes).splitlines()
-    assert lines[0].split() == ["claim", "figure", "scale", "verdict", "time", "measured"]
-    assert " ".join(lines[1].split()) == "toys/a Fig. 2 cpu holds 0 s size: 0.500 ± 0.010 (n = 3)"
-    assert " ".join(lines[2].split()) == "toys/c Fig. 4 failed ValueFault: too small."
-    listed = listing.list_as_text(listing.listed(["toys"]), tmp_path).splitlines()
-    assert listed[1].split()[:5] == ["toys/a", "Fig.", "2", "holds", "not"]
-    assert listed[1].endswith("rather …")
-    assert listed[2].split()[:6] == ["toys/b", "Fig.", "3", "–", "not", "yet"]
+    first, second = listing.outcomes_as_text(outcomes).splitlines()
+    assert first.startswith("toys/a, cpu scale, 0 s: holds. The paper says “a sentence that is rather long")
+    assert first.endswith(
+        "…” (Fig. 2); here size is 0.500 ± 0.010 (n = 3), and in the control, copies of copies, 0.250 ± 0.010 (n = 3); "
+        "so the claim holds."
+    )
+    assert second == "toys/c, failed: ValueFault: too small."
+    listed = [" ".join(line.split()) for line in listing.list_as_text(listing.listed(["toys"]), tmp_path).splitlines()]
+    assert listed[0] == "claim figure number the paper ours control scale verdict"
+    assert listed[1] == "toys/a Fig. 2 size 0.5 0.500 ± 0.010 (n = 3) 0.250 ± 0.010 (n = 3) cpu holds"
+    assert listed[2] == "toys/a Fig. 2 size 0.5 gpu not yet"
+    assert listed[3] == "toys/b Fig. 3 size 0.5 gpu not yet"
     assert [one.id for one in listing.listed(["toys/b"])] == ["toys/b"]
-    assert listing.list_as_document(listing.listed([]), tmp_path)[0]["verdicts"] == {"cpu": "holds", "gpu": "not yet"}
+    rows = listing.list_as_document(listing.listed([]), tmp_path)[0]["rows"]
+    assert [row["verdict"] for row in rows] == ["holds", "not yet"]
     documents = listing.outcomes_as_document(outcomes)
     assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
-    assert documents[1] == {"id": "toys/c", "verdict": None, "fault": "ValueFault: too small.", "measured": {}}
+    assert documents[0]["controls"]["size"]["value"] == 0.25
+    assert documents[1]["fault"] == "ValueFault: too small."
 
 
 def module(*arguments):
@@ -215,3 +307,57 @@ def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monk
     assert "netkin: interrupted; what was finished is recorded." in capsys.readouterr().err
     made("toys/c")
     assert main(["toys/c", "--out", str(tmp_path)]) == 0
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from torch import nn
+from netkin.training import Recipe
+from reproductions import laboratory
+from reproductions.claims import Finding, Measured, claim
+from reproductions.laboratory import Lab, Network
+from reproductions.running import measured
+import reproductions.claims as claims, reproductions.running as running
+
+claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
+build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+laboratory.RECIPES["cpu"] = {"net": Network(build, Recipe(epochs=8, batch=32, rate=0.01, shift=2))}
+
+
+def right(lab, seed):
+    return lab.accuracy(lab.trained("net", seed).model)
+
+
+@claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
+def killed(lab):
+    found = lab.over(right, range(3), keep=True)
+    return Finding("holds", {"x": Measured.over(found)}, {"x": Measured(lab.trained("net", 0).accuracy)})
+
+
+print("begun", flush=True)
+lab = Lab("cpu", cache=Path(sys.argv[1]) / "cache")
+found = measured(claims._STATEMENTS["toys/killed"], lab)
+print(found.measured["x"].value, found.measured["x"].error, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
+    def start(place):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / place)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        assert process.stdout.readline() == "begun\n"
+        return process
+
+    whole, _ = start("whole").communicate()
+    delays = random.Random(0)
+    for _ in range(6):
+        process = start("killed")
+        time.sleep(delays.uniform(0.05, 1.5))
+        process.kill()
+        process.communicate()
+    assert start("killed").communicate()[0] == whole != ""

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from reproductions.svcca.architectures import _halves
-from reproductions.svcca.diagonal import circular, off_diagonal, shifts
+from reproductions.svcca.networks import _corner, _gap, _halves
+from reproductions.svcca.subspaces import _mixed, _spectra, circular, off_diagonal, shifts
 
 
 def test_all_shifts_of_an_image_are_there_once():
@@ -49,3 +49,16 @@ def test_halves_are_means_of_corners():
         "upper convnet with lower ResNet": values[2:, :2].mean(),
         "upper with upper": values[2:, 2:].mean(),
     }
+
+
+def test_the_control_of_the_diagonal_fails_where_the_claim_holds_exactly():
+    maps = shifts(torch.randn(3, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), step=1)
+    mixed = _mixed(maps, seed=0)
+    assert torch.equal(mixed.flatten(2).sort(2).values, maps.flatten(2).sort(2).values)
+    assert off_diagonal(_spectra(maps)) < 1e-12 < 0.1 < off_diagonal(_spectra(mixed))
+
+
+def test_the_corner_is_compared_with_the_nearest_other():
+    halves = _halves(np.array([[0.9, 0.1], [0.6, 0.3]]))
+    assert _gap(halves) == pytest.approx(0.9 - 0.3)
+    assert _corner(halves) == pytest.approx(0.3 - 0.1)

@@ -25,6 +25,11 @@ def claim(**changes):
         "measured": {"accuracy kept": Measured(0.9721, 0.0042, 3), "time": Measured(12.5, unit="s")},
         "verdict": "holds",
         "scale": "cpu",
+        "control": "as many random neurons",
+        "controls": {"accuracy kept": Measured(0.5, 0.01, 3)},
+        "digest": "12ab",
+        "settings": {"net": "epochs=3"},
+        "measures": ("svcca",),
         "seeds": (0, 1, 2),
         "note": "on digits",
         "curves": {"Accuracy": {"k": [1, 2, 4], "kept": [0.1, None, 0.97]}},
@@ -111,7 +116,11 @@ def test_a_number_is_written_to_the_digits_its_error_allows(measured, text):
         (lambda: Measured(1, float("inf")), "a measured error must be a finite number; got inf."),
         (lambda: Measured(1, -0.5), "a measured error must be zero or more; got -0.5."),
         (lambda: Measured.over([]), "a mean needs at least one value; got none."),
-        (lambda: claim(verdict="yes"), "a verdict is one of 'holds', 'holds in part', 'does not hold'; got 'yes'."),
+        (
+            lambda: claim(verdict="yes"),
+            "a verdict is one of 'holds', 'holds in part', 'undecided', 'does not hold'; got 'yes'.",
+        ),
+        (lambda: claim(kind="sure"), "a kind of claim is one of 'empirical', 'identity'; got 'sure'."),
         (lambda: claim(scale="tpu"), "a scale is one of 'cpu', 'gpu'; got 'tpu'."),
         (lambda: claim(id="../x"), "a claim's id is a paper and a name in small letters.*; got '../x'."),
         (lambda: record_path(".", "svcca", "cpu"), "as in 'svcca/bottom-up'; got 'svcca'."),
@@ -146,7 +155,7 @@ def test_curves_are_short_plain_numbers_and_a_nan_is_a_hole():
         ("{", "is damaged: JSONDecodeError"),
         ("[]", "is damaged: TypeError|is damaged: AttributeError"),
         ('{"kind": "claim", "format": 1, "id": "a/b", "measured": {}}', "is damaged: TypeError"),
-        ('{"kind": "ranking", "format": 1}', "holds 'ranking' in format 1; this netkin reads claims up to format 1."),
+        ('{"kind": "ranking", "format": 1}', "holds 'ranking' in format 1; this netkin reads claims up to format 2."),
         ('{"kind": "claim", "format": 9}', "holds 'claim' in format 9"),
     ],
 )
@@ -182,6 +191,74 @@ def test_the_numbers_shown_first_are_those_the_paper_has():
     assert list(claim().leading) == ["accuracy kept"]
     three = {name: Measured(1) for name in "abc"}
     assert list(claim(measured=three).leading) == ["a", "b"]
+
+
+def test_the_row_shows_one_number_of_each(tmp_path):
+    assert claim().row == {
+        "claim": "svcca/few-directions", "figure": "Fig. 2a", "number": "accuracy kept", "the paper": "nearly all",
+        "ours": "0.9721 ± 0.0042 (n = 3)", "control": "0.500 ± 0.010 (n = 3)", "scale": "cpu", "verdict": "holds",
+    }  # fmt: skip
+    assert claim(expected={"other": 1}).headline == "accuracy kept"
+    assert claim(kind="identity", control="", controls={}).row["control"] == "algebra"
+
+
+@pytest.mark.parametrize(
+    "changes, end",
+    [
+        ({}, "; so the claim holds."),
+        ({"verdict": "holds in part"}, "; so the claim holds in part."),
+        ({"verdict": "undecided"}, "; so the runs do not decide it."),
+        (
+            {"verdict": "does not hold", "controls": {"accuracy kept": Measured(0.9700, 0.0042, 3)}},
+            "; so the claim does not hold: within its error the control gives the same.",
+        ),
+        ({"kind": "identity", "controls": {}}, "is 0.9721 ± 0.0042 (n = 3), which is algebra and agrees."),
+    ],
+)
+def test_one_sentence_says_claim_control_and_what_follows(changes, end):
+    text = claim(**changes).conclusion
+    assert text.startswith("The paper says “25 directions “suffice” – nearly” (Fig. 2a); here accuracy kept is 0.9721")
+    assert text.endswith(end)
+    if changes.get("kind") != "identity":
+        assert "and in the control, as many random neurons, " in text
+
+
+def test_a_record_of_the_first_format_is_read_and_has_no_digest(tmp_path):
+    old = json.loads(claim().to_json())
+    for name in ("nature", "control", "controls", "digest", "settings", "measures"):
+        del old[name]
+    (tmp_path / "old.json").write_text(json.dumps(old | {"format": 1}))
+    found = Claim.load(tmp_path / "old.json")
+    assert (found.kind, found.control, found.digest, dict(found.controls)) == ("empirical", "", "", {})
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.6, 0.7], [1.0, 2.0], [3.0, 3.1, 2.9, 3.05, 3.2]])
+def test_the_interval_is_students_t(values):
+    from scipy import stats
+
+    expected = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    assert Measured.over(values).interval == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "values, above, below, within",
+    [
+        ([0.5, 0.51, 0.52], True, False, True),
+        ([0.1, 0.5, 0.9], None, None, None),  # more than two standard errors above 0, which is not enough for three
+        ([-0.5, -0.51, -0.52], False, True, False),
+        ([0.5], None, None, None),
+        ([0.5, 0.5], True, False, True),
+    ],
+)
+def test_what_lies_in_the_interval_is_undecided(values, above, below, within):
+    found = Measured.over(values)
+    assert (found.above(0), found.below(0), found.within(0.2, 0.8)) == (above, below, within)
+
+
+def test_a_difference_of_other_runs_has_both_errors_and_the_fewer_degrees_of_freedom():
+    found = Measured(0.9, 0.03, 5).minus(Measured(0.5, 0.04, 3))
+    assert (found.value, found.error, found.n) == (pytest.approx(0.4), pytest.approx(0.05), 3)
+    assert Measured(0.9, None, 1).minus(Measured(0.5, 0.04, 3)).error is None
 
 
 def test_a_record_is_read_without_torch(tmp_path):

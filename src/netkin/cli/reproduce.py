@@ -17,7 +17,7 @@ from netkin.errors import SourceError
 
 EXAMPLE = """\b
 Example:
-  netkin reproduce --list
+  netkin reproduce svcca/bottom-up
 """
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DATA = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -42,7 +42,9 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--out", type=FOLDER, metavar="DIR", help="Folder for the records; reproductions/results if not given.")
 @DEVICE
 @click.option("--again", is_flag=True, help="Measure also what is recorded already.")
-@click.option("--list", "listing", is_flag=True, help="List the claims with their verdicts and measure nothing.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Show the table of claims, their numbers and verdicts, and measure nothing."
+)
 @click.option(
     "--page",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -56,14 +58,14 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 def reproduce(
     names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Measure what papers claim, and record what was found.
+    """Measure what papers claim, beside a control in which it should fail, and record what was found.
 
-    Each claim is recorded as soon as it is finished, so that an interrupted run goes on where it was; recorded claims
-    are not measured again unless asked. The claims are code in the folder `reproductions` of netkin's repository;
-    run this inside a checkout. The exit code is 1 if a claim could not be measured; one that does not hold is a result.
+    Without a name, show the table of what is recorded. Each claim, and each trained network, is kept as soon as it is
+    finished, so that an interrupted run goes on where it was; recorded claims are not measured again unless asked or
+    their code has changed. The claims are code in the folder `reproductions` of netkin's repository; run this inside a
+    checkout. The exit code is 1 if a claim could not be measured; one that does not hold is a result.
     """
-    if not (names or listing or page):
-        raise click.UsageError("name a paper or a claim, as svcca or svcca/bottom-up; `--list` shows all.")
+    listing = listing or not (names or page)
     Outputs(force).check("--page", page, "page")
     root = checkout(Path.cwd())
     out = options.pop("out") or root / "reproductions" / "results"
@@ -73,7 +75,7 @@ def reproduce(
         _print(make(tables.listed(names), out), json)
     failed = _measure(root, names, out, json, **options) if names and not listing else False
     if page:
-        _write_page(out, page, force)
+        _write_page(_part(root, "running").current(out), page, force)
     if failed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -120,8 +122,7 @@ def _print(content: Any, json: bool) -> None:
     click.echo(as_json(content) if json else content)
 
 
-def _write_page(out: Path, page: Path, force: bool) -> None:
+def _write_page(found: Any, page: Path, force: bool) -> None:
     from netkin.reporting.claims import report_claims
-    from netkin.results.claim import recorded
 
-    click.echo(f"page: open {report_claims(recorded(out), page, overwrite=force)}", err=True)
+    click.echo(f"page: open {report_claims(found, page, overwrite=force)}", err=True)

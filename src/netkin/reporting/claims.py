@@ -13,9 +13,9 @@ from netkin.errors import ValueFault
 from netkin.reporting.claim_curves import figure_of_curve
 from netkin.reporting.documents import document, footer, header
 from netkin.reporting.markup import Markup, joined, tag
-from netkin.results.claim import FAILS, HOLDS, IN_PART, Claim
+from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
-SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), FAILS: ("○", "not")}
+SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
 SCRIPTS = ("telling", "profile", "theme")
 
@@ -46,15 +46,23 @@ def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """Return in words how many claims hold, at the largest scale at which each was measured."""
+    """Return in words how many claims hold, at the largest scale at which each was measured; identities stand apart."""
+    parts = [_counted([one for one in claims if one.kind == EMPIRICAL], "claim")]
+    parts += [_counted([one for one in claims if one.kind == IDENTITY], "identity")]
+    return "; ".join(filter(None, parts))
+
+
+def _counted(claims: Sequence[Claim], what: str) -> str:
     last = {claim.id: claim.verdict for claim in sorted(claims, key=lambda claim: claim.scale)}
     counts = Counter(last.values())
     told = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in SIGNS if counts[verdict])
-    return f"{len(last)} claim{'s' if len(last) != 1 else ''}, of which {told}"
+    several = {"claim": "claims", "identity": "identities"}[what]
+    return f"{len(last)} {what if len(last) == 1 else several}, of which {told}" if last else ""
 
 
 def _plural(verdict: str, count: int) -> str:
-    return verdict if count == 1 else verdict.replace("holds", "hold").replace("does", "do")
+    words = {UNDECIDED: "is undecided"}.get(verdict, verdict)
+    return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
 
 
 def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
@@ -69,11 +77,10 @@ def _overview(claims: Sequence[Claim]) -> Markup:
     rows = []
     for claim in claims:
         link = tag("a", claim.name, href=f"#{_anchor(claim)}")
-        paper = [tag("div", f"{name}: {value}") for name, value in claim.expected.items()]
-        ours = [tag("div", f"{name}: {one}") for name, one in claim.leading.items()]
-        cells = [tag("td", claim.figure), tag("td", *paper), tag("td", *ours), tag("td", claim.scale)]
-        rows.append(tag("tr", tag("th", link, scope="row"), *cells, tag("td", _verdict(claim.verdict))))
-    return _table(["claim", "figure", "the paper", "ours", "scale", "verdict"], rows, "overview")
+        cells = {name: tag("td", cell) for name, cell in claim.row.items()}
+        cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
+        rows.append(tag("tr", *cells.values()))
+    return _table(list(claims[0].row), rows, "overview")
 
 
 def _claim(scales: Sequence[Claim]) -> Markup:
@@ -84,7 +91,9 @@ def _claim(scales: Sequence[Claim]) -> Markup:
         tag("p", one.figure, class_="facts-line"),
         tag("blockquote", one.sentence),
         tag("p", *verdicts),
+        *(tag("p", tag("strong", f"At {claim.scale} scale: "), claim.conclusion) for claim in scales),
         tag("p", tag("strong", "Criterion. "), one.criterion),
+        tag("p", tag("strong", "Control. "), one.control) if one.control else None,
         _numbers(scales),
         *(_note(claim) for claim in scales if claim.note),
         _curves(scales),
@@ -94,13 +103,15 @@ def _claim(scales: Sequence[Claim]) -> Markup:
 
 
 def _numbers(scales: Sequence[Claim]) -> Markup:
-    """Return a table with a row for each number of the paper or of ours, and a column for each scale."""
-    names = dict.fromkeys([*scales[0].expected, *(name for claim in scales for name in claim.measured)])
+    """Return a table with a row for each number of the paper or of ours, and for each scale ours and the control's."""
+    parts = [(claim, part) for claim in scales for part in ("measured", "controls") if getattr(claim, part)]
+    names = dict.fromkeys([*scales[0].expected, *(name for claim, part in parts for name in getattr(claim, part))])
     rows = []
     for name in names:
-        ours = [tag("td", claim.measured.get(name, "")) for claim in scales]
-        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", scales[0].expected.get(name, "")), *ours))
-    head = ["", "the paper", *(f"ours, {claim.scale}" for claim in scales)]
+        cells = [tag("td", getattr(claim, part).get(name, "")) for claim, part in parts]
+        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", scales[0].expected.get(name, "")), *cells))
+    words = {"measured": "ours", "controls": "control"}
+    head = ["", "the paper", *(f"{words[part]}, {claim.scale}" for claim, part in parts)]
     return tag("div", _table(head, rows), class_="scroll")
 
 
@@ -133,6 +144,9 @@ def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
     yield "seeds", ", ".join(map(str, claim.seeds)) or "none"
     yield "time", f"{claim.seconds:,.0f} s"
     yield "date", claim.created[:10]
+    yield "measures", ", ".join(claim.measures) or "none"
+    yield "digest of the code", claim.digest or "none"
+    yield from ((f"network {name}", words) for name, words in claim.settings.items())
     yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
 
 

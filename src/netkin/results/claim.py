@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, ShapeError, ValueFault
+from netkin.results.jackknife import quantile
 from netkin.results.records import freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
 
-FORMAT = 1
-HOLDS, IN_PART, FAILS = VERDICTS = ("holds", "holds in part", "does not hold")
+FORMAT = 2
+HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
+EMPIRICAL, IDENTITY = KINDS = ("empirical", "identity")  # what could have come out otherwise, and what is algebra
 SCALES = ("cpu", "gpu")
 ROUNDING = 1e-7  # errors below this one say nothing about the digits to be shown
 Curve = Mapping[str, Sequence[Any]]
@@ -53,6 +55,51 @@ class Measured:
         error = numbers.std(ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
         return cls(float(numbers.mean()), error, len(numbers), unit)
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval by Student's t with n - 1 degrees of freedom; None for fewer than two values.
+
+        Example:
+            >>> low, high = Measured.over([0.5, 0.6, 0.7]).interval
+            >>> round(low, 3), round(high, 3)
+            (0.352, 0.848)
+        """
+        if self.error is None or self.n is None or self.n < 2:
+            return None
+        reach = quantile(self.n) * self.error
+        return self.value - reach, self.value + reach
+
+    def above(self, mark: float) -> bool | None:
+        """Tell whether the number is above `mark`; None if the mark lies in its interval, or it has none."""
+        return self._decided(lambda end: end > mark)
+
+    def below(self, mark: float) -> bool | None:
+        """Tell whether the number is below `mark`; None if the mark lies in its interval, or it has none."""
+        return self._decided(lambda end: end < mark)
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Tell whether the number lies between two marks; None if one of them lies in its interval, or it has none."""
+        if self.interval is None:
+            return None
+        start, end = self.interval
+        return True if low <= start and end <= high else False if end < low or start > high else None
+
+    def minus(self, other: Measured) -> Measured:
+        """Return the difference to a number from other runs; the smaller of both counts gives the degrees of freedom.
+
+        Of runs that belong together in pairs, take `Measured.over` of their differences, which is sharper.
+        """
+        counts = [one.n for one in (self, other) if one.n is not None]
+        known = self.error is not None and other.error is not None
+        error = math.hypot(self.error or 0.0, other.error or 0.0) if known else None
+        return Measured(self.value - other.value, error, min(counts, default=None), self.unit)
+
+    def _decided(self, beyond: Callable[[float], bool]) -> bool | None:
+        if self.interval is None:
+            return None
+        ends = {beyond(end) for end in self.interval}
+        return ends.pop() if len(ends) == 1 else None
+
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
         spread = "" if self.error is None else f" ± {_decimals(self.error, self.error)}"
@@ -63,8 +110,12 @@ class Measured:
 class Claim:
     """What a paper says, what we measured and what we make of it: frozen, with its provenance.
 
-    `expected` holds the paper's values in its words, `measured` ours by name, `curves` what a picture needs: by title,
-    lists of equal length whose first is the x axis. A list called ``name ±`` holds the errors of the line ``name``.
+    `expected` holds the paper's values in its words, the leading one first, and `measured` ours by name. `control` says
+    in which case the claim should fail, and `controls` what the same code measured there, by the same names. An
+    `identity` is algebra, which only a fault can break; it has no control. `curves` holds what a picture needs: by
+    title, lists of equal length whose first is the x axis. A list called ``name ±`` holds the errors of the line
+    ``name``. `digest` is that of the code that measured it, `settings` what else it depends on, by name, and `measures`
+    the ids of the measures.
     """
 
     id: str
@@ -75,10 +126,16 @@ class Claim:
     measured: Mapping[str, Measured]
     verdict: str
     scale: str
+    kind: str = EMPIRICAL
+    control: str = ""
+    controls: Mapping[str, Measured] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     note: str = ""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    measures: tuple[str, ...] = ()
     seconds: float = 0.0
     created: str = field(default_factory=now)
     version: str = ""
@@ -87,10 +144,12 @@ class Claim:
         checked_id(self.id)
         _refuse_stranger("verdict", self.verdict, VERDICTS)
         _refuse_stranger("scale", self.scale, SCALES)
+        _refuse_stranger("kind of claim", self.kind, KINDS)
         curves = {title: _curve(title, curve) for title, curve in self.curves.items()}
-        for name in ("expected", "measured", "provenance"):
+        for name in ("expected", "measured", "controls", "provenance", "settings"):
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         freeze(self, curves=frozen_mapping(curves), seeds=tuple(int(seed) for seed in self.seeds))
+        freeze(self, measures=tuple(self.measures))
 
     @property
     def paper(self) -> str:
@@ -104,9 +163,46 @@ class Claim:
 
     @property
     def leading(self) -> dict[str, Measured]:
-        """The numbers to show first: those that the paper has under the same name, else the first two."""
+        """The numbers that the paper has under the same name, else the first two."""
         shared = {name: one for name, one in self.measured.items() if name in self.expected}
         return shared or dict(list(self.measured.items())[:2])
+
+    @property
+    def headline(self) -> str:
+        """The name of the number to show first: the first that the paper has too, else the first of ours."""
+        return next((name for name in self.expected if name in self.measured), next(iter(self.measured), ""))
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The claim as a row of a table: one number of the paper's, one of ours, and what the control gave."""
+        return {
+            "claim": self.id,
+            "figure": self.figure,
+            "number": self.headline,
+            "the paper": str(self.expected.get(self.headline, "")),
+            "ours": str(self.measured.get(self.headline, "")),
+            "control": "algebra" if self.kind == IDENTITY else str(self.controls.get(self.headline, "")),
+            "scale": self.scale,
+            "verdict": self.verdict,
+        }
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence: what was claimed, what was measured, what the control gave, and what follows."""
+        ours, control = self.measured.get(self.headline), self.controls.get(self.headline)
+        said = f"The paper says “{_ended(self.sentence)}” ({self.figure})"
+        found = f"; here {self.headline} is {ours}" if ours else ""
+        if self.kind == IDENTITY:
+            return f"{said}{found}, which is algebra and {'agrees' if self.verdict == HOLDS else 'does not agree'}."
+        beside = f", and in the control, {self.control}, {control}" if control else ""
+        return f"{said}{found}{beside}; so {self._follows(ours, control)}."
+
+    def _follows(self, ours: Measured | None, control: Measured | None) -> str:
+        words = "the runs do not decide it" if self.verdict == UNDECIDED else f"the claim {self.verdict}"
+        apart = ours and control and ours.minus(control)
+        if not apart or self.verdict in (HOLDS, IN_PART) or apart.above(0) is not None or apart.interval is None:
+            return words
+        return f"{words}: within its error the control gives the same"
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, Claim) else NotImplemented
@@ -126,17 +222,22 @@ class Claim:
 
     def to_json(self) -> str:
         """Return the claim as JSON that people can read: lists of numbers stay on one line."""
-        measured = {name: asdict(one) for name, one in self.measured.items()}
-        content = plain_fields(self) | {"measured": {name: _short(one) for name, one in measured.items()}}
-        return _written({"kind": "claim", "format": FORMAT, **content}) + "\n"
+        content = plain_fields(self)
+        for numbers in ("measured", "controls"):
+            content[numbers] = {name: _short(asdict(one)) for name, one in content[numbers].items()}
+        nature = content.pop("kind")
+        return _written({"kind": "claim", "format": FORMAT, "nature": nature, **content}) + "\n"
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Claim:
         """Return the claim that was saved at `path`."""
         content = _content(path)
         with files.damage_reported(path):
-            measured = {name: Measured(**one) for name, one in content.pop("measured").items()}
-            return cls(measured=measured, **content)
+            numbers: dict[str, Any] = {
+                part: {name: Measured(**one) for name, one in content.pop(part, {}).items()}
+                for part in ("measured", "controls")
+            }
+            return cls(kind=content.pop("nature", EMPIRICAL), **numbers, **content)
 
 
 def recorded(folder: str | os.PathLike[str]) -> list[Claim]:
@@ -184,6 +285,12 @@ def _finite(what: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueFault(f"a measured {what} must be a finite number; got {number}.")
     return number
+
+
+def _ended(sentence: str, longest: int = 160) -> str:
+    """Return a sentence without its full stop, cut between words where it is long."""
+    whole = sentence.rstrip(". ")
+    return whole if len(whole) <= longest else f"{whole[:longest].rsplit(' ', 1)[0]} …"
 
 
 def _curve(title: str, curve: Curve) -> Curve:

@@ -246,7 +246,7 @@ def stretched(rows, by=1.0):
         ({"transform": times(3)}, "differs in transform ('times.<locals>.<lambda> "),
         ({"seed": 1}, "differs in seed ('0', not '1')"),
     ],
-    ids=str,
+    ids=["measure", "layers", "examples", "shape", "models", "data", "transform", "seed"],
 )
 def test_another_study_is_refused_and_the_file_stays(rows, tmp_path, changes, words):
     file, asked = tmp_path / "run.netkin", {"transform": times(2)}

@@ -1,0 +1,82 @@
+"""Recipes: how the networks that the claims share are built and trained at each scale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from netkin.sources.architectures import CharLSTM, ConvNet, ResNet, svcca_convnet, thin, tiny10
+from netkin.training import Recipe
+
+CHARACTERS = 65  # of tiny Shakespeare
+WINDOW = {"cpu": 32, "gpu": 64}  # characters of a piece of text
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a network is built and trained at one scale, on images or on text."""
+
+    build: Callable[[], nn.Module]
+    recipe: Recipe
+    data: str = "images"
+
+    @property
+    def words(self) -> str:
+        """All that the trained network depends on, but for data and seed."""
+        return f"{self.recipe.words}; {self.data}; architecture {architecture_digest(self.build())}"
+
+
+def architecture_digest(model: nn.Module) -> str:
+    """Return what changes with a network's layers and the shapes of its weights, whatever torch prints of them."""
+    layers = [
+        [
+            name,
+            type(module).__name__,
+            *(str(getattr(module, fact, "")) for fact in ("kernel_size", "stride", "padding")),
+        ]
+        for name, module in model.named_modules()
+    ]
+    shapes = [[name, list(weight.shape)] for name, weight in model.state_dict().items()]
+    return hashlib.sha256(json.dumps([layers, shapes]).encode()).hexdigest()[:10]
+
+
+def _narrow_tiny10() -> nn.Module:
+    """Return a Tiny-10 of half the width."""
+    channels = (3, 8, 8, 16, 16, 16, 32, 32, 32)
+    return ConvNet(channels, kernels=(3, 3, 3, 3, 3, 3, 3, 1), strides=(1, 1, 2, 1, 1, 2, 1, 1), padding=0)
+
+
+# randomly moved images, as in the SVCCA paper; at gpu scale those of the matching paper are mirrored too
+_SMALL = Recipe(epochs=10, batch=64, decay=5e-4, schedule="steps", precision="auto", drop_last=True, shift=4)
+_LARGE = _SMALL.but(epochs=30, batch=512, schedule="cosine", warmup=2)
+_TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosine", clip=1.0, order="drawn")
+RECIPES: dict[str, dict[str, Network]] = {
+    "cpu": {
+        "convnet": Network(lambda: svcca_convnet(width=16), _SMALL.but(rate=0.02)),
+        "resnet": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _SMALL.but(rate=0.05)),
+        "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, rate=0.05)),
+        "resnet20w1": Network(lambda: ResNet((1, 1, 1), (8, 16, 32)), _SMALL.but(epochs=4, batch=50, rate=0.05)),
+        "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
+    },
+    "gpu": {
+        "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
+        "resnet": Network(lambda: thin(32), _LARGE.but(epochs=40, rate=0.2)),
+        "tiny10": Network(tiny10, _LARGE.but(epochs=40, rate=0.2, flip=True)),
+        **{
+            f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.2, flip=True))
+            for width in (1, 2, 3)
+        },
+        "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
+    },
+}
+
+
+def recipe_words(name: str, scale: str) -> str:
+    """Return how the network `name` is built and trained at a scale, in words; nothing for one that is no more."""
+    network = RECIPES[scale].get(name)
+    return network.words if network else ""
