@@ -124,13 +124,13 @@ RESULTS = ("Comparison", "Series", "Statistics")  # made by netkin, not by users
 @pytest.mark.parametrize("name", sorted(set(nk.__all__) - {*RESULTS, "NetkinError", "__version__", "shapes"}))
 def test_calls_with_many_parameters_describe_each(name):
     parameters = set(inspect.signature(getattr(nk, name)).parameters) - {"X", "Y"}
-    described = re.findall(r"^ +(\w+): ", inspect.getdoc(getattr(nk, name)), re.M)
+    described = re.findall(r"^ +\**(\w+): ", inspect.getdoc(getattr(nk, name)), re.M)
     assert len(parameters) <= 4 or parameters <= set(described)
 
 
 @pytest.mark.parametrize("name", [
     "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
-    "explain", "model_directions", "stitch", "stitch_all", "stitch_many",
+    "explain", "gradients", "model_directions", "stitch", "stitch_all", "stitch_many", "train", "train_many",
 ])  # fmt: skip
 def test_every_long_call_takes_progress(name):
     assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

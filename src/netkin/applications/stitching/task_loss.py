@@ -66,7 +66,7 @@ class TaskLoss:
         memory: the most bytes of activations that are kept.
         autocast: whether the models run in bfloat16 where torch's autocast allows it.
         seed: of the order of the examples and of the sample.
-        resume: the file in which an interrupted training goes on.
+        resume: the folder in which an interrupted training goes on.
 
     Example:
         >>> TaskLoss.read("task_loss(init=procrustes, rank=8)", {"epochs": 3})
