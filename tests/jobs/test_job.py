@@ -313,8 +313,8 @@ def test_a_damaged_part_is_refused(tmp_path):
 def test_all_jobs_below_a_folder_are_found_the_newest_first(tmp_path):
     for name in ("one", "deep/two"):
         squares(tmp_path / name)
-    assert [Path(state.folder).name for state in jobs.found(tmp_path)] == ["two", "one"]
-    assert jobs.found(tmp_path / "one" / "parts") == []
+    assert [Path(state.folder).name for state in jobs.list_jobs(tmp_path)] == ["two", "one"]
+    assert jobs.list_jobs(tmp_path / "one" / "parts") == []
 
 
 def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path):

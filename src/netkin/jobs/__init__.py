@@ -4,6 +4,6 @@ A terminal, a notebook and a server read the same state, without torch.
 """
 
 from netkin.jobs.job import Cancelled, Job, Part
-from netkin.jobs.state import State, cancel, found, read
+from netkin.jobs.state import State, cancel, list_jobs, read
 
-__all__ = ["Cancelled", "Job", "Part", "State", "cancel", "found", "read"]
+__all__ = ["Cancelled", "Job", "Part", "State", "cancel", "list_jobs", "read"]

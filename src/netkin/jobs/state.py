@@ -114,7 +114,7 @@ def beside(result: str | os.PathLike[str]) -> Path:
     return result.with_name(result.name + SUFFIX)
 
 
-def found(folder: str | os.PathLike[str] = ".") -> list[State]:
+def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
     """Return the states of all jobs in a folder and below, the one with the newest heartbeat first."""
     return sorted((read(place) for place in _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
 

@@ -103,7 +103,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return {"weights": dict(own), "buffers": others}
 
 
-def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a model the weights and buffers that `model_state` returned."""
     model.load_state_dict(state["weights"])
     buffers = dict(model.named_buffers())
