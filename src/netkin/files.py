@@ -29,7 +29,7 @@ LOCKS = find_spec("fcntl") is not None  # without them it can't be told which un
 if LOCKS:
     import fcntl
 
-FORMAT = 1
+FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
 UNFINISHED = ".unfinished"
 GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every page of ours
 MARK = "netkin"  # in the metadata of figures and weights
