@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "representations": "errors settings arrays identity progress",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
-    "training": "errors settings arrays files identity memory progress results statistics measures sources "
+    "training": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
     # a folder a question; none imports another, which a test of its own sees to
     "applications": "errors arrays files identity memory progress jobs results statistics measures sources "
