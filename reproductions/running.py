@@ -84,7 +84,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         claim = measured(statement, lab)
         claim.save(out)
     except Exception as fault:
-        return Outcome(statement, fault=_told(label, fault))
+        return Outcome(statement, fault=_report_fault(label, fault))
     tell(f"{label}: {claim.verdict}, {claim.seconds:.0f} s")
     return Outcome(statement, claim)
 
@@ -254,7 +254,7 @@ def _note_recipe(notes: Notes, recipe: Any, name: str) -> None:
     notes.recipes[name] = recipe.words
 
 
-def _told(label: str, fault: Exception) -> str:
+def _report_fault(label: str, fault: Exception) -> str:
     """Say what went wrong, with the whole trace unless it is a refusal, and return it in one line."""
     if not isinstance(fault, NetkinError):
         tell("".join(traceback.format_exception(fault)).rstrip())

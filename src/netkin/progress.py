@@ -71,9 +71,9 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
-    heard = [_Told(one, total, what, done) for one in _listeners.get()]
+    heard = [_Calls(one, total, what, done) for one in _listeners.get()]
     if callable(chosen):
-        told = _Told(chosen, total, what, done)
+        told = _Calls(chosen, total, what, done)
         yield _Several([told, *heard]) if heard else told
         told.finish()
     else:
@@ -118,7 +118,7 @@ class _Several(Report):
             report.update(count)
 
 
-class _Told(Report):
+class _Calls(Report):
     """Calls a function, ten times a second at most, and once more at the end if it has not heard of that."""
 
     def __init__(self, function: Callable[[int, int | None, str], object], total: int | None, what: str, done: int):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.caching import Kept, Reread, gathered
+from netkin.applications.stitching.caching import InMemory, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
@@ -122,7 +122,7 @@ class _Trainer:
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else labelled(network, read())
-        self.course: Kept | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
+        self.course: InMemory | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
         self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch
