@@ -227,7 +227,7 @@ def _both(
 
 @contextmanager
 def _watched(model: nn.Module, layers: Sequence[str], react: React, name: str) -> Iterator[Callable[[Any], None]]:
-    """Give a function that runs the model on a batch and reacts to its layers, to none in runs by anybody else.
+    """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
 
     With one layer, the model is run no further than to it.
     """
