@@ -25,9 +25,9 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
         from netkin.progress import commanded, showing
 
         context = click.get_current_context(silent=True)
-        progress = False if context and context.meta.get(SILENT) else None
+        silent = context is not None and context.meta.get(SILENT)
         try:
-            with commanded(_command_line()), showing(progress):
+            with commanded(_command_line()), showing(False if silent else None):
                 command(*arguments, **options)
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished
