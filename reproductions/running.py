@@ -41,8 +41,12 @@ def run(
 ) -> list[Outcome]:
     """Measure the claims that `ids` name, papers or single claims, and record them below the folder `out`.
 
-    A claim that is recorded there already is not measured again, unless `again` is true or anything has changed that
-    its numbers depend on. After `limit` seconds no further claim is begun.
+    Args:
+        ids: Papers, as "svcca", or single claims, as "svcca/bottom-up".
+        lab: The data and networks to measure on, at a scale.
+        out: The folder of the records.
+        again: Whether to measure also what is recorded there by the present code, criterion and recipes.
+        limit: The seconds after which no further claim is begun; None for no limit.
     """
     statements, started, outcomes = every(ids, lab.scale), time.perf_counter(), []
     for k, one in enumerate(statements, 1):

@@ -87,7 +87,15 @@ def reporting(
 def reported(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items, and report each when the next is asked for; `total` is their number, where they do not know."""
+    """Yield the items, and report each when the next is asked for.
+
+    Args:
+        items: What is gone through.
+        what: What is being done, as "reading".
+        unit: What is counted, as "examples".
+        progress: None, False or a function; None is what `showing` chose around it.
+        total: How many there are, where `items` has no length.
+    """
     count = len(items) if total is None and isinstance(items, Sized) else total
     with reporting(count, what, unit, progress) as report:
         for item in items:
