@@ -221,7 +221,7 @@ def test_a_request_to_cancel_ends_the_work_at_the_next_part(tmp_path):
     with Job(tmp_path / "job", "count", {}) as job:
         job.expect("012")
         assert [job.part(str(number), lambda: {"square": -1}).values["square"] for number in range(3)] == [0, 1, -1]
-    with pytest.raises(ValueFault, match="is not running: it is done, with 3 of 3 parts done"):
+    with pytest.raises(ValueFault, match="is done, with 3 of 3 parts done; only a running job"):
         jobs.cancel(tmp_path / "job")
 
 

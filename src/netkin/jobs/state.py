@@ -123,7 +123,9 @@ def cancel(path: str | os.PathLike[str]) -> State:
     """Ask the job at `path` to stop after the part it is at, and return its state; what is finished is kept."""
     state = read(path)
     if state.condition != "running":
-        raise ValueFault(f"{state.folder!r} is not running: it is {state.condition}, with {state.progress} done.")
+        raise ValueFault(
+            f"{state.folder!r} is {state.condition}, with {state.progress} done; only a running job can be cancelled."
+        )
     files.write_text(Path(state.folder) / CANCEL, "")
     return state
 

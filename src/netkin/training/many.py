@@ -105,7 +105,7 @@ class _Trainings:
             raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
         reason = self.reason_against(how)
         if reason:
-            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}.")
+            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.")
         try:
             return self._by(how)
         except _Unfit as fault:

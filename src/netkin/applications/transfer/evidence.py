@@ -58,7 +58,10 @@ class Evidence:
     def source(self) -> Array:
         """The probabilities of the classes that the model knows."""
         if self.probabilities is None:
-            raise NoValue("this score reads the model's probabilities, and the model has no classes of its own.")
+            raise NoValue(
+                "this score reads the model's probabilities, and the model has no classes of its own; ask for scores "
+                "that read features, such as 'logme'."
+            )
         return self.probabilities
 
     def by_class(self) -> Iterator[Array]:
