@@ -119,7 +119,7 @@ def _before_last(model: nn.Module) -> str:
 
 
 def _class_logits(output: Any) -> Tensor | None:
-    """Return the logits of the model's own classes; None where its output has none, as that of a model without a head."""
+    """Return the logits of the model's own classes; None where it has none, such as a model without a head."""
     try:
         found = logits_of(output)
     except ForwardError:
