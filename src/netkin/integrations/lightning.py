@@ -11,8 +11,8 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.errors import MissingExtra
+from netkin.integrations.late_recorder import LateRecorder
 from netkin.integrations.packages import needed
-from netkin.integrations.training import LateRecorder
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

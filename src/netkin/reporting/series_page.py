@@ -22,7 +22,7 @@ from netkin.reporting.origins import (
     section,
 )
 from netkin.reporting.panes import panes
-from netkin.reporting.settling import series_headline, settling
+from netkin.reporting.settling_marks import series_headline, settling
 from netkin.reporting.step_axis import StepAxis, spread
 from netkin.results import Series
 from netkin.results.text import NO_DATA

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.portions import Portion, joined, picked, portion
-from netkin.applications.stitching.records import Sampling
+from netkin.applications.stitching.stitch_records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit
 from netkin.identity import settings_digest

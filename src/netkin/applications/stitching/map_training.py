@@ -22,8 +22,9 @@ from netkin.applications.stitching.caching import InMemory, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
-from netkin.applications.stitching.records import Record, Sample, Sampling
-from netkin.applications.stitching.standings import (
+from netkin.applications.stitching.stitch_records import Record, Sample, Sampling
+from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training_states import (
     Place,
     Standing,
     Weights,
@@ -32,7 +33,6 @@ from netkin.applications.stitching.standings import (
     keep_standing,
     load_adam,
 )
-from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job
