@@ -172,7 +172,6 @@ def test_a_start_does_not_wait_for_torch(start):
 
 
 PLACES = sorted(HOUSE.rglob("*.py"))
-OURS = ("comparing", "statistics", "measures", "representations")
 
 
 def test_no_two_files_have_one_name_outside_the_command_line():
