@@ -220,15 +220,18 @@ class Lab:
 
     @torch.no_grad()
     def settled(self, model: nn.Module) -> nn.Module:
-        """Return a network that was not trained, its batch norms with the statistics of some training images."""
+        """Return a network that was not trained, its batch norms with the statistics of some training images.
+
+        They are taken on the CPU, where every process finds the same ones, bit for bit: files of stitches go by them.
+        """
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the mean over the batches
-        model.to(self.device).train()
-        for images in self.images().train_images[:1024].split(256):
+        model.cpu().train()
+        for images in self.images().train_images[:1024].cpu().split(256):
             model(images)
-        return model.eval()
+        return model.eval().to(self.device)
 
     def total_steps(self, name: str, epochs: int | None = None) -> int:
         """Return the number of updates of a training of the network `name`."""

@@ -269,8 +269,7 @@ def measures(*, matrices: bool = False) -> dict[str, Measure]:
     """
     for sentence in broken_packages().values():
         _warn_of(sentence)
-    chosen = dict(_MEASURES)
-    return {name: one for name, one in chosen.items() if one.takes_matrices} if matrices else chosen
+    return {name: one for name, one in _MEASURES.items() if one.takes_matrices or not matrices}
 
 
 def find(spec: str | Callable[..., Any] | Measure) -> Measure:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 from sklearn.covariance import LedoitWolf
@@ -9,7 +10,8 @@ from sklearn.metrics import mutual_info_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from netkin.applications.transfer import scores
-from netkin.applications.transfer.scores import SCORES, Evidence, find_score
+from netkin.applications.transfer.evidence import Evidence, evidence_of
+from netkin.applications.transfer.scores import SCORES, find_score, transfer_scores
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 
 
@@ -140,3 +142,30 @@ def test_what_can_not_be_scored_is_refused(evidence):
         scores.leep(Evidence.of(F, evidence.labels))
     with pytest.raises(UnknownName, match="no transfer score named 'logm'; did you mean 'logme'"):
         find_score("logm")
+
+
+def test_scores_are_read_from_one_forward_pass_over_batches():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 3)).train()
+    inputs, labels, runs = torch.randn(60, 4), torch.randint(0, 2, (60,)), []
+    model[0].register_forward_hook(lambda *_: runs.append(1))
+    found = transfer_scores(model, [(inputs[:25], labels[:25]), (inputs[25:], labels[25:])], progress=False)
+    assert len(runs) == 2
+    assert model.training
+    with torch.no_grad():
+        features = model[:2](inputs)
+        wanted = Evidence.of(features, labels.numpy(), model[2](features).softmax(1))
+    assert found == {name: pytest.approx(one.function(wanted), rel=1e-4) for name, one in SCORES.items()}
+
+
+def test_models_without_classes_have_the_other_scores():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+    data = [(torch.randn(40, 4), torch.arange(40) % 2)]
+    assert set(SCORES) - set(transfer_scores(model, data)) == {"leep", "nce"}
+    with pytest.raises(NoValue, match="reads the model's probabilities"):
+        transfer_scores(model, data, ["leep"])
+    with pytest.raises(ValueFault, match="needs labels, and the batches hold none"):
+        transfer_scores(model, [data[0][0]])
+    with pytest.raises(ValueFault, match="has 1 layer to choose from; name the one"):
+        transfer_scores(torch.nn.Sequential(torch.nn.Linear(4, 2)), data)
+    assert evidence_of(model, data, layer="0").features.shape == (40, 6)

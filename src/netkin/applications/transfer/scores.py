@@ -6,66 +6,21 @@ classes that it was trained on, and the labels of the data. A higher score promi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
-from netkin.arrays import as_matrix
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
+from netkin.errors import NoValue, UnknownName, did_you_mean
+from netkin.progress import ProgressOption
+from netkin.representations.inputs import Forward, Transform
 
-Array = np.ndarray
 NEIGHBOURS = 5
 GBC_WIDTH = 64  # principal directions, as its paper has it
 STEPS = 100  # of LogME's fixed point at most
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a model gives for labelled data: features and probabilities, a row for each example, and the labels."""
-
-    features: Array
-    labels: Array
-    probabilities: Array | None = None
-
-    @classmethod
-    def of(cls, features: Any, labels: Any, probabilities: Any = None) -> Evidence:
-        """Return checked evidence, in float64, with labels counted from 0 without gaps."""
-        rows = as_matrix(features, "features").detach().cpu().double().numpy()
-        given = np.asarray(labels)
-        if given.shape != (len(rows),):
-            raise ShapeError(
-                f"there are {len(rows):,} rows of features and labels of shape {given.shape}; give one each."
-            )
-        if given.dtype.kind not in "iub":
-            raise ValueFault(f"labels of classes are whole numbers; got {given.dtype}.")
-        classes, compact = np.unique(given, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueFault(
-                f"all {len(rows):,} examples have the label {classes[0]}; a score needs two classes or more."
-            )
-        return cls(rows, compact, None if probabilities is None else _probabilities(probabilities, len(rows)))
-
-    @property
-    def classes(self) -> int:
-        return int(self.labels.max()) + 1
-
-    @property
-    def one_hot(self) -> Array:
-        return np.eye(self.classes)[self.labels]
-
-    @property
-    def source(self) -> Array:
-        """The probabilities of the classes that the model knows."""
-        if self.probabilities is None:
-            raise NoValue("this score reads the model's probabilities, and the model has no classes of its own.")
-        return self.probabilities
-
-    def by_class(self) -> Iterator[Array]:
-        """Yield the features of each class."""
-        for one in range(self.classes):
-            yield self.features[self.labels == one]
 
 
 @dataclass(frozen=True)
@@ -91,6 +46,42 @@ def score(reference: str) -> Callable[[Callable[[Evidence], float]], Callable[[E
         return function
 
     return register
+
+
+def transfer_scores(
+    model: nn.Module,
+    data: Any,
+    scores: Iterable[str] | None = None,
+    *,
+    layer: str | None = None,
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    progress: ProgressOption = None,
+) -> dict[str, float]:
+    """Return how well a pretrained model suits labelled data, by each score, from one forward pass over them.
+
+    Scores that read the model's own classes are left out where it has none, unless they are asked for.
+
+    Args:
+        model: the model, which is left as it was.
+        data: a loader, or an iterable of batches of (inputs, labels).
+        scores: the names of scores, by default all in `SCORES`.
+        layer: the layer whose outputs are the features, by default the last one before the model's output.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+    """
+    evidence = evidence_of(model, data, layer, examples, forward, transform, progress)
+    found = {}
+    for one in map(find_score, SCORES if scores is None else scores):
+        try:
+            found[one.name] = one.function(evidence)
+        except NoValue:
+            if scores is not None:
+                raise
+    return found
 
 
 def find_score(name: str) -> Score:
@@ -263,13 +254,3 @@ def _about_mean(evidence: Evidence) -> tuple[Array, Array]:
     centred = evidence.features - evidence.features.mean(0)
     means = np.stack([part.mean(0) for part in evidence.by_class()]) - evidence.features.mean(0)
     return centred, means[evidence.labels]
-
-
-def _probabilities(given: Any, count: int) -> Array:
-    found = as_matrix(given, "probabilities").detach().cpu().double().numpy()
-    if len(found) != count or (found < 0).any() or not np.allclose(found.sum(1), 1, atol=1e-3):
-        raise ShapeError(
-            f"`probabilities` must hold for each of {count:,} examples numbers of 0 or more that sum to 1; got shape "
-            f"{found.shape}."
-        )
-    return found / found.sum(1, keepdims=True)
