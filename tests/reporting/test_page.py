@@ -308,7 +308,7 @@ def test_what_is_no_comparison_is_refused(made, tmp_path):
         ValueFault, match=r"a report shows comparisons or a series; got str. `nk.load\(path\)` opens a saved one."
     ):
         report("ab.netkin", tmp_path / "page.html")
-    with pytest.raises(ValueFault, match="a report shows comparisons or a series; got int"):
+    with pytest.raises(ValueFault, match="a report shows comparisons or a series; got int.$"):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
         report([], tmp_path / "page.html")
