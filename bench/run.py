@@ -72,6 +72,9 @@ GOALS = [
         "a 3 × 3 layer of 128 channels compressed to 0.35 of them (0.40 of its multiply-adds), against itself",
         "< 1.0",
     ),
+    ("gradients", "features and gradients at ten layers of two ResNet-18, `pool`, against the forward passes", "≤ 3.5"),
+    ("sketched", "the same summed into 512 buckets, by `nk.collect`, against the forward passes", "≤ 3.85"),
+    ("sketching", "50,000 × 512 numbers into 512 buckets, against one read of them", "≤ 2.2"),
     ("training_seeds", "three ResNet-20 by `nk.train_many`, against one by one", "≤ 1.0"),
     ("training_clients", "24 small convnets with data of their own by `nk.train_many`, against one by one", "≤ 1.0"),
     (

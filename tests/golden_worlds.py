@@ -27,7 +27,7 @@ PARAMETERS = [
 
 def ours() -> dict[str, Measure]:
     """Return netkin's own measures by name."""
-    return {name: one for name, one in measures().items() if one.function.__module__.startswith("netkin.")}
+    return {name: one for name, one in measures(matrices=True).items() if one.function.__module__.startswith("netkin.")}
 
 
 def linear() -> list[str]:

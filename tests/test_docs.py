@@ -124,7 +124,7 @@ RESULTS = ("Comparison", "Series", "Statistics")  # made by netkin, not by users
 @pytest.mark.parametrize("name", sorted(set(nk.__all__) - {*RESULTS, "NetkinError", "__version__", "shapes"}))
 def test_calls_with_many_parameters_describe_each(name):
     parameters = set(inspect.signature(getattr(nk, name)).parameters) - {"X", "Y"}
-    described = re.findall(r"^ +(\w+): ", inspect.getdoc(getattr(nk, name)), re.M)
+    described = re.findall(r"^ +\**(\w+): ", inspect.getdoc(getattr(nk, name)), re.M)
     assert len(parameters) <= 4 or parameters <= set(described)
 
 

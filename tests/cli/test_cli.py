@@ -70,13 +70,20 @@ def test_commands_that_compare_share_their_options(name):
 def test_long_commands_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
-    monkeypatch.setattr(cli.commands[name], "callback", lambda **options: chosen.append(progress._chosen.get()))
+    look = refusing(lambda **options: chosen.append(progress._chosen.get()))
+    monkeypatch.setattr(cli.commands[name], "callback", look)
     needed = {"compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
               "stitch": "a b --data d", "compress": "a --data d --layer l", "collect": "a --data d --out o",
               "merge": "1 --out o", "reproduce": "svcca"}  # fmt: skip
     for line in (f"{name} {needed[name]} --quiet", f"{name} {needed[name]}"):
         assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
     assert chosen == [False, None]
+
+
+def test_a_quiet_command_that_is_misused_leaves_progress_as_it_was():
+    line = "compare a --data d --quiet --pairs wrong"
+    assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 2
+    assert progress._chosen.get() is None
     assert progress._chosen.get() is None
 
 

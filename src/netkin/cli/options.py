@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from netkin.cli.refusals import SILENT
 from netkin.cli.sizes import memory_option
 
 Command = Callable[..., None]
@@ -19,10 +20,7 @@ DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cud
 
 
 def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
-    if quiet:
-        from netkin.progress import showing
-
-        context.with_resource(showing(False))
+    context.meta[SILENT] = quiet  # for `refusing`, which runs the command
 
 
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")

@@ -14,7 +14,7 @@ from netkin.errors import NetkinError
 
 REFUSED = 1
 INTERRUPTED = 130
-ARGUMENTS = "netkin.arguments"
+ARGUMENTS, SILENT = "netkin.arguments", "netkin.silent"
 
 
 def refusing(command: Callable[..., None]) -> Callable[..., None]:
@@ -22,10 +22,12 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        from netkin.progress import commanded
+        from netkin.progress import commanded, showing
 
+        context = click.get_current_context(silent=True)
+        silent = context is not None and context.meta.get(SILENT)
         try:
-            with commanded(_command_line()):
+            with commanded(_command_line()), showing(False if silent else None):
                 command(*arguments, **options)
         except KeyboardInterrupt as stop:  # a job that was cancelled says so
             click.echo(err=True)  # progress may have left its line unfinished

@@ -17,7 +17,7 @@ from netkin.errors import SourceError
 
 EXAMPLE = """\b
 Example:
-  netkin reproduce svcca/bottom-up
+  netkin reproduce --list
 """
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DATA = click.Path(exists=True, file_okay=False, path_type=Path)
