@@ -202,6 +202,12 @@ def test_the_headline_is_computed_from_the_numbers(made):
     assert "3 of 3 layers of seed0 find their best match in the layer of the same name of seed1" in text
 
 
+def test_one_layer_is_no_plural(made):
+    text = read(made.comparison(made.table(rows=("fc",), columns=("fc", "out"), values=[[0.5, 0.4]]))).text
+    assert "seed0, 1 layer " in " ".join(text.split())
+    assert "seed1, 2 layers" in text
+
+
 def test_classes_correspond_to_no_layers(made):
     some = made.table(rows=("0", "1", "2"), columns=("0", "1"), axes=("layer", "class"))
     text = read(made.comparison(some, a="layers", b="classes")).text
