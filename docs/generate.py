@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,7 @@ def section(measure: Measure) -> str:
     """Return a measure's own paragraph."""
     text = inspect.getdoc(measure.function) or ""
     text = text.partition("\nExample:")[0].replace("``", "`").strip()
+    text = re.sub(r"^ +(\w+): ", r"- `\1`: ", text.replace("\nArgs:\n", "\n"), flags=re.M)
     defaults = ", ".join(f"`{name}={value}`" for name, value in measure.defaults.items())
     lines = [f"## {measure.name}", "", text, "", f"*Convention:* {measure.facts.convention}."]
     lines += [f"*Parameters:* {defaults}."] if defaults else []

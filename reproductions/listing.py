@@ -37,7 +37,7 @@ def list_as_document(statements: Sequence[Statement], out: str | Path) -> list[d
 
 def outcomes_as_text(outcomes: Sequence[Outcome]) -> str:
     """Return what became of each claim that was run: a sentence with what was claimed, the control and what follows."""
-    return "\n".join(f"{one.statement.id}, {_told(one)}" for one in outcomes)
+    return "\n".join(f"{one.statement.id}, {_sentence(one)}" for one in outcomes)
 
 
 def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def _numbers(claim: Claim, part: str) -> dict[str, dict[str, Any]]:
     return {name: vars(value) for name, value in getattr(claim, part).items()}
 
 
-def _told(outcome: Outcome) -> str:
+def _sentence(outcome: Outcome) -> str:
     claim = outcome.claim
     if claim is None:
         return f"failed: {outcome.fault}"

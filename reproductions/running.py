@@ -41,8 +41,12 @@ def run(
 ) -> list[Outcome]:
     """Measure the claims that `ids` name, papers or single claims, and record them below the folder `out`.
 
-    A claim that is recorded there already is not measured again, unless `again` is true or anything has changed that
-    its numbers depend on. After `limit` seconds no further claim is begun.
+    Args:
+        ids: Papers, as "svcca", or single claims, as "svcca/bottom-up".
+        lab: The data and networks to measure on, at a scale.
+        out: The folder of the records.
+        again: Whether to measure also what is recorded there by the present code, criterion and recipes.
+        limit: The seconds after which no further claim is begun; None for no limit.
     """
     statements, started, outcomes = every(ids, lab.scale), time.perf_counter(), []
     for k, one in enumerate(statements, 1):
@@ -84,7 +88,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         claim = measured(statement, lab)
         claim.save(out)
     except Exception as fault:
-        return Outcome(statement, fault=_told(label, fault))
+        return Outcome(statement, fault=_report_fault(label, fault))
     tell(f"{label}: {claim.verdict}, {claim.seconds:.0f} s")
     return Outcome(statement, claim)
 
@@ -254,7 +258,7 @@ def _note_recipe(notes: Notes, recipe: Any, name: str) -> None:
     notes.recipes[name] = recipe.words
 
 
-def _told(label: str, fault: Exception) -> str:
+def _report_fault(label: str, fault: Exception) -> str:
     """Say what went wrong, with the whole trace unless it is a refusal, and return it in one line."""
     if not isinstance(fault, NetkinError):
         tell("".join(traceback.format_exception(fault)).rstrip())

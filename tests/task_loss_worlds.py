@@ -7,9 +7,9 @@ from torch import nn
 
 from netkin.applications.stitching.fitting import fitted
 from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.map_training import trained
 from netkin.applications.stitching.matching import matched
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training import trained
 from netkin.applications.stitching.transformations import Transformation
 
 

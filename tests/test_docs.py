@@ -130,7 +130,7 @@ def test_calls_with_many_parameters_describe_each(name):
 
 @pytest.mark.parametrize("name", [
     "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
-    "explain", "model_directions", "stitch", "stitch_all", "stitch_many",
+    "explain", "gradients", "model_directions", "stitch", "stitch_all", "stitch_many", "train", "train_many",
 ])  # fmt: skip
 def test_every_long_call_takes_progress(name):
     assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

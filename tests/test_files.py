@@ -19,7 +19,7 @@ ARRAYS = {"x": np.arange(6.0).reshape(2, 3), "empty": np.zeros((0, 4)), "whole":
 def test_what_is_written_is_read(tmp_path):
     files.write(tmp_path / "f", "moments", {"layers": ["α", "β"], "n": np.int64(3)}, ARRAYS)
     header, arrays = files.read(tmp_path / "f", "moments")
-    assert header == {"kind": "moments", "format": 1, "layers": ["α", "β"], "n": 3}
+    assert header == {"kind": "moments", "format": 2, "layers": ["α", "β"], "n": 3}
     assert arrays.keys() == ARRAYS.keys()
     assert all((arrays[name] == ARRAYS[name]).all() and arrays[name].dtype == ARRAYS[name].dtype for name in ARRAYS)
 
@@ -37,9 +37,9 @@ def test_any_safetensors_reader_can_open_it(tmp_path):
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    save_file(ARRAYS, tmp_path / "f", {"netkin": json.dumps({"kind": "moments", "format": 2})})
+    save_file(ARRAYS, tmp_path / "f", {"netkin": json.dumps({"kind": "moments", "format": 3})})
     with pytest.raises(
-        FileFault, match="f' has format 2 and this netkin reads up to format 1; update with `pip install -U"
+        FileFault, match="f' has format 3 and this netkin reads up to format 2; update with `pip install -U"
     ):
         files.read(tmp_path / "f")
 

@@ -29,8 +29,9 @@ LOCKS = find_spec("fcntl") is not None  # without them it can't be told which un
 if LOCKS:
     import fcntl
 
-FORMAT = 1
+FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
 UNFINISHED = ".unfinished"
+AGAIN = "take another copy of the file, or make it anew"
 GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every page of ours
 MARK = "netkin"  # in the metadata of figures and weights
 SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
@@ -195,7 +196,7 @@ def read(path: Location, kind: str | None = None) -> tuple[dict[str, Any], dict[
         _refuse_other_kind(path, header, kind)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if wanted is not None and wanted != _digest(arrays):
-            raise FileFault(f"{str(path)!r} is damaged: its arrays are not those that were written.")
+            raise FileFault(f"{str(path)!r} is damaged: its arrays are not those that were written; {AGAIN}.")
         return header, arrays
 
 
@@ -299,7 +300,7 @@ def _header(path: Location, metadata: Mapping[str, str] | None) -> tuple[dict[st
     own, wanted = header.pop("checksum", None), header.pop(_OF_ARRAYS, None)
     rest = "{" + text[len(_START) + _DIGITS + len(_REST) :]
     if (own is not None or wanted is not None) and not (text.startswith(_START) and own == _hashed(rest)):
-        raise FileFault(f"{str(path)!r} is damaged: its header is not the one that was written.")
+        raise FileFault(f"{str(path)!r} is damaged: its header is not the one that was written; {AGAIN}.")
     if not isinstance(header["kind"], str):
         raise TypeError(f"its kind must be a text; got {type(header['kind']).__name__}")
     newest = int(header["format"])

@@ -71,9 +71,9 @@ def reporting(
     """
     with showing(progress):
         chosen = _chosen.get()
-    heard = [_Told(one, total, what, done) for one in _listeners.get()]
+    heard = [_Calls(one, total, what, done) for one in _listeners.get()]
     if callable(chosen):
-        told = _Told(chosen, total, what, done)
+        told = _Calls(chosen, total, what, done)
         yield _Several([told, *heard]) if heard else told
         told.finish()
     else:
@@ -87,7 +87,15 @@ def reporting(
 def reported(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items, and report each when the next is asked for; `total` is their number, where they do not know."""
+    """Yield the items, and report each when the next is asked for.
+
+    Args:
+        items: What is gone through.
+        what: What is being done, as "reading".
+        unit: What is counted, as "examples".
+        progress: None, False or a function; None is what `showing` chose around it.
+        total: How many there are, where `items` has no length.
+    """
     count = len(items) if total is None and isinstance(items, Sized) else total
     with reporting(count, what, unit, progress) as report:
         for item in items:
@@ -118,7 +126,7 @@ class _Several(Report):
             report.update(count)
 
 
-class _Told(Report):
+class _Calls(Report):
     """Calls a function, ten times a second at most, and once more at the end if it has not heard of that."""
 
     def __init__(self, function: Callable[[int, int | None, str], object], total: int | None, what: str, done: int):

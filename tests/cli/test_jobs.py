@@ -43,7 +43,7 @@ def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
     assert netkin(f"jobs watch {done / 'ab.netkin'}").stdout.endswith("sweep, done, 1 of 1 parts\n")
     refused = netkin(f"jobs cancel {done / 'ab.netkin'}")
     assert refused.exit_code == 1
-    assert "is not running: it is done, with 1 of 1 parts done." in refused.stderr
+    assert "is done, with 1 of 1 parts done; only a running job can be cancelled." in refused.stderr
     assert netkin(f"jobs watch {done / 'cd.netkin'}").exit_code == 1
     assert netkin("jobs watch").exit_code == netkin("jobs a b").exit_code == 2
 

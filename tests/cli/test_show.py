@@ -81,4 +81,4 @@ def test_arrays_are_not_read(netkin, monkeypatch):
     assert netkin("show ab.netkin").exit_code == 0
     result = netkin("report ab.netkin")
     assert result.exit_code == 1
-    assert "'ab.netkin' is damaged: its arrays are not those that were written." in result.stderr
+    assert "'ab.netkin' is damaged: its arrays are not those that were written; take another copy" in result.stderr

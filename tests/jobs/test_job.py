@@ -221,7 +221,7 @@ def test_a_request_to_cancel_ends_the_work_at_the_next_part(tmp_path):
     with Job(tmp_path / "job", "count", {}) as job:
         job.expect("012")
         assert [job.part(str(number), lambda: {"square": -1}).values["square"] for number in range(3)] == [0, 1, -1]
-    with pytest.raises(ValueFault, match="is not running: it is done, with 3 of 3 parts done"):
+    with pytest.raises(ValueFault, match="is done, with 3 of 3 parts done; only a running job"):
         jobs.cancel(tmp_path / "job")
 
 
@@ -313,8 +313,8 @@ def test_a_damaged_part_is_refused(tmp_path):
 def test_all_jobs_below_a_folder_are_found_the_newest_first(tmp_path):
     for name in ("one", "deep/two"):
         squares(tmp_path / name)
-    assert [Path(state.folder).name for state in jobs.found(tmp_path)] == ["two", "one"]
-    assert jobs.found(tmp_path / "one" / "parts") == []
+    assert [Path(state.folder).name for state in jobs.list_jobs(tmp_path)] == ["two", "one"]
+    assert jobs.list_jobs(tmp_path / "one" / "parts") == []
 
 
 def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path):

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
 from netkin.training import Recipe, train, train_many
-from netkin.training.many import _Call
+from netkin.training.many import _Trainings
 
 
 def net(seed, dtype=torch.float64):
@@ -135,7 +135,7 @@ def test_networks_are_given_back_as_they_were_found():
 def call(models, recipe, data=None, **options):
     given = {"test": None, "loss": None, "hooks": None, "look": None, "look_at": ()} | options
     each = [data or labelled()] * len(models)
-    return _Call(models, each, recipe, seeds=list(range(len(models))), **given)
+    return _Trainings(models, each, recipe, seeds=list(range(len(models))), **given)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -143,7 +143,7 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
     """The steps themselves, without a graph around them: those of networks that need not be of one form."""
     models = [net(0), nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()]
     plain, data = copy.deepcopy(models), [labelled(40), labelled(35, seed=2)]
-    work = _Call(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
+    work = _Trainings(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
     histories = work._at_once("graphs")
     expected = train_many(
         plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), how="one by one"
@@ -185,7 +185,7 @@ def test_operations_are_those_of_torchs_counter():
     work = call([net(0), net(1)], Recipe(epochs=1, batch=16))
     with FlopCounterMode(display=False) as counter:
         net(0)(labelled()[0][:16].double())
-    assert work._looks == [(counter.get_total_flops(), "")]
+    assert work._trials == [(counter.get_total_flops(), "")]
 
 
 class Counting(nn.Module):
@@ -239,7 +239,7 @@ def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
             raise RuntimeError("not twice")
         return outputs.square().mean()
 
-    work = _Call(
+    work = _Trainings(
         models, [labelled()] * 2, Recipe(epochs=1, batch=16, rate=0.1), None, [0, 1], loss, None, None, frozenset()
     )
     with pytest.raises(Exception, match="not twice"):

@@ -33,7 +33,7 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
     beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after the part it is at and keeps what is
     finished; the same command continues it.
     """
-    from netkin.jobs import cancel, found, read
+    from netkin.jobs import cancel, list_jobs, read
 
     verb, rest = (words[0], words[1:]) if words and words[0] in ("watch", "cancel") else ("", words)
     if len(rest) > 1 or (verb and not rest):
@@ -44,7 +44,7 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
     elif verb == "watch":
         _show([_watched(rest[0])] if not json else [read(rest[0])], json)
     else:
-        _show(found(*rest), json)
+        _show(list_jobs(*rest), json)
 
 
 def _watched(path: str) -> State:

@@ -262,11 +262,11 @@ class Pass:
                 fed: dict[str, Any] = {"activations": Owned(here) if self._owns else here}
                 if need.target is not None:
                     fed["gradients"] = {key: one for key, one in self._gradients[need.target].items() if key in here}
-                every = self._told_apart(fed) if collector.by_content else [(fed, self._numbers)]
+                every = self._rows_by_model(fed) if collector.by_content else [(fed, self._numbers)]
                 for part, numbers in every:
                     collector.update(part, numbers, **({"owners": owners} if owners else {}))
 
-    def _told_apart(self, fed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    def _rows_by_model(self, fed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """Yield the rows of each model with hashes of what its examples are."""
         for model in dict.fromkeys(key[0] for key in fed["activations"]):
             own = {feed: {key: one for key, one in rows.items() if key[0] == model} for feed, rows in fed.items()}

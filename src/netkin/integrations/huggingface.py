@@ -11,8 +11,8 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.dynamics.recordings import read
+from netkin.integrations.late_recorder import LateRecorder
 from netkin.integrations.packages import needed
-from netkin.integrations.training import Recording
 
 FILE = "dynamics.netkin"
 
@@ -26,13 +26,13 @@ def dynamics_callback(
     attribute of the trained model to look at, or is a function that finds it. Probes are written beside each checkpoint
     that the Trainer saves, so that a run that is resumed goes on where it was.
     """
-    return _kind()(Recording(probe, model, options))
+    return _kind()(LateRecorder(probe, model, options))
 
 
 class _Events:
     """What the callback does."""
 
-    def __init__(self, recording: Recording):
+    def __init__(self, recording: LateRecorder):
         self.recording = recording
 
     @property

@@ -11,8 +11,8 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.errors import MissingExtra
+from netkin.integrations.late_recorder import LateRecorder
 from netkin.integrations.packages import needed
-from netkin.integrations.training import Recording
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -27,13 +27,13 @@ def dynamics_callback(
     With `log` the numbers also go to the trainer's own loggers. Probes travel in Lightning's checkpoints, so that a run
     that is resumed goes on where it was.
     """
-    return _kind(_packages())(Recording(probe, model, options), log)
+    return _kind(_packages())(LateRecorder(probe, model, options), log)
 
 
 class _Hooks:
     """What the callback does, whichever package it is for."""
 
-    def __init__(self, recording: Recording, log: bool):
+    def __init__(self, recording: LateRecorder, log: bool):
         self.recording, self.log = recording, log
         self._restored: dict[str, Any] = {}
 
@@ -88,7 +88,7 @@ def _kind(packages: tuple[str, ...]) -> Any:
     return type("DynamicsCallback", (_Hooks, *bases), {"__module__": __name__, "__doc__": _Hooks.__doc__})
 
 
-def _rebuilt(packages: tuple[str, ...], recording: Recording, log: bool) -> Any:
+def _rebuilt(packages: tuple[str, ...], recording: LateRecorder, log: bool) -> Any:
     return _kind(packages)(recording, log)
 
 

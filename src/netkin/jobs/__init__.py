@@ -1,9 +1,9 @@
-"""Jobs: long work in parts, each kept on disk as soon as it is finished, that anybody can watch, cancel and continue.
+"""Jobs: long work in parts, each kept on disk as soon as it is finished, to be watched, cancelled and continued.
 
 A terminal, a notebook and a server read the same state, without torch.
 """
 
 from netkin.jobs.job import Cancelled, Job, Part
-from netkin.jobs.state import State, cancel, found, read
+from netkin.jobs.state import State, cancel, list_jobs, read
 
-__all__ = ["Cancelled", "Job", "Part", "State", "cancel", "found", "read"]
+__all__ = ["Cancelled", "Job", "Part", "State", "cancel", "list_jobs", "read"]

@@ -217,26 +217,13 @@ class Job:
         self._stack.close()
 
     def _open(self, folder: Path) -> None:
+        """Take the folder's lock, continue the job in it or begin one, and start the heartbeat."""
         _refuse_no_job(folder)
-        if self.result is not None and not self.result.parent.is_dir():
-            raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
-        if self.result is not None and self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
-            raise FileFault(
-                f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
-                f"another path or delete it, or {ANEW}."
-            )
+        self._refuse_result(folder)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_locked(folder).release)
         self._stop = threading.Event()
-        for place in (folder, folder / PARTS, *filter(None, [self.result])):
-            files.remove_unfinished(place)
-        (folder / CANCEL).unlink(missing_ok=True)
-        parts = list((folder / PARTS).glob("*.netkin"))
-        if self.overwrite:  # the state last, so that no parts are left without one
-            for old in (*parts, *filter(None, [self.result]), folder / STATE):
-                old.unlink(missing_ok=True)
-        elif parts and not (folder / STATE).exists():
-            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {ANEW}.")
+        self._clean(folder)
         if (folder / STATE).exists():
             held = read(folder)
             _refuse_other(held, self._state)
@@ -250,6 +237,30 @@ class Job:
         beating.start()
         self._stack.callback(beating.join)
         self._stack.callback(self._stop.set)
+
+    def _refuse_result(self, folder: Path) -> None:
+        """Refuse a result without a place to write it, or one whose parts are missing."""
+        if self.result is None:
+            return
+        if not self.result.parent.is_dir():
+            raise FileFault(f"cannot write {str(self.result)!r}: there is no folder {str(self.result.parent)!r}.")
+        if self.result.exists() and not (self.overwrite or (folder / STATE).exists()):
+            raise FileFault(
+                f"{str(self.result)!r} is there, and the parts it was made from are not in {str(folder)!r}; give "
+                f"another path or delete it, or {ANEW}."
+            )
+
+    def _clean(self, folder: Path) -> None:
+        """Remove what killed processes left, and with `overwrite` all that was finished."""
+        for place in (folder, folder / PARTS, *filter(None, [self.result])):
+            files.remove_unfinished(place)
+        (folder / CANCEL).unlink(missing_ok=True)
+        parts = list((folder / PARTS).glob("*.netkin"))
+        if self.overwrite:  # the state last, so that no parts are left without one
+            for old in (*parts, *filter(None, [self.result]), folder / STATE):
+                old.unlink(missing_ok=True)
+        elif parts and not (folder / STATE).exists():
+            raise FileFault(f"{str(folder)!r} holds parts of a job without its {STATE}; delete it, or {ANEW}.")
 
     def _ending(self, fault: BaseException | None) -> tuple[str, str]:
         if self._state.status == "cancelled":

@@ -114,7 +114,7 @@ def beside(result: str | os.PathLike[str]) -> Path:
     return result.with_name(result.name + SUFFIX)
 
 
-def found(folder: str | os.PathLike[str] = ".") -> list[State]:
+def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
     """Return the states of all jobs in a folder and below, the one with the newest heartbeat first."""
     if not Path(folder).is_dir():
         raise FileFault(f"there is no folder {str(folder)!r} to look for jobs in.")
@@ -125,7 +125,9 @@ def cancel(path: str | os.PathLike[str]) -> State:
     """Ask the job at `path` to stop after the part it is at, and return its state; what is finished is kept."""
     state = read(path)
     if state.condition != "running":
-        raise ValueFault(f"{state.folder!r} is not running: it is {state.condition}, with {state.progress} done.")
+        raise ValueFault(
+            f"{state.folder!r} is {state.condition}, with {state.progress} done; only a running job can be cancelled."
+        )
     files.write_text(Path(state.folder) / CANCEL, "")
     return state
 

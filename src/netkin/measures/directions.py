@@ -157,7 +157,7 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
             f"directions are found in one block, and these moments have {len(moments.x.second):,}, one for each "
             "frequency; collect with the shape 'flatten', 'positions' or 'pool' instead of 'dft'."
         )
-    x, y = (_Kept(side, share, by) for side in (moments.x, moments.y))
+    x, y = (_LeadingDirections(side, share, by) for side in (moments.x, moments.y))
     x.turn, correlations, turned = torch.linalg.svd(moments.mapped(x.whitener[None], y.whitener[None])[0])
     y.turn = turned.mT
     count = len(correlations)
@@ -171,7 +171,7 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
     return Directions(correlations.clamp(max=1), x.aligned(sign), y.aligned(sign))
 
 
-class _Kept:
+class _LeadingDirections:
     """What is kept of one layer, whitened, and how it is turned to meet the other."""
 
     def __init__(self, side: Side, share: float, by: str):

@@ -34,6 +34,12 @@ def kernel_cka(
 
     ``⟨HKH, HLH⟩ / (‖HKH‖ ‖HLH‖)``. With kernel="features" it is `cka`. Called with two layers, each is a tuple
     (features, gradients).
+
+    Args:
+        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
     """
     return pair.alignment(kernel, "examples")
 
@@ -50,7 +56,14 @@ def kernel_cka_uncentered(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1."""
+    """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1.
+
+    Args:
+        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
+    """
     return pair.alignment(kernel)
 
 
@@ -69,6 +82,12 @@ def kernel_nbs(
     """Return the normalised Bures similarity of two layers' kernels of features and gradients, from 0 to 1.
 
     ``tr (K^½ L K^½)^½ / √(tr K tr L)``.
+
+    Args:
+        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
     """
     return pair.bures(kernel)
 
@@ -88,7 +107,17 @@ def sketched_cka(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1."""
+    """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1.
+
+    Args:
+        kernel: "psi", "features", "gradients", "sum" or "product".
+        buckets: into how many sums the examples of each data set go.
+        stacks: into how many of these sums each example goes.
+        seed: of the buckets and the signs of the examples.
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
+    """
     return pair.alignment(kernel, "examples")
 
 
@@ -107,7 +136,17 @@ def sketched_cka_by_buckets(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1."""
+    """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1.
+
+    Args:
+        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
+        buckets: into how many sums the examples of each data set go.
+        stacks: into how many of these sums each example goes.
+        seed: of the buckets and the signs of the examples.
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
+    """
     return pair.alignment(kernel, "buckets")
 
 
@@ -126,7 +165,17 @@ def sketched_cka_uncentered(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' sketched kernels without centring, from 0 to 1."""
+    """Return the alignment of two layers' sketched kernels without centring, from 0 to 1.
+
+    Args:
+        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
+        buckets: into how many sums the examples of each data set go.
+        stacks: into how many of these sums each example goes.
+        seed: of the buckets and the signs of the examples.
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
+    """
     return pair.alignment(kernel)
 
 
@@ -145,5 +194,15 @@ def sketched_nbs(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1."""
+    """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1.
+
+    Args:
+        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
+        buckets: into how many sums the examples of each data set go.
+        stacks: into how many of these sums each example goes.
+        seed: of the buckets and the signs of the examples.
+        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
+        beta: the exponent by which the prediction is tempered.
+        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
+    """
     return pair.bures(kernel)

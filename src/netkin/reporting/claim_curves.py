@@ -131,7 +131,7 @@ def _named(names: Sequence[Any], lefts: Sequence[float]) -> tuple[list[Markup], 
 
 def _line(kind: int, line: Line, chart: Chart, lefts: Sequence[float], up: Axis) -> Markup:
     points = [
-        (x, value, error, f"{chart.across} {_said(place)}, {line.name}: {_with_error(value, error)}")
+        (x, value, error, f"{chart.across} {_place_text(place)}, {line.name}: {_with_error(value, error)}")
         for x, place, value, error in zip(lefts, chart.places, line.values, line.errors, strict=True)
         if value is not None
     ]
@@ -178,7 +178,7 @@ def _key(lines: Sequence[Line]) -> Markup:
     return tag("ul", *items, class_="key")
 
 
-def _said(place: Any) -> str:
+def _place_text(place: Any) -> str:
     return tick_text(place) if isinstance(place, (int, float)) else str(place)
 
 

@@ -61,11 +61,11 @@ def _frames(series: Series, measure: str) -> dict[str, Any]:
 
 def _frame(grid: Grid, numbered: Mapping[str, int]) -> dict[str, Any]:
     holes = [[i, j, numbered[reason]] for (i, j), reason in grid.holes.items()]
-    errors = None if grid.errors is None else _said(grid.errors)
-    return {"values": _said(grid.values), "errors": errors, "holes": holes, "best": _best(grid)}
+    errors = None if grid.errors is None else _rounded(grid.errors)
+    return {"values": _rounded(grid.values), "errors": errors, "holes": holes, "best": _best(grid)}
 
 
-def _said(values: np.ndarray) -> list[list[float | None]]:
+def _rounded(values: np.ndarray) -> list[list[float | None]]:
     return [[float(number(value)) if math.isfinite(value) else None for value in row] for row in values.tolist()]
 
 

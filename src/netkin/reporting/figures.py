@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import ShapeError, ValueFault
+from netkin.reporting.best_matches import partners
 from netkin.reporting.drawing import (
     bar_beside,
     empty_figure,
@@ -22,7 +23,6 @@ from netkin.reporting.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, grids_of, summary_grids
-from netkin.reporting.matching import partners
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
 from netkin.reporting.wording import shortened, told_apart

@@ -32,7 +32,7 @@ def layer_lines(series: Series, measure: str, axis: StepAxis) -> Markup | None:
     scale = zoomed(table, own)
     colours = [f"var(--d{level(k, own.shape[1])})" for k in range(own.shape[1])]
     drawn, now = drawing(own, scale, axis, colours), tag("span", class_="now", aria_hidden="true")
-    field = tag("div", drawn, *tick_names(scale, axis), now, class_="field", **_told(series, measure))
+    field = tag("div", drawn, *tick_names(scale, axis), now, class_="field", **_attributes(series, measure))
     kind = "logarithmic" if axis.logarithmic else "linear"
     below = tag("p", f"{series.unit} ({kind} axis) →", class_="axis")
     word = "similarity to its final state" if table.higher_is_closer else "distance from its final state, closer is up"
@@ -69,7 +69,7 @@ def _variables(colours: Sequence[str]) -> str:
     return "".join(f"--d{i}:{colour};" for i, colour in enumerate(colours))
 
 
-def _told(series: Series, measure: str) -> dict[str, str]:
+def _attributes(series: Series, measure: str) -> dict[str, str]:
     way = f"left and right go through the {series.unit}s, up and down through the layers"
     return {"role": "group", "aria_label": f"{measure} of each layer with its own final state; the arrow keys {way}"}
 

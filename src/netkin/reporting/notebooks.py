@@ -12,7 +12,7 @@ from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
 from netkin.reporting.layer_lines import drawing, tick_names, zoomed
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.panes import picture
-from netkin.reporting.settling import series_headline
+from netkin.reporting.settling_marks import series_headline
 from netkin.reporting.step_axis import StepAxis, spread
 from netkin.reporting.wording import number_with_error, shortened
 from netkin.results import Comparison, Comparisons, Series

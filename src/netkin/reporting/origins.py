@@ -71,10 +71,10 @@ def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
         found = _OF_LAYER.fullmatch(key)
         words, layer = (found[1], found[2]) if found and found[2] in layers else (key, "")
         alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
-    return dict(_told_of(words, said, own, layers) for (words, said), own in alike.items())
+    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
 
 
-def _told_of(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
     """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
     if not own[0]:
         return words, said

@@ -17,7 +17,7 @@ from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
 from netkin.reporting.series_page import series_page
-from netkin.reporting.spreads import spread_section
+from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Series
 

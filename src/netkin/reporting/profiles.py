@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from netkin.reporting.best_matches import partners
 from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.matching import partners
 from netkin.reporting.scales import Scale, scales_of
 from netkin.reporting.wording import bound, number_with_error, shortened
 from netkin.results import Comparison, Values

@@ -22,7 +22,7 @@ from netkin.reporting.origins import (
     section,
 )
 from netkin.reporting.panes import panes
-from netkin.reporting.settling import series_headline, settling
+from netkin.reporting.settling_marks import series_headline, settling
 from netkin.reporting.step_axis import StepAxis, spread
 from netkin.results import Series
 from netkin.results.text import NO_DATA
@@ -75,7 +75,7 @@ def _when(series: Series, place: int) -> str:
 def _main(series: Series, axis: StepAxis) -> Iterable[Markup | None]:
     grids = {measure: frames(series, measure) for measure in series.measures}
     yield _facts(series)
-    yield warnings(_said(series))
+    yield warnings(_all_warnings(series))
     yield reason_list(missing_in_words(series, list(grids.values())))
     for place, measure in enumerate(series.measures):
         yield _measure(series, axis, measure, grids[measure], place)
@@ -91,7 +91,7 @@ def _facts(series: Series) -> Markup:
     return facts([*data, steps, size, measures, final.created[:10]])
 
 
-def _said(series: Series) -> list[str]:
+def _all_warnings(series: Series) -> list[str]:
     said = list(series.warnings)
     if not series.complete and not any("interrupted" in warning for warning in said):
         said.append("This series was interrupted: the numbers come from a part of the data or of the steps.")

@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from netkin.reporting.best_matches import partners
 from netkin.reporting.grids import Grid
-from netkin.reporting.matching import partners
 from netkin.results import Comparison, Match, Values
 from netkin.results.listings import has_classes, is_worth, listing, pair_label
 from netkin.results.text import brief

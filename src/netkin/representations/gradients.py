@@ -275,7 +275,7 @@ def _classes(labels: Any, logits: Tensor) -> Tensor:
         low, high = int(given[valid].min()), int(given[valid].max())
         raise ValueFault(
             f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
-            f"{logits.shape[-1] - 1}."
+            f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`."
         )
     return given
 

@@ -162,18 +162,18 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
     return _from_function(spec, batch_size)
 
 
-def _spoken(source: DataSource) -> str:
+def _example_name(source: DataSource) -> str:
     place = source.where.replace(",", "").split()[0].rstrip(":")
     return f"`{source.name}:{place}`" if source.load and source.needs_place else f"`{source.name}`"
 
 
-KINDS = f"{', '.join(_spoken(source) for source in CATALOGUE[:-1])} or {_spoken(CATALOGUE[-1])}"
+KINDS = f"{', '.join(_example_name(source) for source in CATALOGUE[:-1])} or {_example_name(CATALOGUE[-1])}"
 
 
 def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any], batch_size: int) -> Batches:
     assert source.load is not None
     if source.needs_place and not place:
-        raise SourceError(f"{spec!r} says not where it lies; write {_spoken(source)[1:-1]!r}.")
+        raise SourceError(f"{spec!r} says not where it lies; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
     given = {option: value for option, value in options.items() if option not in processor}
     chosen = fitted(source.load, given, source.name, skip=1)

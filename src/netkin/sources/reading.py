@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from netkin.errors import SourceError, did_you_mean
 
-# what a file may take in memory, and how much larger than on disk it may become beyond a size that harms nobody
+# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
 LARGEST = 4 * 1024**3
 HARMLESS = 100 * 1024**2
 RATIO = 100

@@ -289,7 +289,7 @@ def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Ru
             f"{str(folder)!r} holds no checkpoints: no file that ends in {', '.join(ENDINGS)}, and no folder with a "
             f"{' or '.join(IN_FOLDERS)}."
         )
-    told = _told([entry.name for entry in entries])
+    told = _steps_in_names([entry.name for entry in entries])
     found = [as_checkpoint(entry, *said) for entry in entries if (said := told[entry.name])]
     if not found:
         raise SourceError(
@@ -301,7 +301,7 @@ def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Ru
     return _ordered(name or str(folder), found, model, passed_over)
 
 
-def _told(names: Sequence[str]) -> dict[str, tuple[int, str] | None]:
+def _steps_in_names(names: Sequence[str]) -> dict[str, tuple[int, str] | None]:
     """Return what each name tells; where some say step or epoch, the 20 of `best_resnet20.pt` is no step."""
     said = {name: step_in(name, bare=False) for name in names}
     return said if any(said.values()) else {name: step_in(name) for name in names}

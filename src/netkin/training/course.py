@@ -226,20 +226,18 @@ def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
 
 def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
     """Yield the batches of data that are only looked at, in their own order."""
-    arrays = arrays_in(data)
-    recipe = Recipe(steps=1, batch=batch, order="given")
-    return (Loaded(data, recipe, 0) if arrays is None else Arrays(arrays, recipe, 0)).epoch()
+    return course_of(data, Recipe(steps=1, batch=batch, order="given"), seed=0).epoch()
 
 
 def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Return a batch on the model's device, its floating tensors in the model's precision."""
 
-    def moved(leaf: Any) -> Any:
+    def to_device(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
 
-    return mapped(moved, batch)
+    return mapped(to_device, batch)
 
 
 def with_margin(images: Tensor, shift: int) -> Tensor:

@@ -248,7 +248,7 @@ class _Training:
 
     def _load(self, path: Location, state: Mapping[str, Any]) -> None:
         with damage_reported(path):
-            restarts.load_model(self.model, state["model"])
+            restarts.load_model_state(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.epoch_state, self.random_state = state["epoch_state"], state["random"]
@@ -394,5 +394,7 @@ def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
         raise ValueFault("`smoothing` belongs to the cross entropy; let a `loss` of your own do it by itself.")
-    if every is not None and (every < 1 or save is None):
+    if every is not None and save is None:
+        raise ValueFault(f"every={every!r} says how often a training is saved, and not where; give `save=`, a file.")
+    if every is not None and every < 1:
         raise ValueFault(f"`every` is a number of steps, 1 or more, between two writings of `save`; got {every!r}.")

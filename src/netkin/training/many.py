@@ -78,12 +78,12 @@ def train_many(
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work))) if seeds is None else list(seeds)
     _refuse_counts(work, data_of_each, seeds)
-    call = _Call(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
+    call = _Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
     with showing(progress):
         return call.run(how)
 
 
-class _Call:
+class _Trainings:
     """One call of `train_many`: which ways are open to it, and the way taken."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _Call:
             raise UnknownName(f"no way {how!r} to train{hint} There are auto, {', '.join(WAYS)}.")
         reason = self.reason_against(how)
         if reason:
-            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}.")
+            raise ValueFault(f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.")
         try:
             return self._by(how)
         except _Unfit as fault:
@@ -128,7 +128,7 @@ class _Call:
         stacked = not self.reason_against("stacked") and not self._is_recurrent
         most = STACKED_BELOW.get(self.device.type, (0, 0))
         size = sum(weight.numel() for weight in self.models[0].parameters())
-        small = stacked and size < most[1] and self._looks[0][0] < most[0]
+        small = stacked and size < most[1] and self._trials[0][0] < most[0]
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
     def reason_against(self, way: str) -> str:
@@ -169,11 +169,11 @@ class _Call:
         return any(isinstance(module, nn.RNNBase) for module in self.models[0].modules())
 
     @cached_property
-    def _looks(self) -> list[tuple[int, str]]:
+    def _trials(self) -> list[tuple[int, str]]:
         """Of each form of network the operations for a batch, and what its forward pass changes beside its buffers."""
         forms = {str(model): (model, arrays) for model, arrays in zip(self.models, self.arrays, strict=True)}
         with model_lock(), random_states_kept(*self.models), torch.no_grad():
-            return [_looked(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
+            return [_try_forward(model, arrays[0][: self.recipe.batch]) for model, arrays in forms.values()]
 
     def _one_by_one(self) -> list[list[Record]]:
         found = []
@@ -197,9 +197,9 @@ class _Call:
             for model in self.models:
                 model.train()
             restarts.seed_all(self.models[0], self.seeds[0], 0)
-            return self._taught(way)
+            return self._train_teams(way)
 
-    def _taught(self, way: str) -> list[list[Record]]:
+    def _train_teams(self, way: str) -> list[list[Record]]:
         given = zip(self.models, self.arrays, self.seeds, strict=True)
         students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
         longest = max(student.course.per_epoch for student in students)
@@ -230,7 +230,7 @@ class _Call:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
             teams = self._teams(students, way, ticks)
-            for changed in filter(None, (changed for _, changed in self._looks)):
+            for changed in filter(None, (changed for _, changed in self._trials)):
                 raise _Unfit(f"the forward pass changes {changed!r} of the model, and not in place.")
             for team in teams:
                 team.rehearse()
@@ -307,7 +307,7 @@ def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _looked(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
+def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
     """Return the operations of a forward pass, and the name of something that it changes other than in place.
 
     No stack and no graph would see that. A copy of the model is tried. The products of layers with weights are counted;

@@ -57,7 +57,16 @@ def read(path: Location, identity: Mapping[str, str]) -> dict[str, Any] | None:
 def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what tells a training from others, before it begins: its model's first weights, its recipe, its data."""
+    """Return what tells a training from others, by name and in words.
+
+    Args:
+        model: The model before its first step.
+        recipe: How it is trained.
+        seed: From which orders, augmentation and dropout follow.
+        loss: The loss that was given, None for the cross entropy.
+        hooks: Those of the training.
+        data: Digests of the data, by what they are for.
+    """
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     kinds = [(getattr(hook, "name", type(hook).__qualname__), hook.settings) for hook in hooks]
     return {
@@ -104,7 +113,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return {"weights": dict(own), "buffers": others}
 
 
-def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a model the weights and buffers that `model_state` returned."""
     model.load_state_dict(state["weights"])
     buffers = dict(model.named_buffers())

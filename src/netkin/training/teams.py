@@ -75,8 +75,8 @@ class Student:
 class Team:
     """Networks of one form, stacked along a new first axis, or a single one as it is.
 
-    `run` takes some steps of all of them; `capture` records the step as a CUDA graph first; `give_back` writes weights
-    and buffers into the networks.
+    `load` prepares the next steps of all of them and `run_tick` takes one; `capture` records the step as a CUDA graph
+    first; `give_back` writes weights and buffers into the networks.
     """
 
     def __init__(self, students: Sequence[Student], store: Store, recipe: Recipe, loss: Loss, ticks: int):
@@ -153,8 +153,11 @@ class Team:
 
     def run_tick(self, tick: int) -> None:
         """Take one step of all networks, by its graph where there is one."""
-        graph = self.graphs.get(self.sizes[tick])
-        graph.replay() if graph is not None else self.step(self.sizes[tick])
+        size = self.sizes[tick]
+        if size in self.graphs:
+            self.graphs[size].replay()
+        else:
+            self.step(size)
 
     def step(self, size: int) -> None:
         """Take the step that the counter points at, with batches of `size`."""

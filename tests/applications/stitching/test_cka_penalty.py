@@ -7,10 +7,10 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching.ends import End
 from netkin.applications.stitching.losses import batch_cka, cka_rows
+from netkin.applications.stitching.map_training import objective
 from netkin.applications.stitching.portions import portion
-from netkin.applications.stitching.records import Sample
+from netkin.applications.stitching.stitch_records import Sample
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training import objective
 from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 

@@ -10,10 +10,10 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching.evaluating import evaluated
+from netkin.applications.stitching.map_training import objective, trained
 from netkin.applications.stitching.portions import portion
 from netkin.applications.stitching.stitch import stitch
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training import objective, trained
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.representations import replacing
 from task_loss_worlds import convnet, images, joined, quiet_world, trained_from, two_perceptrons, two_taggers

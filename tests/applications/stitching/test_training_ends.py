@@ -8,8 +8,8 @@ import torch
 
 import netkin as nk
 from netkin.applications.stitching.evaluating import evaluated
+from netkin.applications.stitching.map_training import trained
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training import trained
 from netkin.errors import ValueFault
 from task_loss_worlds import joined, trained_from, two_perceptrons
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from netkin import files
-from netkin.applications.stitching import standings
-from netkin.applications.stitching import training as training_module
+from netkin.applications.stitching import map_training as training_module
+from netkin.applications.stitching import training_states
+from netkin.applications.stitching.map_training import trained
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training import trained
 from netkin.errors import FileFault
 from netkin.jobs import Job
 from task_loss_worlds import joined, perceptron, two_perceptrons
@@ -24,7 +24,7 @@ OPTIONS = [
 
 def interrupted_after(monkeypatch, count):
     """Let training be interrupted once it has written so many files."""
-    written, keep = [], standings.keep_standing
+    written, keep = [], training_states.keep_standing
 
     def writing(*arguments):
         keep(*arguments)
@@ -170,6 +170,6 @@ def test_the_file_of_an_older_netkin_is_refused(tmp_path):
 def test_half_precision_is_kept(tmp_path):
     weights = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
     with Job(tmp_path, "training", {}) as job:
-        standings.keep_standing((job, "standing"), standings.Standing(weights, weights, weights))
-        found = standings.find_standing((job, "standing"), weights)
+        training_states.keep_standing((job, "standing"), training_states.Standing(weights, weights, weights))
+        found = training_states.find_standing((job, "standing"), weights)
     assert torch.equal(found.now["w"].to(torch.bfloat16), weights["w"])

@@ -169,3 +169,19 @@ def test_models_without_classes_have_the_other_scores():
     with pytest.raises(ValueFault, match="has 1 layer to choose from; name the one"):
         transfer_scores(torch.nn.Sequential(torch.nn.Linear(4, 2)), data)
     assert evidence_of(model, data, layer="0").features.shape == (40, 6)
+
+
+class Headless(torch.nn.Module):
+    """Gives hidden states, as a Hugging Face model without a head does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 5)
+
+    def forward(self, inputs):
+        return {"last_hidden_state": self.second(self.first(inputs).relu())}
+
+
+def test_a_model_without_a_head_has_the_scores_of_its_features():
+    data = [(torch.randn(40, 4), torch.arange(40) % 2)]
+    assert set(SCORES) - set(transfer_scores(Headless(), data, progress=False)) == {"leep", "nce"}

@@ -71,7 +71,7 @@ class Work:
         layer = modules(net)[name]
         assert isinstance(layer, (nn.Linear, nn.Conv2d))
         space = subspace(inputs[name], self.cut)
-        kept, note = self._kept(net, name, layer, space, floor)
+        kept, note = self._directions_to_keep(net, name, layer, space, floor)
         if kept is None:
             return _row(name, layer, layer, width_of(layer), 1.0, inputs, before, [note])
         small = factored(layer, space.first(kept, self.projection))
@@ -80,7 +80,9 @@ class Work:
         remarks = [note, *_remarks(layer, small, inputs.places[name]), _tied(net, layer)]
         return _row(name, layer, small, kept, held, inputs, self._accuracy(net), remarks)
 
-    def _kept(self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float) -> tuple[int | None, str]:
+    def _directions_to_keep(
+        self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float
+    ) -> tuple[int | None, str]:
         """Return how many directions are kept, or None where the layer is better left as it is, and why."""
         if self.size.accuracy_drop is not None:
             return self._searched(net, name, layer, space, floor)

@@ -204,10 +204,10 @@ class _Study:
         names = (f"{self.run.unit} {step}", f"{self.run.unit} {last}")
         how: dict[str, Any] = self.options.others | {"transforms": self.options.transform, "names": names}
         found = compare(a, b, self.data, self.options.measures, **how)
-        own = {"checkpoint a": self._told(step), "weights a": self.weights[step]}
+        own = {"checkpoint a": self._checkpoint_name(step), "weights a": self.weights[step]}
         return replace(found, provenance=dict(found.provenance) | own)
 
-    def _told(self, step: int) -> str:
+    def _checkpoint_name(self, step: int) -> str:
         given = next(checkpoint.given for checkpoint in self.run.checkpoints if checkpoint.step == step)
         return str(given) if isinstance(given, Path) else type(given).__name__
 

@@ -12,10 +12,10 @@ from netkin.applications.dynamics.probing import Examples, Probe, is_first_proce
 from netkin.applications.dynamics.recordings import (
     Progress,
     Recording,
-    linear_measures,
     read,
     recorded,
     restored,
+    state_measures,
     write,
 )
 from netkin.applications.dynamics.standing import Moment, between
@@ -93,7 +93,7 @@ class DynamicsRecorder:
         _refuse_no_count("every", every)
         _refuse_no_count("batch", batch)
         _refuse_frequencies(shape)
-        self.measures, self.run, self.unit = linear_measures(measure), run, unit
+        self.measures, self.run, self.unit = state_measures(measure), run, unit
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
         self._probe = Probe(model, layers, shape, forward, transform)
@@ -163,7 +163,7 @@ class DynamicsRecorder:
         `pairs` is "all", "corresponding" or a list of (layer, layer), as in `nk.compare`; `progress` is None (a bar in
         a terminal), False or a function of (done, total, what).
         """
-        found = self.measures if measures is None else linear_measures(measures)
+        found = self.measures if measures is None else state_measures(measures)
         name, origin = self._kept_examples().name, self._provenance() if self._moments else {}
         held = Recording(self._moments, self._progress, name, self.run, self.unit, provenance=origin)
         return held.series(found, pairs=pairs, progress=progress)

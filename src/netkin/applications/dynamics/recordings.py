@@ -71,7 +71,7 @@ class Recording:
 
     def series(self, measures: Any = None, *, pairs: Any = "all", progress: ProgressOption = None) -> Series:
         """Return every probe against the last one, by the recorder's own measures or others; as of a recorder."""
-        found = linear_measures(self.measures or "svcca" if measures is None else measures)
+        found = state_measures(self.measures or "svcca" if measures is None else measures)
         if not self.moments:
             raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
         final, comparisons, origin = self.moments[-1], [], Origin(self.data, self.provenance)
@@ -85,7 +85,7 @@ class Recording:
         )  # fmt: skip
 
 
-def linear_measures(measures: Any) -> list[Measure]:
+def state_measures(measures: Any) -> list[Measure]:
     """Return the measures asked for, each once, if what a recorder keeps is enough for them."""
     asked = [measures] if isinstance(measures, (str, Measure)) or callable(measures) else measures
     found = list({measure.id: measure for measure in map(find, asked)}.values())

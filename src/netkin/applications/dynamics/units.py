@@ -97,7 +97,7 @@ class Units:
 
 
 def find_units(model: nn.Module) -> list[str]:
-    """Return the names of the units of a model for which nobody named any.
+    """Return the names of the units of a model for which none were named.
 
     Example:
         >>> find_units(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)))

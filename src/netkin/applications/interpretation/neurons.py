@@ -46,13 +46,13 @@ def random_neurons(
     """
     side = side_of(directions)
     drawn = torch.randperm(side.width, generator=generator or torch.Generator().manual_seed(0))
-    return _kept(side, drawn[: _count("k", k, side)], rest)
+    return _chosen_neurons(side, drawn[: _count("k", k, side)], rest)
 
 
 def largest_neurons(directions: AlignedSide | Directions, k: int, *, rest: str = "mean") -> Neurons:
     """Return the `k` units of largest activation: the root of their mean square over the examples."""
     side = side_of(directions)
-    return _kept(side, _largest(side.activity, _count("k", k, side)), rest)
+    return _chosen_neurons(side, _largest(side.activity, _count("k", k, side)), rest)
 
 
 def aligned_neurons(directions: AlignedSide | Directions, k: int, m: int) -> Neurons:
@@ -80,7 +80,7 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
     return directions
 
 
-def _kept(side: AlignedSide, chosen: Tensor, rest: str) -> Neurons:
+def _chosen_neurons(side: AlignedSide, chosen: Tensor, rest: str) -> Neurons:
     if rest not in REST:
         raise UnknownName(f"`rest` is 'mean' or 'predicted'; got {rest!r}.")
     chosen = chosen.sort().values.to(side.mean.device)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.portions import Portion, joined, picked, portion
-from netkin.applications.stitching.records import Sampling
+from netkin.applications.stitching.stitch_records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit
 from netkin.identity import settings_digest
@@ -30,7 +30,7 @@ Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 
 
 @dataclass(frozen=True)
-class Kept:
+class InMemory:
     """All that training needs, in memory: batches as they came, or, dealt out anew, `batch` examples each."""
 
     portions: tuple[Portion, ...]
@@ -91,7 +91,7 @@ class Reread:
 
 def gathered(
     network: Stitched, batches: Iterable[Any], read: Read, settings: TaskLoss, sampling: Sampling | None
-) -> Kept | Reread:
+) -> InMemory | Reread:
     """Return what training reads in every epoch, from a first pass over the `batches`; `read` gives them again.
 
     `sampling`, where there is one, picks its examples on the way, out of what is computed anyhow if that is enough.
@@ -111,16 +111,16 @@ def gathered(
         kept.append(one)
         if size > settings.memory:
             kept.clear()
-    return _kept(kept, size, seen, settings) if kept else _reread(network, read, settings, tuple(answers), seen)
+    return _in_memory(kept, size, seen, settings) if kept else _reread(network, read, settings, tuple(answers), seen)
 
 
-def _kept(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> Kept:
+def _in_memory(portions: list[Portion], size: int, examples: int, settings: TaskLoss) -> InMemory:
     dealt = portions if settings.batch is None else [joined(portions)]
     words = (
         f"activations of the first model on {examples:,} examples kept in memory ({size_in_words(size)} of at most "
         f"{size_in_words(settings.memory)}): after one pass it is needed no more, nor are the data"
     )
-    return Kept(tuple(dealt), settings.seed, settings.batch, examples, words)
+    return InMemory(tuple(dealt), settings.seed, settings.batch, examples, words)
 
 
 def _reread(

@@ -79,7 +79,7 @@ def fitted(
     with guest(a, b, exact=True):
         batches = watched(data, examples, "fitting")
         first = next(batches)
-        meetings = met(a, b, pairs, first, resize=resize, names=names)
+        meetings = meetings_of(a, b, pairs, first, resize=resize, names=names)
         if look is not None:
             look(take(first, 4))
         gathering = Gathering(_keys(pair, meeting, names) for pair, meeting in meetings.items())
@@ -91,7 +91,7 @@ def fitted(
     return Fit(meetings, gathering, names, digest)
 
 
-def met(
+def meetings_of(
     a: nn.Module,
     b: nn.Module,
     pairs: Sequence[Pair],
@@ -227,7 +227,7 @@ def _both(
 
 @contextmanager
 def _watched(model: nn.Module, layers: Sequence[str], react: React, name: str) -> Iterator[Callable[[Any], None]]:
-    """Give a function that runs the model on a batch and reacts to its layers, to none in runs by anybody else.
+    """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
 
     With one layer, the model is run no further than to it.
     """

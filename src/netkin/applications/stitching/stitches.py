@@ -126,7 +126,7 @@ class Stitch:
         return _ends_of(self.names, self.layers)
 
     def __str__(self) -> str:
-        return _told(self, self.how)
+        return _as_text(self, self.how)
 
     __repr__ = __str__
 
@@ -163,7 +163,7 @@ class StitchRecord:
         return _ends_of(self.names, self.layers)
 
     def __str__(self) -> str:
-        return _told(self)
+        return _as_text(self)
 
     __repr__ = __str__
 
@@ -173,7 +173,7 @@ def _ends_of(names: tuple[str, str], layers: tuple[str, str]) -> tuple[str, str]
     return first, second
 
 
-def _told(stitch: Stitch | StitchRecord, how: str = "") -> str:
+def _as_text(stitch: Stitch | StitchRecord, how: str = "") -> str:
     meeting = stitch.transformation.meeting
     heading = f"{' → '.join(stitch._ends)} by {stitch.method}, from {stitch.examples:,} examples"
     judged = "" if stitch.evaluation is None else str(stitch.evaluation)
@@ -248,8 +248,8 @@ class Description:
         model = unwrapped(model)
         state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
         shapes = {name: list(tensor.shape) for name, tensor in state.items()}
-        digests = {_said(dtype): weights_digest(state, dtype) for dtype in FLOATING}
-        return cls(type(model).__name__, shapes, _said(dtype_of(model) or torch.float32), digests)
+        digests = {_dtype_name(dtype): weights_digest(state, dtype) for dtype in FLOATING}
+        return cls(type(model).__name__, shapes, _dtype_name(dtype_of(model) or torch.float32), digests)
 
     def shape(self, name: str) -> str:
         """Return the shape of a tensor in words."""
@@ -275,12 +275,12 @@ def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tra
 
 def have_same_weights(one: Description, other: Description) -> bool:
     """Tell whether two models have the same weights, in the coarser of their precisions."""
-    both = [dtype for dtype in FLOATING if _said(dtype) in (one.precision, other.precision)]
-    coarser = _said(max(both, key=lambda dtype: torch.finfo(dtype).eps))
+    both = [dtype for dtype in FLOATING if _dtype_name(dtype) in (one.precision, other.precision)]
+    coarser = _dtype_name(max(both, key=lambda dtype: torch.finfo(dtype).eps))
     return one.digests[coarser] == other.digests[coarser]
 
 
-def _said(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

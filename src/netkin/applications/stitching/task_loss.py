@@ -66,7 +66,7 @@ class TaskLoss:
         memory: the most bytes of activations that are kept.
         autocast: whether the models run in bfloat16 where torch's autocast allows it.
         seed: of the order of the examples and of the sample.
-        resume: the file in which an interrupted training goes on.
+        resume: the folder in which an interrupted training goes on.
 
     Example:
         >>> TaskLoss.read("task_loss(init=procrustes, rank=8)", {"epochs": 3})
@@ -148,7 +148,7 @@ class TaskLoss:
 
     def __str__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = [f"{f.name}={_spoken(given[f.name])}" for f in fields(self) if given[f.name] != f.default]
+        changed = [f"{f.name}={_as_setting(given[f.name])}" for f in fields(self) if given[f.name] != f.default]
         return f"{NAME}({', '.join(changed)})" if changed else NAME
 
     __repr__ = __str__
@@ -180,7 +180,7 @@ def _refuse_unfit(name: str, value: Any, default: Any) -> None:
         raise ValueFault(f"`seed` must be a whole number from 0 up; got {value!r}.")
 
 
-def _spoken(value: Any) -> Any:
+def _as_setting(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value

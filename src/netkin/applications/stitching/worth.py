@@ -208,8 +208,8 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if measure is None or not judged:
         return
     score = judged[0].name.replace("_", " ")
-    apart = list(_met(measure, judged, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
-    alike = list(_met(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
+    apart = list(_pairs_that_pass(measure, judged, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
+    alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
     if apart:
         yield (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
@@ -234,7 +234,7 @@ def _yardstick(stitches: Iterable[Values]) -> str:
     return next((name for name in ("relative_accuracy", "agreement") if name in some), "")
 
 
-def _met(
+def _pairs_that_pass(
     measure: Values, judged: Sequence[Values], likeness: float, value: float, test: Callable[[float, float], bool]
 ) -> Iterator[str]:
     """Yield the pairs of layers that meet a test, in words; its limits are a likeness and a value of stitches."""

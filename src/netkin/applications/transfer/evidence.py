@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_matrix
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
 from netkin.progress import ProgressOption, reported
 from netkin.representations import Reader, guest, layers
 from netkin.representations.gradients import logits_of
@@ -58,7 +58,10 @@ class Evidence:
     def source(self) -> Array:
         """The probabilities of the classes that the model knows."""
         if self.probabilities is None:
-            raise NoValue("this score reads the model's probabilities, and the model has no classes of its own.")
+            raise NoValue(
+                "this score reads the model's probabilities, and the model has no classes of its own; ask for scores "
+                "that read features, such as 'logme'."
+            )
         return self.probabilities
 
     def by_class(self) -> Iterator[Array]:
@@ -101,9 +104,11 @@ def evidence_of(
                 raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
             rows.append(read(batch)[chosen].cpu())
             labels.append(torch.as_tensor(given).cpu())
-            logits.append(outputs[-1])
+            logits.append(_class_logits(outputs[-1]))
             outputs.clear()
-    return Evidence.of(torch.cat(rows), torch.cat(labels).numpy(), _softmax(logits))
+    known = [one for one in logits if one is not None]
+    probabilities = torch.cat(known).softmax(1) if len(known) == len(rows) else None
+    return Evidence.of(torch.cat(rows), torch.cat(labels).numpy(), probabilities)
 
 
 def _before_last(model: nn.Module) -> str:
@@ -113,10 +118,13 @@ def _before_last(model: nn.Module) -> str:
     return names[-2]
 
 
-def _softmax(outputs: list[Any]) -> Tensor | None:
-    """Return the probabilities of the model's own classes; None where its outputs are no logits of classes."""
-    found = [logits_of(one).float() for one in outputs]
-    return torch.cat(found).softmax(1).cpu() if all(one.ndim == 2 and one.shape[1] > 1 for one in found) else None
+def _class_logits(output: Any) -> Tensor | None:
+    """Return the logits of the model's own classes; None where it has none, such as a model without a head."""
+    try:
+        found = logits_of(output)
+    except ForwardError:
+        return None
+    return found.float().cpu() if found.ndim == 2 and found.shape[1] > 1 else None
 
 
 def _probabilities(given: Any, count: int) -> Array:

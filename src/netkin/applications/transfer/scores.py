@@ -24,7 +24,7 @@ STEPS = 100  # of LogME's fixed point at most
 
 
 @dataclass(frozen=True)
-class Score:
+class TransferScore:
     """A transfer score by its name."""
 
     function: Callable[[Evidence], float]
@@ -35,14 +35,14 @@ class Score:
         return self.function.__name__
 
 
-SCORES: dict[str, Score] = {}
+SCORES: dict[str, TransferScore] = {}
 
 
 def score(reference: str) -> Callable[[Callable[[Evidence], float]], Callable[[Evidence], float]]:
     """Register a transfer score."""
 
     def register(function: Callable[[Evidence], float]) -> Callable[[Evidence], float]:
-        SCORES[function.__name__] = Score(function, reference)
+        SCORES[function.__name__] = TransferScore(function, reference)
         return function
 
     return register
@@ -84,7 +84,7 @@ def transfer_scores(
     return found
 
 
-def find_score(name: str) -> Score:
+def find_score(name: str) -> TransferScore:
     """Return the score of that name."""
     if name not in SCORES:
         raise UnknownName(

@@ -38,7 +38,7 @@ function comparisonCsv(comparison) {
 /* the document that `--json` prints too, and that `nk.load` opens; replicates are not in the page */
 function documentOf({ shown, unasked, pairs, lists, tables, ...facts }) {
   const told = tables.map((table) => [table.id, tableDocument(table, facts.layers_a, facts.layers_b, unasked)]);
-  return { kind: "comparison", format: 1, ...facts, tables: Object.fromEntries(told) };
+  return { kind: "comparison", format: 2, ...facts, tables: Object.fromEntries(told) };
 }
 
 function tableDocument(table, layers_a, layers_b, unasked) {

@@ -11,7 +11,7 @@ from netkin.applications.dynamics import DynamicsRecorder
 from netkin.errors import UnknownName
 
 
-class Recording:
+class LateRecorder:
     """A recorder that is made when training begins, as only then the model is known.
 
     `options` are those of `DynamicsRecorder`; its `every` counts optimizer steps, None means once an epoch.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from netkin import files
-from netkin.applications.stitching.records import Record
+from netkin.applications.stitching.stitch_records import Record
 from netkin.errors import FileFault
 from netkin.jobs import Job
 

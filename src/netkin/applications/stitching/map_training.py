@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.caching import Kept, Reread, gathered
+from netkin.applications.stitching.caching import InMemory, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
-from netkin.applications.stitching.records import Record, Sample, Sampling
-from netkin.applications.stitching.standings import (
+from netkin.applications.stitching.stitch_records import Record, Sample, Sampling
+from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training_states import (
     Place,
     Standing,
     Weights,
@@ -32,7 +33,6 @@ from netkin.applications.stitching.standings import (
     keep_standing,
     load_adam,
 )
-from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job
@@ -122,7 +122,7 @@ class _Trainer:
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else labelled(network, read())
-        self.course: Kept | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
+        self.course: InMemory | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
         self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch

@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 class Sampling:
-    """Picks at most `limit` examples, spread evenly over batches whose number nobody knows beforehand.
+    """Picks at most `limit` examples, spread evenly over batches whose number is not known beforehand.
 
     Every `stride`-th example is picked; when they become too many every other one is let go.
     """
