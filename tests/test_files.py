@@ -103,6 +103,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["f"]
 
 
+@pytest.mark.skipif(not files.LOCKS, reason="needs file locks")
+def test_ctrl_c_as_soon_as_a_file_is_there_leaves_none(tmp_path, monkeypatch):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.fcntl, "flock", pressed)
+    for work in (lambda: files.write_text(tmp_path / "a", "new"), lambda: files.refuse_output(tmp_path / "a", "page")):
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     files.write(tmp_path / "link", "moments", {}, ARRAYS)

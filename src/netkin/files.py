@@ -109,14 +109,10 @@ def _try_to_write(target: Path) -> None:
     """Write a block beside the target and remove it again."""
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "the file is write-protected")
-    unfinished, file = _begun(target)
-    try:
-        with file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        unfinished.unlink()
+    with _begun(target) as (_, file):
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _instead(option: str) -> str:
@@ -141,34 +137,33 @@ def _replace(target: Path, contents: bytes) -> None:
     """Write beside the target, then rename; the target's permissions stay."""
     remove_unfinished(target)
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    unfinished, file = _begun(target)
-    try:
-        with file:
-            if mode is not None:
-                os.chmod(unfinished, mode)
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-            if LOCKS:  # while the lock is held
-                os.replace(unfinished, target)
-        if not LOCKS:
-            os.replace(unfinished, target)
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
+    with _begun(target) as (unfinished, file):
+        if mode is not None:
+            os.chmod(unfinished, mode)
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+        if not LOCKS:  # else the lock is held until it has its name
+            file.close()
+        os.replace(unfinished, target)
 
 
-def _begun(target: Path) -> tuple[Path, BinaryIO]:
-    """Return a new file in the target's own folder, locked as long as it is open, and its path."""
+@contextmanager
+def _begun(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Give a new file in the target's own folder, locked as long as it is open; unless renamed it is removed again."""
     while True:
         path = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{UNFINISHED}")
-        file = open(path, "xb")  # noqa: SIM115 - the caller closes it
-        with suppress(OSError):  # a file system without locks
-            if LOCKS:
-                fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists():  # and no other process has removed it before it was locked
-            return path, file
-        file.close()
+        try:  # Ctrl-C may come as soon as the file is there
+            with open(path, "xb") as file:
+                with suppress(OSError):  # a file system without locks
+                    if LOCKS:
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                if path.exists():  # and no other process has removed it before it was locked
+                    yield path, file
+                    return
+        finally:
+            with suppress(OSError):  # it has its name, or the folder gives no access
+                path.unlink()
 
 
 def remove_unfinished(path: Location) -> None:

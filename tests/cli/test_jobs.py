@@ -33,6 +33,12 @@ def test_a_folder_without_jobs_says_so(netkin, tmp_path):
     assert (found.exit_code, found.stdout, found.stderr) == (0, "no jobs here\n", "")
 
 
+def test_a_folder_that_is_not_there_is_refused(netkin):
+    found = netkin("jobs gone")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "there is no folder 'gone' to look for jobs in." in found.stderr
+
+
 def test_a_job_that_is_over_is_shown_and_can_not_be_cancelled(netkin, done):
     assert netkin(f"jobs watch {done / 'ab.netkin'}").stdout.endswith("sweep, done, 1 of 1 parts\n")
     refused = netkin(f"jobs cancel {done / 'ab.netkin'}")

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import netkin as nk
 from netkin import files
+from netkin.errors import FileFault
 from netkin.results import Claim
 
 PASS = "netkin:digits --data digits:test --examples 40 --layers relu1 --layers relu2 --quiet"
@@ -21,7 +23,8 @@ def test_a_comparison_is_described(netkin):
     told = {line[2:].split("  ")[0]: line.strip().split("  ")[-1].strip() for line in lines[1:]}
     assert lines[0] == "ab.netkin: comparison"
     assert told["tables"] == "cka, angular_cka"
-    assert (told["layers_a"], told["examples"]) == ("relu1, relu2", "40")
+    assert (told["layers a"], told["examples"]) == ("relu1, relu2", "40")
+    assert (told["shapes a"], told["widths a"]) == ("relu1 pool, relu2 pool", "relu1 16, relu2 32")
     assert told["call"] == f"netkin compare {PASS} --measure cka --measure angular_cka --save ab.netkin"
     assert told["arrays"] == "2 of 8 numbers, 64 bytes"
     found = json.loads(netkin("show ab.netkin --json").stdout)
@@ -35,6 +38,18 @@ def test_statistics_and_claims_are_described(netkin, tmp_path):
     facts = {"figure": "Fig. 1", "sentence": "sizes halve", "expected": {}, "criterion": "below 1", "measured": {}}
     path = Claim(id="toys/halving", verdict="holds", scale="cpu", **facts).save(tmp_path)
     assert "sizes halve" in netkin(f"show {path}").stdout
+
+
+def test_a_training_says_how_far_it_is_and_what_it_belongs_to(netkin):
+    inputs = torch.linspace(-1, 1, 64)[:, None]
+    options = {"epochs": 2, "batch": 32, "loss": torch.nn.functional.mse_loss, "save": "t.netkin", "progress": False}
+    nk.train(torch.nn.Linear(1, 1), (inputs, inputs), seed=3, **options)
+    lines = [" ".join(line.split()) for line in netkin("show t.netkin").stdout.splitlines()]
+    assert lines[:2] == ["t.netkin: training", "progress epoch 2, step 4"]
+    assert "seed 3" in lines
+    assert any(line.startswith("recipe epochs=2, batch=32") for line in lines)
+    with pytest.raises(FileFault, match=r"holds where a training stands, .* `nk.train\(..., save=...\)` goes on"):
+        nk.load("t.netkin")
 
 
 def test_what_is_no_file_of_ours_is_refused(netkin):

@@ -198,7 +198,7 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
         result = netkin(line)
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())
-    assert result.stderr.endswith("netkin: interrupted.\n")
+    assert "netkin: interrupted, with 3 of 5 parts done in ab.netkin; the same command continues.\n" in result.stderr
     again = netkin(line)
     assert again.exit_code == 0
     assert results.load("ab.netkin").complete

@@ -97,6 +97,22 @@ def test_order_batches_and_parts_of_the_data_do_not_matter():
         assert np.allclose(merged[name].values, whole[name].values, atol=1e-10)
 
 
+def test_of_different_data_all_examples_are_counted_and_each_part_has_its_share_of_both():
+    a, b = net(0), net(1)
+    first, second = nk.Subject(a, data=inputs(70, 1)), nk.Subject(b, data=list(inputs(45, 2).split(20)))
+    options = {"measures": "sketched_cka(buckets=16)", "layers": LAYERS}
+    whole = nk.compare(first, second, **options)
+    parts = [nk.collect(first, second, part=(i, 3), **options) for i in (1, 2, 3)]
+    merged = nk.merge(parts)
+    assert whole.examples == merged.examples == 70 + 45
+    assert [part.examples for part in parts] == [23 + 15, 23 + 15, 24 + 15]
+    assert np.allclose(merged.compare()[merged.asked[0]].values, whole[merged.asked[0]].values, atol=1e-10)
+    assert (parts[0].missing != "", merged.missing) == (True, "")
+    assert merged.part == "1/3, 2/3, 3/3"
+    assert nk.compare(a, b, inputs(45, 2), **options).examples == 45
+    assert nk.explain(nk.Subject(a, data=list(inputs(70, 1).split(20))), second, **options).passes == 4 + 3
+
+
 def test_statistics_are_saved_and_say_what_they_can_not_serve(tmp_path):
     a, b, data = net(0), net(1), inputs(60)
     kept = nk.collect(a, b, data, measures=["sketched_cka(buckets=16)", "kernel_cka"], layers=LAYERS)

@@ -202,6 +202,12 @@ def test_the_headline_is_computed_from_the_numbers(made):
     assert "3 of 3 layers of seed0 find their best match in the layer of the same name of seed1" in text
 
 
+def test_one_layer_is_no_plural(made):
+    text = read(made.comparison(made.table(rows=("fc",), columns=("fc", "out"), values=[[0.5, 0.4]]))).text
+    assert "seed0, 1 layer " in " ".join(text.split())
+    assert "seed1, 2 layers" in text
+
+
 def test_classes_correspond_to_no_layers(made):
     some = made.table(rows=("0", "1", "2"), columns=("0", "1"), axes=("layer", "class"))
     text = read(made.comparison(some, a="layers", b="classes")).text
@@ -308,7 +314,7 @@ def test_what_is_no_comparison_is_refused(made, tmp_path):
         ValueFault, match=r"a report shows comparisons or a series; got str. `nk.load\(path\)` opens a saved one."
     ):
         report("ab.netkin", tmp_path / "page.html")
-    with pytest.raises(ValueFault, match="a report shows comparisons or a series; got int"):
+    with pytest.raises(ValueFault, match="a report shows comparisons or a series; got int.$"):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
         report([], tmp_path / "page.html")

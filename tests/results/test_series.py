@@ -208,7 +208,7 @@ def test_the_words_say_what_it_is(world, monkeypatch):
         "bottom-up at 0.99: τ = 0.82 ± 0.67, p = 0.67 (3 layers, 2 of them never before the end)",
         "bottom-up at 0.999: there is no order among 3 layers of which none reaches the threshold before the",
         "   end; choose another threshold, or compare more checkpoints.",
-        "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: how often chance does as much",
+        "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order",
     ]
 
 

@@ -99,7 +99,15 @@ def test_numbered_rows_begin_with_their_own_number(made, width):
 
 @pytest.mark.parametrize(
     "value, shown",
-    [(0.004, "4.0e-03"), (123456.0, "1.2e+05"), (0.0, "0.00"), (-0.001, "-1.0e-03"), (1234.5, "1234.50")],
+    [
+        (0.004, "0.0040"),
+        (0.0721, "0.072"),
+        (0.0004, "4.0e-04"),
+        (123456.0, "1.2e+05"),
+        (0.0, "0.00"),
+        (-0.001, "-0.0010"),
+        (1234.5, "1234.50"),
+    ],
 )
 def test_numbers_of_any_size_can_be_read(made, wide, value, shown):
     assert str(made.table(rows=("x",), columns=("x",), values=[[value]])).split()[-1] == shown
@@ -170,12 +178,19 @@ def test_a_list_shows_errors_beside_its_values(made, wide):
         ([[0.5]], [[2e-7]], "0.5000 ±2e-07"),
         ([[0.5]], [[0.0]], "0.50 ±0.00"),
         ([[123456.0]], [[1234.0]], "1.2e+05 ±1.2e+03"),
-        ([[0.002]], [[0.0003]], "2.0e-03 ±3.0e-04"),
+        ([[0.002]], [[0.0003]], "0.0020 ±0.0003"),
+        ([[0.002]], [[0.03]], "0.0020 ±0.03"),
+        ([[0.0002]], [[0.0003]], "2.0e-04 ±3.0e-04"),
         ([[np.nan]], [[np.nan]], "–"),
     ],
 )
 def test_values_get_the_decimals_that_their_errors_need(values, errors, shown):
     assert with_errors(np.array(values), np.array(errors)) == [[shown]]
+
+
+def test_an_error_smaller_than_the_others_is_no_power_of_ten():
+    shown = with_errors(np.full((1, 5), 0.5), np.array([[0.01, 0.02, 0.02, 0.004, 0.000012]]))
+    assert [cell.strip() for cell in shown[0]] == [f"0.50 ±{e}" for e in ("0.01", "0.02", "0.02", "0.004", "1e-05")]
 
 
 def test_more_bias_than_error_names_the_measure_without_it(made, wide):

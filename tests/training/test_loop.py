@@ -322,6 +322,11 @@ def test_a_recipe_is_a_recipe():
         train(net(), labelled(), epochs=1, every=5)
 
 
+def test_the_name_of_a_model_is_no_model():
+    with pytest.raises(ValueFault, match="a model must be a `torch.nn.Module`; got str. `nk.load_model` makes"):
+        nk.train("netkin:digits", (torch.ones(4, 1), torch.ones(4, 1)), epochs=1)
+
+
 def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):

@@ -123,7 +123,7 @@ def _accuracies(networks: dict[str, nn.Module]) -> str:
 
     data = load_data("digits:test")
     shares = ", ".join(f"{name} {accuracy(model, data):.1%}" for name, model in networks.items())
-    return f"right answers on {data.examples} digits that none of them saw: {shares}"
+    return f"accuracy on {data.examples} digits that none of them saw: {shares}"
 
 
 def _notes(trained: Comparison, untrained: Comparison) -> str:

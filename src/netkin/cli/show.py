@@ -19,6 +19,8 @@ Example:
   netkin show ab.netkin
 """
 LONGEST = 100  # characters of a value
+UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
+LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training tells a reader nothing
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -44,21 +46,33 @@ def show(file: Path, json: bool) -> None:
 def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    rows = [(name, _in_short(value)) for name, value in header.items() if name not in ("kind", "format", "provenance")]
-    origin = header.get("provenance")
-    rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+    rows = [(name.replace("_", " "), _in_short(value)) for name, value in header.items() if name not in LEFT_OUT]
+    for origin in (header.get(name) for name in UNFOLDED):
+        rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
     rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
     return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
 
 
 def _in_short(value: Any) -> str:
     if isinstance(value, Mapping):
-        return _cut(", ".join(map(str, value))) or "none"
+        return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
     if isinstance(value, list):
         ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
         plain = ids or [one for one in value if isinstance(one, (str, int, float))]
         return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}"
     return " ".join(str(value).split())
+
+
+def _entry(name: Any, value: Any) -> str:
+    """Return a name with its value, where that is a text or a number.
+
+    Example:
+        >>> _entry("relu1", "pool"), _entry("accuracy", 0.97222), _entry("tables", [])
+        ('relu1 pool', 'accuracy 0.9722', 'tables')
+    """
+    value = value.get("value", value) if isinstance(value, Mapping) else value  # a number of a claim
+    plain = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{name} {plain}" if isinstance(value, (str, int, float)) else str(name)
 
 
 def _cut(text: str) -> str:

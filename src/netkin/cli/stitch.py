@@ -131,7 +131,17 @@ def stitch(
     _show(found, json)
     outputs.finish()
     if not all(one.complete for one in _each(found)):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(_how_far(save))
+
+
+def _how_far(save: Path | None) -> str:
+    """Say what an interrupted command leaves behind."""
+    if save is None:
+        return ""
+    from netkin.jobs import read
+
+    state = read(save)
+    return f"{state.condition}, with {state.progress} done in {save}; the same command continues."
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:

@@ -117,7 +117,7 @@ class Pass:
             if self._targets or self._by_content:
                 self._keep_gradients(runner, own)
         self._look(kept, batches)
-        count = self._examples_in(kept, known) if self._paired else known or 0
+        count = self._examples_in(kept, known) if self._paired else _examples_of_all(batches)
         self._numbers = self._start + self.examples + np.arange(count)
         if known is not None and self._paired:
             self._digest.update(_contents(batches), self._numbers)
@@ -366,3 +366,8 @@ def _contents(batches: Mapping[Runner, Any]) -> Any:
 
 def _of_model(kept: Mapping[Key, KeptLayer], model: str) -> dict[Key, KeptLayer]:
     return {key: one for key, one in kept.items() if key[0] == model}  # type: ignore[index]
+
+
+def _examples_of_all(batches: Mapping[Runner, Any]) -> int:
+    """Return how many examples there are in the batches of different data together."""
+    return sum({id(batch): runner.length(batch) or 0 for runner, batch in batches.items()}.values())

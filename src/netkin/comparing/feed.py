@@ -45,10 +45,21 @@ class Feed:
                     raise ValueFault(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
             if paired:
                 _refuse_other_orders(self._data)
-            self.expected = examples_in(self._data[runners[0]], examples)
+            self.expected = self._counted(examples)
         self.length = self.expected
         if self._part is not None:
             self._cut(*self._part)
+
+    def examples_of(self, runner: Runner) -> int | None:
+        """Return how many examples a runner will see, if that is known."""
+        return self.expected if self.paired else examples_in(self._data[runner], self._examples)
+
+    def _counted(self, examples: int | None) -> int | None:
+        """Return how many examples come, if that is known: where they are not paired, those of all data together."""
+        counts = [examples_in(data, examples) for data in {id(data): data for data in self._data.values()}.values()]
+        if self.paired:
+            return counts[0]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def _of_recorded(self, recorded: Sequence[RecordedRunner], data: Any, examples: int | None) -> None:
         if len(recorded) < len(self.runners):
@@ -68,17 +79,19 @@ class Feed:
         self._data = dict.fromkeys(recorded, slices(0, self.expected))
 
     def _cut(self, which: int, count: int) -> None:
-        """Leave of the data the part `which` of `count`, a contiguous range of examples."""
+        """Leave of all data the part `which` of `count`, a contiguous range of examples."""
         if self.expected is None:
             raise ValueFault(
                 "data that do not tell how many they are can't be split into parts; give each part `start`."
             )
         if count > self.expected:
             raise ValueFault(f"{self.expected:,} examples can't be split into {count:,} parts; take fewer.")
+        is_recorded, cut = isinstance(self.runners[0], RecordedRunner), {}
         first, last = self.expected * (which - 1) // count, self.expected * which // count
-        every = {id(data): data for data in self._data.values()}
-        is_recorded = isinstance(self.runners[0], RecordedRunner)
-        cut = {key: slices(first, last) if is_recorded else part_of(data, first, last) for key, data in every.items()}
+        for key, data in {id(data): data for data in self._data.values()}.items():
+            own = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
+            ends = own * (which - 1) // count, own * which // count
+            cut[key] = slices(*ends) if is_recorded else part_of(data, *ends)
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
         self._examples, self.start, self.length = None, self.start + first, last - first
 

@@ -7,7 +7,7 @@ of these prices itself for the study at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from netkin.comparing.alignment import Alignment, Pairs, size_of_layer, size_of_weights
+from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import MemoryLimit, NetkinError, ValueFault
 from netkin.measures.registry import Measure
@@ -173,18 +174,18 @@ def make_explanation(
     runners: Sequence[Runner],
     measures: Sequence[Measure],
     pairs: Pairs,
-    batches: Iterable[Mapping[Runner, Any]] | None,
+    feed: Feed | None,
     study: Study,
 ) -> Plan:
     """Return the plan for these runners; `study` tells how many examples the data will give and the memory limit.
 
-    Without `batches` the weights alone are looked at.
+    Without a `feed` the weights alone are looked at.
     """
     findings = _Findings(runners, measures, pairs, study)
-    if batches is None:
+    if feed is None:
         findings.read_weights()
     else:
-        findings.look(batches)
+        findings.look(feed)
     try:
         findings.align()
         findings.choose()
@@ -208,6 +209,7 @@ class _Findings:
         self.runners, self.measures, self.pairs, self.study = runners, measures, pairs, study
         self.layers: dict[str, dict[str, LayerSize]] = {runner.name: {} for runner in runners}
         self.batch = 0  # examples in the first batch
+        self.seen: list[int | None] = []  # examples that each model will see
         self.learning = 0  # runs of few examples, to learn which axis counts them
         self.wanted: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.holes: list[str] = []
@@ -215,15 +217,16 @@ class _Findings:
         self.chosen = Plan(0, 0, ())
         self.unchunked = 0  # bytes without error bars
 
-    def look(self, batches: Iterable[Mapping[Runner, Any]]) -> None:
+    def look(self, feed: Feed) -> None:
         """Run each model on the first examples of the first batch; note its layers as the whole batch shows them."""
         with ExitStack() as stack:
             for runner in self.runners:
                 stack.enter_context(runner.ready(self._keeper(runner)))
-            for runner, batch in next(iter(batches)).items():
+            for runner, batch in next(iter(feed)).items():
                 self.batch = self.batch or runner.length(batch) or 1
                 self._run(runner, batch)
                 self.learning += runner.learning_passes(batch)
+        self.seen = list(map(feed.examples_of, self.runners))
 
     def read_weights(self) -> None:
         """Note the layers as their weights show them."""
@@ -277,7 +280,8 @@ class _Findings:
     def _passes(self) -> int | None:
         if not self.batch or all(isinstance(runner, RecordedRunner) for runner in self.runners):
             return 0
-        return None if self.study.examples is None else len(self.runners) * self._batches() + self.learning
+        counts = [math.ceil(count / self.batch) for count in self.seen if count is not None]
+        return sum(counts) + self.learning if len(counts) == len(self.seen) else None
 
     def _batches(self) -> int:
         return math.ceil((self.study.examples or 0) / self.batch)

@@ -55,7 +55,7 @@ class Statistics:
         self.data, self.examples, self.digest = "", 0, DataDigest()
         self.settings: dict[str, str] = {}  # what was asked of the pass
         self.asked: list[str] = []  # the measures, in the order in which they were asked for
-        self.part = ""  # which part of the data, as "3/16", where they were split
+        self.part = ""  # which part of the data, as "3/16", or which of them, where they were split
         self.ended: set[str] = set()  # the stages that were interrupted
         self.warnings: list[str] = []
         self.created = now()
@@ -189,6 +189,7 @@ class Statistics:
             for x, y in zip(self.collectors, other.collectors, strict=True)
         ]
         merged.examples, merged.ended = self.examples + other.examples, self.ended | other.ended
+        merged.part = ", ".join(part for part in (self.part, other.part) if part)
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))

@@ -116,6 +116,8 @@ def beside(result: str | os.PathLike[str]) -> Path:
 
 def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
     """Return the states of all jobs in a folder and below, the one with the newest heartbeat first."""
+    if not Path(folder).is_dir():
+        raise FileFault(f"there is no folder {str(folder)!r} to look for jobs in.")
     return sorted((read(place) for place in _places(Path(folder))), key=lambda state: state.heartbeat, reverse=True)
 
 

@@ -47,12 +47,16 @@ def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
 def _general(comparison: Comparison) -> dict[str, Any]:
     sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
     facts = {
-        sides[0]: f"{comparison.a}, {len(comparison.layers_a)} layers",
-        sides[1]: f"{comparison.b}, {len(comparison.layers_b)} layers",
+        sides[0]: f"{comparison.a}, {_counted(comparison.layers_a)}",
+        sides[1]: f"{comparison.b}, {_counted(comparison.layers_b)}",
     } | common_facts(comparison)
     provenance = comparison.provenance.items()
     more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
     return facts | grouped(more, comparison.layers_b)
+
+
+def _counted(layers: Sequence[str]) -> str:
+    return "1 layer" if len(layers) == 1 else f"{len(layers):,} layers"
 
 
 def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:

@@ -77,9 +77,9 @@ def listed(results: Any) -> list[Comparison]:
         raise ValueFault(f"a series has a page of its own; got {len(found)} results for one page. Write one for each.")
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
     if strange is not None:
-        raise ValueFault(
-            f"a report shows comparisons or a series; got {type(strange).__name__}. `nk.load(path)` opens a saved one."
-        )
+        saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
+        made = " Its `series()` makes one." if hasattr(strange, "series") else ""
+        raise ValueFault(f"a report shows comparisons or a series; got {type(strange).__name__}.{saved}{made}")
     if not found:
         raise ValueFault("a report needs at least one comparison; got none.")
     return found

@@ -263,6 +263,11 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
         return getattr(import_module("netkin.statistics"), kind).from_file(path)
     header, arrays = files.read(path)
     if kind not in RESULTS:
+        if kind == "training":
+            raise FileFault(
+                f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
+                "goes on from it, and when it is done gives its history and weights at once."
+            )
         known = ", ".join(map(repr, [*RESULTS, *READERS, "claim"]))
         raise FileFault(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")
     with files.damage_reported(path):

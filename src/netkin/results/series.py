@@ -21,7 +21,7 @@ from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
 
 RULES = ("stays", "first")
-LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: how often chance does as much"
+LEGEND = "τ: 1 if layers settle from the bottom up, -1 if from the top down; p: p-value against random order"
 CELL = 8  # characters that a step takes at most, as a column
 
 

@@ -110,11 +110,13 @@ def summary_as_text(comparisons: Comparisons) -> str:
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
-    """Return numbers with two decimals, holes as a dash; very large or very small ones as powers of ten.
+    """Return numbers with two decimals, more where all are small; tiny and huge ones as powers of ten, holes as a dash.
 
     Example:
         >>> cells(np.array([[0.123, -0.001], [float("nan"), 12.0]]))
         [['0.12', '0.00'], ['–', '12.00']]
+        >>> cells(np.array([[0.0721, 0.07], [0.0812, 0.0004]]))
+        [['0.072', '0.070'], ['0.081', '0.000']]
     """
     style = _style(values)
     return [[_cell(value, style) for value in row] for row in values.tolist()]
@@ -137,8 +139,9 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> list[list[str]]:
 
 def values_and_errors(values: np.ndarray, errors: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
     """Return numbers with as many decimals as their errors need, and the errors, as ±0.02 or "" where there is none."""
-    powers = _style(values) == ".1e"
-    style = ".1e" if powers else f".{_decimals(errors)}f"
+    style = _style(values)
+    powers = style == ".1e"
+    style = style if powers else max(style, f".{_decimals(errors)}f")  # of two like .2f and .3f the longer
     texts = [[_cell(value, style) for value in row] for row in values.tolist()]
     return texts, [["" if text == HOLE else f"±{text}" for text in row] for row in error_cells(errors, powers)]
 
@@ -149,12 +152,19 @@ def error_cells(errors: np.ndarray, powers: bool = False) -> list[list[str]]:
     Example:
         >>> error_cells(np.array([[0.0042, 0.02, 1e-9, float("nan")]]))
         [['0.004', '0.020', '1e-09', '–']]
+        >>> error_cells(np.array([[0.01, 0.02, 0.0043]]))
+        [['0.01', '0.02', '0.004']]
     """
     style = ".1e" if powers or np.nanmax(errors, initial=0) >= 1e5 else f".{_decimals(errors)}f"
     return [
-        [f"{error:.0e}" if error > 0 and not float(f"{error:{style}}") else _cell(error, style) for error in row]
+        [_small(error) if error > 0 and not float(f"{error:{style}}") else _cell(error, style) for error in row]
         for row in errors.tolist()
     ]
+
+
+def _small(error: float) -> str:
+    """Return the first digit of an error, as 0.004; of one below 1e-4 as a power of ten."""
+    return f"{float(f'{error:.0e}'):g}" if error >= 1e-4 else f"{error:.0e}"
 
 
 def _decimals(errors: np.ndarray) -> int:
@@ -165,7 +175,9 @@ def _decimals(errors: np.ndarray) -> int:
 
 def _style(values: np.ndarray) -> str:
     largest = np.nanmax(np.abs(values)) if np.isfinite(values).any() else 0.0
-    return ".2f" if largest == 0 or 0.1 <= largest < 1e5 else ".1e"
+    if largest == 0 or 0.1 <= largest < 1e5:
+        return ".2f"
+    return f".{1 - math.floor(math.log10(largest))}f" if 1e-3 <= largest < 0.1 else ".1e"
 
 
 def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> list[str]:

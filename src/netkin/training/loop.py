@@ -19,7 +19,7 @@ from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
-from netkin.representations.layers import refuse_lazy
+from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.training import restarts
 from netkin.training.course import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Recipe, recipe_of
@@ -108,7 +108,7 @@ def train(
         (99, True)
     """
     chosen = recipe_of(recipe, settings)
-    refuse_lazy(model)
+    refuse_lazy(unwrapped(model))
     _refuse_settings(chosen, loss, save, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back

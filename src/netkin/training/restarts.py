@@ -32,7 +32,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the training flag, hooks, and
 def write(path: Location, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
     """Write where a training stands: nested mappings and lists of tensors, numbers and texts."""
     arrays: dict[str, np.ndarray] = {}
-    header = {"identity": dict(identity), "state": _packed(state, arrays)}
+    progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for people
+    header = {"identity": dict(identity), "progress": progress, "state": _packed(state, arrays)}
     files.write(path, KIND, header, arrays)
 
 
