@@ -23,7 +23,7 @@ OWN, IMAGENET = "cifar10", "cifar10,normalise=imagenet"
 def test_a_residual_network_reaches_its_recorded_accuracy(checkpoints, cifar10_directory, name, file, data, recorded):
     model = load_model(f"netkin:{name}@{checkpoints / file}")
     batches = load_data(f"{data}:{cifar10_directory}", batch_size=500)
-    assert accuracy(model, islice(batches, 4)) == pytest.approx(recorded, abs=0.003)
+    assert accuracy(model, list(islice(batches, 4))) == pytest.approx(recorded, abs=0.003)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
