@@ -103,7 +103,7 @@ class Moments:
         if not (x.varies and y.varies):
             return ""
         sizes = [float(side.squared.detach()) ** 0.5 for side in (x, y)]
-        traces = [side.variances.detach().to(side.total).sum(-1) for side in (x, y)]
+        traces = [side.traces.detach() for side in (x, y)]
         shared = min(len(trace) for trace in traces)
         chance = float((traces[0][:shared] * traces[1][:shared]).sum()) / ((self.n - 1) * sizes[0] * sizes[1])
         d, e = (float(trace.sum()) ** 2 / size**2 for trace, size in zip(traces, sizes, strict=True))
@@ -252,7 +252,8 @@ class Moments:
 
     def leading_alignment(self, keep_x: Tensor, keep_y: Tensor) -> Tensor:
         """Return `alignment` of the principal directions marked for either side, (blocks, k, l)."""
-        if "alignment" not in self.__dict__ or self.needs_gradient:
+        wide = isinstance(self.x, RowsSide) and self.n < self.x.width + self.y.width  # few rows are multiplied sooner
+        if self.needs_gradient or (wide and "alignment" not in self.__dict__):
             return self.mapped(self.x.whitening(keep_x), self.y.whitening(keep_y))
         k, l = (int(keep.sum(-1).max()) for keep in (keep_x, keep_y))
         part = self.alignment[..., :k, :l]

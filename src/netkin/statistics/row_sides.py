@@ -98,6 +98,10 @@ class RowsSide(Side):
     def total(self) -> Tensor:
         return self._norm.to(summing_dtype(self._norm.device)).square()
 
+    @property
+    def traces(self) -> Tensor:
+        return self.total.reshape(1)
+
     @cached_property
     def gram(self) -> Tensor:
         """``XXᵀ`` of the centred rows, n × n."""

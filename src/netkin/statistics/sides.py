@@ -78,6 +78,11 @@ class Side(ABC):
             )
         return self.total
 
+    @property
+    def traces(self) -> Tensor:
+        """The sum of the centred squares of each block."""
+        return self.variances.to(self.total).sum(-1)
+
     @cached_property
     def varies(self) -> bool:
         """Whether any unit moves by more than the rounding of its mean; what every measure but those of means needs."""
