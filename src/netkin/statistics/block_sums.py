@@ -19,6 +19,7 @@ from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
+SAMPLE = 256  # rows whose median stands for that of all
 
 
 class LayerSums(Stored):
@@ -130,10 +131,11 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
     One far example would draw the mean off all others, and what is left of these without it would be rounding.
     """
     rows, double = rows.detach(), summing_dtype(rows.device)
-    mean, median = rows.mean(0, dtype=double), rows.median(0).values
+    few = rows[:: max(1, len(rows) // SAMPLE)]  # medians take far longer than means
+    mean, median = rows.mean(0, dtype=double), few.median(0).values
     # what is taken off must be exact in the precision of the products
     mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
-    spread = (rows - median).abs().median(0).values
+    spread = (few - median).abs().median(0).values
     return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
 
 
