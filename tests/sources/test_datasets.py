@@ -70,9 +70,9 @@ def test_a_mistyped_data_set_with_a_folder_is_recognised(workshop):
 
 
 def test_a_data_set_without_its_place_is_refused():
-    with pytest.raises(SourceError, match="'cifar10' says not where it lies; write 'cifar10:DIR'"):
+    with pytest.raises(SourceError, match="'cifar10' does not say where the data are; write 'cifar10:DIR'"):
         load_data("cifar10")
-    with pytest.raises(SourceError, match="'npz:' says not where it lies; write 'npz:FILE'"):
+    with pytest.raises(SourceError, match="'npz:' does not say where the data are; write 'npz:FILE'"):
         load_data("npz:")
 
 

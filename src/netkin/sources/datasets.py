@@ -173,7 +173,7 @@ KINDS = f"{', '.join(_example_name(source) for source in CATALOGUE[:-1])} or {_e
 def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any], batch_size: int) -> Batches:
     assert source.load is not None
     if source.needs_place and not place:
-        raise SourceError(f"{spec!r} says not where it lies; write {_example_name(source)[1:-1]!r}.")
+        raise SourceError(f"{spec!r} does not say where the data are; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
     given = {option: value for option, value in options.items() if option not in processor}
     chosen = fitted(source.load, given, source.name, skip=1)
