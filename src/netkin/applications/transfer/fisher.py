@@ -19,7 +19,7 @@ from torch.linalg import vector_norm
 from netkin.arrays import summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
-from netkin.memory import free_memory
+from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
 from netkin.representations.gradients import OUTPUTS, Taps, Target, logits_of
@@ -31,7 +31,7 @@ from netkin.representations.nesting import mapped
 from netkin.statistics.collector import hashes
 
 DISTRIBUTIONS = ("model", "tempered", "labels")
-SHARE = 8  # of the free memory, its eighth, that gradients of single examples may take
+ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 
 Pull = Callable[[Tensor], Sequence[Tensor]]
 
@@ -165,7 +165,8 @@ class _Fisher:
         """Add the examples of a batch, of which the first has the number `first`."""
         count = batch_length(batch)
         size = sum(one.numel() * one.element_size() for one in self.weights.values())
-        chunk = max(1, min(count, free_memory(next(iter(self.weights.values())).device) // SHARE // (3 * size)))
+        device = next(iter(self.weights.values())).device
+        chunk = max(1, min(count, (free_memory(device) // 16 if is_cuda(device) else ROOM) // size))
         for start in range(0, count, chunk):
             part, stop = _between(batch, start, min(start + chunk, count)), min(start + chunk, count)
             self._add(part, stop - start, torch.from_numpy(self._draws(first + np.arange(start, stop))))
@@ -401,6 +402,8 @@ def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -
         )
     factor = target.beta if labels == "tempered" else 1.0
     if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
+        if not factor:
+            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
         return f.square().sum(1) / factor
     if target.outputs == "multilabel":
         p, q = f.sigmoid(), (factor * f).sigmoid()
