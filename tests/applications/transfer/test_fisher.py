@@ -11,13 +11,8 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.transfer import fisher
-from netkin.applications.transfer.fisher import (
-    TaskEmbedding,
-    fisher_rao_distance,
-    fisher_rao_norm,
-    task2vec,
-    task2vec_distance,
-)
+from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
+from netkin.applications.transfer.fisher_rao import fisher_rao_distance, fisher_rao_norm
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
 
 

@@ -1,7 +1,4 @@
-"""Fisher information: Task2Vec embeddings of tasks, and the Fisher–Rao norm of a network.
-
-Both are taken over draws of y, by default from the model's own prediction, and exactly: no y is drawn.
-"""
+"""Fisher information of a network's weights, by which Task2Vec describes a task: Achille et al. (2019)."""
 
 from __future__ import annotations
 
@@ -17,26 +14,22 @@ from torch.func import functional_call, vjp, vmap
 from torch.linalg import vector_norm
 
 from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
-from netkin.representations.gradients import OUTPUTS, Taps, Target, logits_of
+from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.guests import guest
 from netkin.representations.hooks import watching
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.nesting import mapped
 from netkin.statistics.collector import hashes
 
-DISTRIBUTIONS = ("model", "tempered", "labels")
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 
 Pull = Callable[[Tensor], Sequence[Tensor]]
-
-
-# --- Task2Vec ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +86,7 @@ def task2vec(
         >>> task2vec(model, torch.ones(5, 4)).filters
         (('0.weight', 8),)
     """
-    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
+    Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
     _refuse_draws(samples, outputs)
     fisher, seen = None, 0
     with guest(model, exact=exact_model):
@@ -199,7 +192,7 @@ class _Fisher:
             total += fresh.sum(0).cpu()
 
     def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
-        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)
+        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)[:2]
         return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
 
     def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
@@ -252,7 +245,7 @@ def _backbone(
     model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
 ) -> list[str]:
     """Return the names of the weights of the backbone; a model that mixes the examples of a batch is refused."""
-    owned = {name: _weights(module) for name, module in modules(model).items()}
+    owned = {name: filter_weights(module) for name, module in modules(model).items()}
     ran: list[str] = []
     few = take(batch, 4)
     loss = Target(lambda outputs, labels: outputs.flatten(1).sum(1))
@@ -275,10 +268,10 @@ def _backbone(
     return found
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
+def filter_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's own weights that have filters: matrices, kernels, and scales of norm layers."""
     own = module.named_parameters(recurse=False)
-    return {name: one for name, one in own if one.is_floating_point() and (one.ndim > 1 or name == "weight")}
+    return {name: one for name, one in own if one.is_floating_point() and one.ndim > (name != "weight")}
 
 
 def _between(batch: Any, start: int, stop: int) -> Any:
@@ -308,111 +301,3 @@ def _refuse_draws(samples: int | None, outputs: str) -> None:
             f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
             "ones. Leave it out for the exact mean."
         )
-
-
-# --- the Fisher–Rao norm ----------------------------------------------------------------------------------------------
-
-
-def fisher_rao_norm(
-    model: nn.Module,
-    data: Any,
-    *,
-    depth: int | None = None,
-    labels: str = "model",
-    beta: float = 0.5,
-    outputs: str = "categorical",
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
-) -> float:
-    """Return ``(L + 1) √E⟨f, ∇ loss⟩²``, with f the network's output and L its number of hidden layers.
-
-    Liang et al. (2019), arXiv:1711.01530; Eq. 3 of Tang et al. (2020). For a network without biases whose activations
-    are piecewise linear it is ``√(θᵀ F θ)``, with F the Fisher information and θ all weights; for others it is what the
-    formula says.
-
-    Args:
-        model: the model, which is left as it was.
-        data: a loader, an iterable of batches, or one array of inputs; with labels="labels" batches hold labels.
-        depth: L; None for one less than the modules with a matrix or a kernel of weights.
-        labels: where y is from: "model", the prediction p; "tempered", p^β; both as exact means; "labels" of the data.
-        beta: the exponent by which the prediction is tempered, from 0 to below 1.
-        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
-        examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-
-    Example:
-        >>> model = nn.Linear(2, 2, bias=False)
-        >>> _ = nn.init.eye_(model.weight)
-        >>> round(fisher_rao_norm(model, torch.tensor([[2.0, 0.0]])), 3)  # 2 √(p (1 - p)), p = 1/(1 + e^-2)
-        0.648
-    """
-    _refuse_unknown("distribution of y", labels, DISTRIBUTIONS)
-    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
-    target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
-    factor, total, seen = _layer_count(model, depth), 0.0, 0
-    with guest(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            batch = prepared(model, batch, transform)
-            logits = logits_of(call(model, batch, forward)).detach()
-            squares = _squared_products(logits, labels_of(batch), labels, target)
-            total, seen = total + float(squares.sum()), seen + len(squares)
-    return factor * (total / seen) ** 0.5
-
-
-def fisher_rao_distance(a: float, b: float) -> float:
-    """Return ``|a - b| / √(a b)`` of two Fisher–Rao norms: section 4 of Tang et al. (2020).
-
-    Example:
-        >>> fisher_rao_distance(1.0, 4.0)
-        1.5
-    """
-    if not (a > 0 and b > 0):
-        raise ValueFault(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
-    return abs(a - b) / (a * b) ** 0.5
-
-
-def _layer_count(model: nn.Module, depth: int | None) -> int:
-    """Return L + 1."""
-    if depth is not None and depth < 0:
-        raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
-    found = {id(m): any(one.ndim > 1 for one in _weights(m).values()) for m in unwrapped(model).modules()}
-    if depth is None and not any(found.values()):
-        raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
-    return sum(found.values()) if depth is None else depth + 1
-
-
-def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -> Tensor:
-    """Return the mean of ``⟨f, ∇ loss⟩²`` over y, for each example."""
-    f = logits.to(summing_dtype(logits.device))
-    if labels == "labels":
-        with torch.enable_grad():
-            inner = f.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
-        return (f * gradient).flatten(1).sum(1).square()
-    if f.ndim != 2:
-        raise ShapeError(
-            f"the Fisher–Rao norm takes one row of outputs for an example; the model gives {tuple(f.shape[1:])}. Pass "
-            "`forward=`, a function of (model, batch) that returns rows."
-        )
-    factor = target.beta if labels == "tempered" else 1.0
-    if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
-        if not factor:
-            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
-        return f.square().sum(1) / factor
-    if target.outputs == "multilabel":
-        p, q = f.sigmoid(), (factor * f).sigmoid()
-        return (f * (p - q)).sum(1).square() + (f.square() * q * (1 - q)).sum(1)
-    from_mean = (f * f.softmax(1)).sum(1, keepdim=True) - f
-    return ((factor * f).softmax(1) * from_mean.square()).sum(1)
-
-
-def _refuse_unknown(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        hint = did_you_mean(str(value), known) or "."
-        raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
