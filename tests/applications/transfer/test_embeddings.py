@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import fisher_worlds
 import netkin as nk
 from netkin.applications.transfer.embeddings import adaptation_score, layer_embeddings, mean_embedding_norm
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
@@ -12,14 +13,12 @@ from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueF
 
 @pytest.fixture
 def convnet():
-    torch.manual_seed(0)
-    first = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, stride=2), nn.Flatten()]
-    return nn.Sequential(*first, nn.Linear(80, 4)).double()
+    return fisher_worlds.convnet()
 
 
 @pytest.fixture
 def pictures():
-    return torch.randn(9, 3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return fisher_worlds.pictures()
 
 
 def test_at_the_logits_the_norm_is_known(convnet, pictures):
