@@ -121,3 +121,15 @@ def test_a_prediction_without_preference_has_no_score():
     nn.init.zeros_(model.bias)
     with pytest.raises(NoValue, match="zero at this layer"):
         adaptation_score(model, torch.ones(3, 4), "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same(convnet, pictures):
+    wanted = layer_embeddings(convnet, pictures, buckets=4, sample=6)
+    found = layer_embeddings(convnet.cuda(), pictures, buckets=4, sample=6)
+    for name in wanted.names:
+        for read in ("embedding", "sketched"):
+            mine, theirs = (getattr(one, read)(name) for one in (found, wanted))
+            assert mine.norm == pytest.approx(theirs.norm, rel=1e-9)
+            assert mine.kernel_norm == pytest.approx(theirs.kernel_norm, rel=1e-9)

@@ -37,6 +37,14 @@ class Asking(nn.Module):
         return self.head(rows.relu() if rows.abs().max().item() > 0 else rows)
 
 
+class Writing(Asking):
+    """Writes into its input before it asks."""
+
+    def forward(self, batch):
+        batch += 1
+        return super().forward(batch)
+
+
 class Mixing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -62,16 +70,16 @@ def rows():
     return fisher_worlds.rows()
 
 
-def slow_fisher(model, names, data, loss_terms):
+def slow_fisher(run, names, data, loss_terms, model=None):
     """The mean over examples of squared gradients, one example and one y at a time, then the mean within each filter.
 
     `loss_terms(outputs)` gives pairs of the probability of a y and its log-likelihood.
     """
-    known = dict(model.named_parameters())
+    known = dict((model or run).named_parameters())
     weights = [known[name] for name in names]
     totals = [torch.zeros_like(one) for one in weights]
     for i in range(len(data)):
-        output = model(data[i : i + 1].clone())
+        output = run(data[i : i + 1].clone())
         logits = output["logits"] if isinstance(output, dict) else output
         for p, log_likelihood in loss_terms(logits[0]):
             for total, one in zip(totals, torch.autograd.grad(log_likelihood, weights, retain_graph=True), strict=True):
@@ -106,6 +114,7 @@ def test_the_fisher_information_of_a_logistic_regression_is_the_known_one(rows):
         (Twice, ["first.weight", "again.weight"]),
         (Recurrent, ["inner.weight_ih_l0", "inner.weight_hh_l0"]),
         (Asking, ["first.weight"]),
+        (Writing, ["first.weight"]),
     ],
 )
 def test_any_model_is_taken_and_the_head_is_what_runs_last(kind, names, rows):
@@ -211,6 +220,45 @@ def test_examples_are_counted_and_labels_not_read(convnet, pictures):
     assert found.values == pytest.approx(task2vec(convnet, pictures[:6]).values, rel=1e-12)
 
 
+def test_what_all_examples_share_goes_to_each(rows):
+    class Shifted(Asking):
+        def forward(self, rows, shift):
+            return super().forward(rows + shift)
+
+    shift = torch.arange(4.0, dtype=torch.float64)
+    model = made(Shifted)
+    wanted = slow_fisher(lambda x: model(x, shift), ["first.weight"], rows, of_classes, model)
+    assert task2vec(model, [{"rows": rows, "shift": shift}]).values == pytest.approx(wanted, rel=1e-10)
+
+
+def test_weights_that_the_head_shares_do_not_count():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids):
+            return self.head(self.inner(self.table(ids).mean(1)))
+
+    model, ids = made(Tied), torch.tensor([[0, 1], [2, 3], [4, 4]])
+    found = task2vec(model, ids)
+    assert found.filters == (("inner.weight", 4),)
+    assert found.values == pytest.approx(slow_fisher(model, ["inner.weight"], ids, of_classes), rel=1e-10)
+    table = task2vec(model, ids, backbone="table")  # its own gradient and that of the head, in one
+    assert table.values == pytest.approx(slow_fisher(model, ["table.weight"], ids, of_classes), rel=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same(convnet, pictures):
+    wanted, drawn = task2vec(convnet, pictures), task2vec(convnet, pictures, samples=3)
+    convnet.cuda()
+    assert task2vec(convnet, pictures).values == pytest.approx(wanted.values, rel=1e-9)
+    assert task2vec(convnet, pictures, samples=3).values == pytest.approx(drawn.values, rel=1e-9)
+    assert fisher_rao_norm(convnet, pictures) == pytest.approx(fisher_rao_norm(convnet.cpu(), pictures), rel=1e-9)
+
+
 def test_half_precision_gives_the_same_to_its_digits(convnet, pictures):
     wanted = task2vec(convnet, pictures).values
     found = task2vec(convnet.bfloat16(), pictures.float()).values
@@ -237,6 +285,16 @@ def test_a_model_that_mixes_examples_is_refused(rows):
 def test_what_task2vec_can_not_do_is_told(convnet, pictures, options, kind, sentence):
     with pytest.raises(kind, match=sentence):
         task2vec(convnet, pictures, **options)
+
+
+def test_outputs_without_a_choice_or_a_number_are_refused(rows):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double()
+    with pytest.raises(ShapeError, match="1 output for each example, and one class of one is certain"):
+        task2vec(model, rows)
+    assert task2vec(model, rows, outputs="multilabel").values.min() > 0
+    rows[5, 0] = torch.nan
+    with pytest.raises(ValueFault, match="the Fisher information holds 5 NaN or Inf among 5 values"):
+        task2vec(model, rows, outputs="multilabel")
 
 
 def test_a_network_that_is_all_head_is_refused(rows):

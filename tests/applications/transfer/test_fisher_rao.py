@@ -177,3 +177,11 @@ def test_what_has_no_fisher_rao_norm_is_told(convnet, pictures, options, kind, s
 def test_a_model_without_weights_needs_a_depth(rows):
     with pytest.raises(ValueFault, match="no layer with a matrix of weights to count; pass `depth`"):
         fisher_rao_norm(nn.Identity(), rows)
+
+
+def test_outputs_without_a_choice_or_a_number_are_refused(rows):
+    with pytest.raises(ShapeError, match="one class of one is certain"):
+        fisher_rao_norm(nn.Linear(4, 1).double(), rows)
+    rows[5, 0] = torch.nan
+    with pytest.raises(ValueFault, match="the model's output holds 3 NaN or Inf among 21 values"):
+        fisher_rao_norm(nn.Linear(4, 3).double(), rows)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.linalg import vector_norm
 
-from netkin.arrays import summing_dtype
+from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
@@ -156,36 +156,34 @@ class _Fisher:
 
     def add(self, batch: Any, first: int) -> None:
         """Add the examples of a batch, of which the first has the number `first`."""
-        count = batch_length(batch)
+        tensors, rebuild = _examples_of(batch)
+        draws = self._draws(first + np.arange(len(tensors[0]))).to(tensors[0].device, summing_dtype(tensors[0].device))
         size = sum(one.numel() * one.element_size() for one in self.weights.values())
-        device = next(iter(self.weights.values())).device
-        chunk = max(1, min(count, (free_memory(device) // 16 if is_cuda(device) else ROOM) // size))
-        for start in range(0, count, chunk):
-            part, stop = _between(batch, start, min(start + chunk, count)), min(start + chunk, count)
-            self._add(part, stop - start, torch.from_numpy(self._draws(first + np.arange(start, stop))))
+        room = free_memory(tensors[0].device) // 16 if is_cuda(tensors[0].device) else ROOM
+        with Taps(self.running, []).open():
+            for part in zip(*(one.split(max(1, room // size)) for one in (draws, *tensors)), strict=True):
+                self._add(*part, rebuild=rebuild)
 
     def embedding(self, examples: int) -> TaskEmbedding:
         sizes = [one[0].numel() for one in self.weights.values()]
-        values = [(total / size / examples).numpy() for total, size in zip(self.sums, sizes, strict=True)]
+        values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
+        refuse_non_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
         how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
         words = f"{how}, {self.classes} outputs, {self.outputs}"
-        return TaskEmbedding(np.concatenate(values), filters, weights_digest(self.weights), examples, words)
+        return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, words)
 
-    def _add(self, batch: Any, count: int, draws: Tensor) -> None:
-        tensors, rebuild = _examples_of(batch, count)
-        draws = draws.to(tensors[0].device, summing_dtype(tensors[0].device))
-        with Taps(self.running, []).open():
-            if self.at_once:
-                try:
-                    with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
-                        warnings.filterwarnings("ignore", "There is a performance drop")
-                        found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
-                    return self._sum(found)
-                except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
-                    self.at_once = False
-            for i in range(count):
-                self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild([t[i] for t in tensors]), draws[i])])
+    def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
+        if self.at_once:
+            try:
+                with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
+                return self._sum(found)
+            except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
+                self.at_once = False
+        for draw, *own in zip(draws, *tensors, strict=True):
+            self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
 
     def _sum(self, found: Sequence[Tensor]) -> None:
         for total, fresh in zip(self.sums, found, strict=True):
@@ -207,11 +205,7 @@ class _Fisher:
 
     def _squares(self, logits: Tensor, pull: Pull, draw: Tensor) -> list[Tensor]:
         """Return the squared gradients of one example, summed over each filter and over the draws of y."""
-        if logits.ndim != 2:
-            raise ShapeError(
-                f"Task2Vec takes one row of outputs for an example; the model gives {tuple(logits.shape[1:])}. Pass "
-                "`forward=`, a function of (model, batch) that returns rows."
-            )
+        refuse_odd_outputs(logits, self.outputs)
         self.classes = logits.shape[1]
         totals: list[Any] = [0.0] * len(self.weights)
         for step in self._steps(logits[0].to(draw.dtype), draw):
@@ -234,11 +228,11 @@ class _Fisher:
                 drawn = (p.cumsum(0) <= u).sum().clamp(max=len(logits) - 1)
                 yield ((torch.arange(len(logits), device=p.device) == drawn).to(p) - p) / self.samples**0.5
 
-    def _draws(self, numbers: np.ndarray) -> np.ndarray:
+    def _draws(self, numbers: np.ndarray) -> Tensor:
         """Return a number in [0, 1) for each draw of each example, whatever the batches."""
         count = self.samples or 0
         mixed = hashes(self.seed, numbers[:, None] * max(count, 1) + np.arange(count))
-        return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+        return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
 def _backbone(
@@ -274,25 +268,35 @@ def filter_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: one for name, one in own if one.is_floating_point() and one.ndim > (name != "weight")}
 
 
-def _between(batch: Any, start: int, stop: int) -> Any:
-    count = batch_length(batch)
-    return mapped(lambda leaf: leaf[start:stop] if _is_of(leaf, count) else leaf, batch)
-
-
-def _examples_of(batch: Any, count: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+def _examples_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """Return the tensors of a batch that hold an entry for each example, and how one's entries become a batch."""
+    count = batch_length(batch)
     found: list[Tensor] = []
     mapped(lambda leaf: found.append(leaf) if _is_of(leaf, count) else None, batch)
 
     def rebuild(own: Sequence[Tensor]) -> Any:
-        rest = iter(own)
-        return mapped(lambda leaf: next(rest).unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
+        rest = iter(own)  # copies, since a model may write into its input
+        return mapped(lambda leaf: next(rest).clone().unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
 
     return found, rebuild
 
 
 def _is_of(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
+
+
+def refuse_odd_outputs(logits: Tensor, outputs: str) -> None:
+    """Refuse outputs that are not one row for an example, or a single logit for one class of many."""
+    if logits.ndim != 2:
+        raise ShapeError(
+            f"one row of outputs is needed for an example; the model gives {tuple(logits.shape[1:])}. Pass `forward=`, "
+            "a function of (model, batch) that returns rows."
+        )
+    if outputs == "categorical" and logits.shape[1] < 2:
+        raise ShapeError(
+            "the model gives 1 output for each example, and one class of one is certain; pass outputs='multilabel' for "
+            "the logit of yes or no, or outputs='continuous'."
+        )
 
 
 def _refuse_draws(samples: int | None, outputs: str) -> None:

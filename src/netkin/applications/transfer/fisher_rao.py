@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.transfer.fisher import filter_weights
-from netkin.arrays import summing_dtype
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.applications.transfer.fisher import filter_weights, refuse_odd_outputs
+from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.gradients import Target, logits_of
 from netkin.representations.guests import guest
@@ -69,6 +69,7 @@ def fisher_rao_norm(
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             batch = prepared(model, batch, transform)
             logits = logits_of(call(model, batch, forward)).detach()
+            refuse_non_finite(logits, "the model's output")
             squares = _squared_products(logits, labels_of(batch), labels, target)
             total, seen = total + float(squares.sum()), seen + len(squares)
     return factor * (total / seen) ** 0.5
@@ -104,11 +105,7 @@ def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -
             inner = f.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
         return (f * gradient).flatten(1).sum(1).square()
-    if f.ndim != 2:
-        raise ShapeError(
-            f"the Fisher–Rao norm takes one row of outputs for an example; the model gives {tuple(f.shape[1:])}. Pass "
-            "`forward=`, a function of (model, batch) that returns rows."
-        )
+    refuse_odd_outputs(f, target.outputs)
     factor = target.beta if labels == "tempered" else 1.0
     if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
         if not factor:
