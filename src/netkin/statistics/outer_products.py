@@ -172,7 +172,8 @@ class LayerEmbeddings(Statistic):
     def sketched(self, name: str) -> MeanEmbedding:
         """Return the norms as the authors' code has them: of ``K̃_f ∘ K̃_g`` over the buckets, in the place of K.
 
-        Random signs cancel in that product, so that these are other numbers: ‖μ‖ comes out too large.
+        Random signs cancel in that product, so that these are other numbers: ‖μ‖² is too large on average, by
+        ``Σ (‖f_i‖²‖g_j‖² + K_ij) / (M N²)`` over i ≠ j.
         """
         own = self._sums(name)
         if not own.sketches:
