@@ -81,7 +81,7 @@ _ROOMS = {
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {
-    "netkin.representations.filters": ["Decomposition", "freeze_except"],
+    "netkin.representations.filters": ["Decomposed", "freeze_except"],
     "netkin.representations": [
         "cls", "dft", "flatten", "last", "mean", "pool", "positions", "replacing", "run_from", "run_until", "tokens",
     ],

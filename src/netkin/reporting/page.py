@@ -20,6 +20,7 @@ from netkin.reporting.series_page import series_page
 from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Series
+from netkin.results.listings import has_networks
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 ENDINGS = (".html", ".htm")
@@ -91,6 +92,8 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 
 
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    if len(comparisons) == 1 and has_networks(comparisons[0]):
+        return f"{len(comparisons[0].layers_a)} networks, each with every other"
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
     return f"{len(names)} models in {len(comparisons)} comparisons"

@@ -163,7 +163,7 @@ def _padding_around(frame: nn.Conv2d) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Decomposition:
+class Decomposed:
     """A network of atoms, and what became of each convolution.
 
     `errors` are ``‖W − α D‖ / ‖W‖`` of each layer; `left` says which convolutions are as they were, and why.
@@ -188,7 +188,7 @@ def _atoms_in_words(model: nn.Module, name: str) -> str:
 
 def decompose(
     model: nn.Module, atoms: int | None = None, *, fused: bool = True, train_only: str | Sequence[str] = ()
-) -> Decomposition:
+) -> Decomposed:
     """Return a copy of `model` whose convolutions are made of atoms, with the error of each layer.
 
     The atoms are the best for that number: the leading singular directions of the layer's filters. With all atoms,
@@ -216,7 +216,7 @@ def decompose(
         found = with_atoms(layer, U, D, fused=fused)
         errors[name] = float((F - filter_matrix(found)).norm() / F.norm()) if bool(F.any()) else 0.0
         put(made, layer, found)
-    return Decomposition(freeze_except(made, train_only) if train_only else made, errors, left)
+    return Decomposed(freeze_except(made, train_only) if train_only else made, errors, left)
 
 
 def recompose(model: nn.Module) -> nn.Module:
