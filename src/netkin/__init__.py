@@ -77,6 +77,7 @@ _ROOMS = {
         "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
     "netkin.applications.subspaces": ["atom_similarity", "nearest_networks", "share_coefficients"],
+    "netkin.applications.federated": ["federate", "similar_users_ensemble", "split_by_classes", "user_clusters"],
     "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
@@ -102,6 +103,9 @@ _UNLISTED = {
         "task2vec", "task2vec_distance", "transfer_scores",
     ],
     "netkin.applications.subspaces": ["Decorrelation", "NearestNetworks", "Sharing"],
+    "netkin.applications.federated": [
+        "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "plan_for", "user_similarity",
+    ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
