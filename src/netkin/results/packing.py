@@ -250,7 +250,8 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
 
     A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from, and single
     collectors; a recording to make series of; a federation; a stitch, with the two `models` that it joins; and a
-    compressed model, with the original one. Without models those two give their records. Torch is imported only for what needs it.
+    compressed model, with the original one. Without models those two give their records. Torch is imported only
+    for what needs it.
     """
     if files.read_start(path, 1) == b"{":
         return _from_json(path, models)

@@ -126,18 +126,20 @@ class Plan:
     @property
     def leaks(self) -> str:
         """What others can learn of a client's data from what it sends, in words."""
+        atoms = any(self.parts[name] == "atoms" for name in self.kept)
+        handed = " To be compared with others, a client hands its atoms over once." * atoms
         if not self.travelling:
-            return "Nothing travels in the rounds, and nothing leaks."
+            return "Nothing travels in the rounds, and nothing leaks." + handed
         parts = [part for part in PARTS if any(self.parts[name] == part for name in self.travelling)]
         told = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
         told += [_LEAKS[part] for part in parts if part in _LEAKS]
         told.append("Averages alone protect nobody: without secure aggregation or added noise each update can be read.")
-        return " ".join(told)
+        return " ".join(told) + handed
 
 
 _LEAKS = {
     "head": "Rows of the head that moved tell which classes a client has, and its bias about how many of each.",
-    "body": "From the change of whole filters and their biases examples of small batches can be reconstructed.",
+    "body": "From the change of weights and biases examples of small batches can be reconstructed.",
     "coefficients": "Coefficients mix all channels: how they moved tells more of the examples than atoms do.",
     "atoms": "Atoms are few numbers; they tell how alike the data of two clients are.",
 }

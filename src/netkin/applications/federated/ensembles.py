@@ -177,8 +177,12 @@ def _judged(
                 outputs = [network(_at_home(batch, network)) for batch in in_order(inputs)]
             shares.append(torch.cat(outputs).double().softmax(-1).cpu())
         alone, together = shares[0].argmax(-1), torch.stack(shares).mean(0).argmax(-1)
-        found[name] = tuple(float((one == labels.cpu()).double().mean()) for one in (alone, together))
+        found[name] = _share(alone, labels), _share(together, labels)
     return found
+
+
+def _share(predicted: Tensor, labels: Tensor) -> float:
+    return float((predicted == labels.cpu()).double().mean())
 
 
 @torch.no_grad()

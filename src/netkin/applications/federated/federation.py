@@ -124,7 +124,7 @@ class Federation:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the federation to one file, whole or not at all; `nk.load` opens it."""
         plain = ("examples", "accuracy", "parts", "unjudged", "provenance")
-        header = {name: dict(getattr(self, name)) for name in plain}
+        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in plain}
         rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
         header |= {name: getattr(self, name) for name in rest}
         header["rounds"] = [asdict(one) | {"faults": dict(one.faults)} for one in self.rounds]
