@@ -44,7 +44,7 @@ def descended(start, data, names, epochs=EPOCHS, anchor=None):
         if anchor is not None:
             loss = loss + PULL / 2 * sum(((state[n] - anchor[n]) ** 2).sum() for n in names if n in anchor)
         gradients = torch.autograd.grad(loss, [state[name] for name in names])
-        for name, gradient in zip(names, gradients):
+        for name, gradient in zip(names, gradients, strict=True):
             speed[name] = MOMENTUM * speed[name] + gradient
             state[name] = (state[name].detach() - RATE * speed[name]).requires_grad_()
     return {name: one.detach() for name, one in state.items()}
@@ -145,7 +145,8 @@ def test_fine_tuning_makes_atoms_and_head_personal_and_leaves_the_rest():
     net, data = network(), clients()
     options = {"coefficients": "federated", "rounds": 1, "epochs": 1, "rate": RATE, "batch": 100}
     before, after = federate(net, data, **options), federate(net, data, **options, finetune=2)
-    assert not before.personal and before.similarity is None
+    assert not before.personal
+    assert before.similarity is None
     assert sorted(after.personal) == sorted(ATOMS + HEAD)
     begin = {name: torch.tensor(one) for name, one in before.state("c").items()}
     own = descended(begin, data["c"], ATOMS + HEAD, epochs=2)
@@ -156,7 +157,8 @@ def test_a_weight_without_gradients_is_neither_trained_nor_sent():
     net = network()
     net[0].bias.requires_grad_(False)
     found = federate(net, clients(), rounds=1, rate=RATE)
-    assert "0.bias" not in found.travels and np.array_equal(found.shared["0.bias"], net[0].bias)
+    assert "0.bias" not in found.travels
+    assert np.array_equal(found.shared["0.bias"], net[0].bias)
 
 
 def test_running_statistics_travel_with_the_body_and_counts_stay():
@@ -166,7 +168,7 @@ def test_running_statistics_travel_with_the_body_and_counts_stay():
     assert plan.kept == ("3.weight", "3.bias", "1.num_batches_tracked")
     found = federate(net, clients(), "fedavg", rounds=1, batch=100)
     means = [0.1 * net[0](images).mean((0, 2, 3)) for images, _ in clients().values()]
-    expected = sum(len(labels) / 19 * mean for mean, (_, labels) in zip(means, clients().values()))
+    expected = sum(len(labels) / 19 * mean for mean, (_, labels) in zip(means, clients().values(), strict=True))
     assert np.allclose(found.shared["1.running_mean"], expected.detach(), atol=1e-12)
 
 
@@ -176,7 +178,8 @@ def test_what_travels_is_said_with_what_it_leaks():
     assert "which classes" in plan_for(net, "fedavg").leaks
     assert "which classes" not in plan_for(net, "fedper").leaks
     ours = plan_for(net, "local", "evolving")
-    assert ours.travelling == ("0.coefficients",) and "hands its atoms over once" in ours.leaks
+    assert ours.travelling == ("0.coefficients",)
+    assert "hands its atoms over once" in ours.leaks
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import State, head_of
 from netkin.applications.federated.client_data import Examples, checked_clients
 from netkin.applications.federated.federation import Federation
-from netkin.applications.federated.local_training import LocalTraining, state_of
+from netkin.applications.federated.local_training import LocalTraining, refuse_way, state_of
 from netkin.applications.federated.rounds import mixed
 from netkin.applications.federated.users import user_similarity
 from netkin.errors import ForwardError, UnknownName, ValueFault
@@ -94,6 +94,7 @@ def similar_users_ensemble(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """
+    refuse_way(how)
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)
     alike = similarity or federation.similarity or user_similarity(federation)

@@ -14,6 +14,7 @@ from netkin import files
 from netkin.applications.federated.algorithms import plan_for
 from netkin.applications.federated.client_data import Examples, as_examples, checked_clients
 from netkin.applications.federated.federation import KIND, Federation
+from netkin.applications.federated.local_training import refuse_way
 from netkin.applications.federated.simulation import Asked, Simulation, Wire, plain_wire
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.identity import described_call
@@ -98,6 +99,7 @@ def federate(
     """
     refuse_lazy(unwrapped(model))
     _refuse_settings(rounds, share, pull, finetune, head_epochs, pretrain_epochs)
+    refuse_way(how)
     train_data, tests = checked_clients(clients, test)
     plan = plan_for(unwrapped(model), algorithm, coefficients, head)
     pretrains = plan.algorithm.pretrains or coefficients == "pretrained"

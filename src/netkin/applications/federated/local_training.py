@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import Plan, State
 from netkin.applications.federated.client_data import Examples
 from netkin.applications.federated.rounds import mixed
-from netkin.errors import ForwardError, NetkinError
+from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
 from netkin.training import Recipe, train_many
 from netkin.training.loop import default_loss
+from netkin.training.many import WAYS
 
 
 class LocalTraining:
@@ -171,6 +172,12 @@ class RoundWork:
             else:
                 after[place], self.losses[place] = one
         return after
+
+
+def refuse_way(how: str) -> None:
+    """Refuse a way to train that `nk.train_many` does not know, before it is taken for a fault of clients."""
+    if how not in ("auto", *WAYS):
+        raise UnknownName(f"no way {how!r} to train{did_you_mean(how, WAYS) or '.'} There are auto, {', '.join(WAYS)}.")
 
 
 def state_of(model: nn.Module) -> State:
