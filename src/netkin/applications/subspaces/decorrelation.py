@@ -33,7 +33,7 @@ def channel_correlation(maps: Tensor) -> Tensor:
     with torch.autocast(maps.device.type, enabled=False):
         Z = maps.movedim(1, -1).flatten(0, -2).to(torch.promote_types(maps.dtype, torch.float32))
         gram = Z.T @ Z / len(Z)
-        return gram.square().sum() - gram.diagonal().square().sum()
+        return (gram - gram.diagonal().diag()).square().sum()
 
 
 class Decorrelation(Hook):
