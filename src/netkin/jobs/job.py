@@ -118,6 +118,8 @@ class Job:
     @property
     def state(self) -> State:
         """How far the job has come."""
+        if self._state.unit != State.unit:
+            return self._state
         total = None if self._expected is None else len(self._expected)
         return replace(self._state, done=len(self._finished), total=total)
 
@@ -131,6 +133,12 @@ class Job:
         self._expected = set(names)
         self._finished = {name for name in self._expected if self._has(name)}
         self._write()
+
+    def advance(self, done: int, total: int | None, unit: str) -> None:
+        """Say how far work is that keeps no parts, as a training after so many "steps"; a request to cancel ends it."""
+        self._state = replace(self._state, done=done, total=total, unit=unit)
+        self._write()
+        self.check()
 
     def find(self, name: str) -> Part | None:
         """Return a finished part, or None; a request to cancel ends the work here."""
@@ -226,8 +234,10 @@ class Job:
         self._clean(folder)
         if (folder / STATE).exists():
             held = read(folder)
-            _refuse_other(held, self._state)
-            self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
+            finished = [*(folder / PARTS).glob("*.netkin"), *filter(Path.exists, filter(None, [self.result]))]
+            if finished or held.kind != self._state.kind:  # else there is nothing to lose
+                refuse_other(held, self._state)
+                self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
         self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
@@ -330,7 +340,8 @@ def _refuse_no_job(folder: Path) -> None:
         raise FileFault(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
 
 
-def _refuse_other(held: State, asked: State) -> None:
+def refuse_other(held: State, asked: State) -> None:
+    """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
     if held.kind != asked.kind:
         raise FileFault(
             f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {ANEW}."
