@@ -8,7 +8,7 @@ from torch import nn
 
 from netkin import training
 from netkin.errors import SourceError, UnknownName
-from netkin.training import Recipe
+from netkin.training import Recipe, loop
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
 
@@ -61,17 +61,17 @@ def test_another_recipe_is_another_run(lab, monkeypatch):
 def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
     whole = lab.trained("convnet", 0)
     again = Lab("cpu", cache=tmp_path / "elsewhere")
-    keep = laboratory.Keeping.after_step
+    update = loop._Training._update
 
-    def killed(self, model, step):
-        keep(self, model, step)
-        if step == again.total_steps("convnet") * 3 // 4:
+    def killed(self, batch):
+        if self.step == again.total_steps("convnet") * 3 // 4:
             raise KeyboardInterrupt
+        update(self, batch)
 
-    monkeypatch.setattr(laboratory.Keeping, "after_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        again.trained("convnet", 0)
-    monkeypatch.setattr(laboratory.Keeping, "after_step", keep)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "_update", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again.trained("convnet", 0)
     resumed = again.trained("convnet", 0)
     assert resumed.checkpoints.keys() == whole.checkpoints.keys()
     for step, state in whole.checkpoints.items():

@@ -6,7 +6,6 @@ and that of another model, recipe, seed or of other data is refused.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import re
@@ -23,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import ValueFault
 from netkin.files import Location
 from netkin.identity import function_digest, settings_digest, weights_digest
 from netkin.identity.digests import PLAIN, closed_over
 from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
+from netkin.statistics import statistic
 from netkin.training.course import Course, course_of
 from netkin.training.recipe import METHODS, Recipe
 
@@ -211,48 +211,11 @@ def load_random_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
-    arrays: dict[str, np.ndarray] = {}
-    return _packed(state, arrays), arrays
+    tensors: dict[str, Tensor] = {}
+    values = statistic.packed(state, tensors, "")
+    return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
-def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return JSON for a nested value, whose tensors go to `arrays`."""
-    if isinstance(value, Tensor):
-        key = str(len(arrays))
-        plain = value.detach().cpu().contiguous()
-        arrays[key] = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy()
-        return {"tensor": key, "bf16": plain.dtype == torch.bfloat16}
-    if isinstance(value, np.ndarray):
-        return {"array": _packed(torch.from_numpy(value), arrays)}
-    if isinstance(value, Mapping):
-        return {"pairs": [[_packed(key, arrays), _packed(one, arrays)] for key, one in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_packed(one, arrays) for one in value]}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, np.generic):
-        return _packed(value.item(), arrays)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise FileFault(
-        f"a training can't be saved with a {type(value).__name__} in the state of its optimizer or hooks; let these "
-        "hold tensors, numbers, texts, lists and mappings."
-    )
-
-
-def unpacked(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def unpacked(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return what `packed` took apart."""
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        found = torch.from_numpy(arrays[value["tensor"]].copy())
-        return found.view(torch.bfloat16) if value["bf16"] else found
-    (kind, inside), *_ = value.items()
-    if kind == "array":
-        return unpacked(inside, arrays).numpy()
-    if kind == "pairs":
-        return {unpacked(key, arrays): unpacked(one, arrays) for key, one in inside}
-    if kind == "float":
-        return float(inside)
-    items = [unpacked(one, arrays) for one in inside]
-    return tuple(items) if kind == "tuple" else items
+    return statistic.unpacked(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
