@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -29,6 +29,7 @@ PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little l
 ANEW = "begin anew with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
+Recalled = TypeVar("Recalled")
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
 
 
@@ -151,6 +152,14 @@ class Job:
         self._note(name)
         self._seconds[name] = found.seconds or 0.0
         return found
+
+    def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
+        """Return what `unpack` makes of a finished part, or None; a part that it stumbles over is told as damaged."""
+        part = self.find(name)
+        if part is None:
+            return None
+        with files.damage_reported(name if self.folder is None else self._path(name)):
+            return unpack(part)
 
     def keep(
         self,

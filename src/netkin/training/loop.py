@@ -144,7 +144,8 @@ class _Training:
         restarts.seed_all(self.model, self.seed, self.epoch)
         batches = self.course.epoch(self.within)
         if self.random_state is not None:
-            restarts.load_random_state(self.model, self.random_state)
+            with damage_reported(str(self.saving.path)):
+                restarts.load_random_state(self.model, self.random_state)
             self.random_state = None
         started, before = self._now(), self.seconds
         for batch in batches:
@@ -225,6 +226,8 @@ class _Training:
             self.seconds, self.history = state["seconds"], state["history"]
             self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
             of_hooks = list(zip(self.hooks, state["hooks"], strict=True))
+            if not (0 <= self.within <= self.step <= (self.total or self.step) and self.epoch == len(self.history)):
+                raise ValueError(f"it stands at step {self.step:,} of epoch {self.epoch + 1}")
         for hook, own in of_hooks:
             hook.load_state_dict(own)
         self.saving.job.advance(self.step, self.total, "steps")

@@ -27,12 +27,13 @@ from netkin.applications.stitching.stitch_records import Record, Sample, Samplin
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, Part
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
+from netkin.results.records import checked
 from netkin.training.restarts import packed, unpacked
 
 Weights = dict[str, Tensor]
@@ -159,9 +160,10 @@ class _Trainer:
                 f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
                 "for; ask for as many or more, or give another path."
             )
-        if found is not None:
-            self.network.transformation.load_state_dict(found.now)
-            self.optimizer.load_state_dict(found.adam)
+        if found is not None and self.place is not None:
+            with files.damage_reported(str(self.place[0].folder)):
+                self.network.transformation.load_state_dict(found.now)
+                self.optimizer.load_state_dict(found.adam)
         return found
 
     @contextmanager
@@ -324,16 +326,21 @@ def keep_standing(place: Place, standing: Standing) -> None:
 def find_standing(place: Place, first: Weights) -> Standing | None:
     """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
     job, name = place
-    part = job.find(name)
-    if part is None:
+    standing = job.recall(name, _unpacked)
+    if standing is None:
         return None
-    with files.damage_reported(f"{job.folder}: {name}"):
-        standing = Standing(**unpacked(part.values["state"], part.arrays))
     if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
         raise FileFault(
             f"{str(job.folder)!r} holds a training that began from another transformation; give the same one, or "
             "another path."
         )
+    return standing
+
+
+def _unpacked(part: Part) -> Standing:
+    standing = checked(Standing, unpacked(part.values["state"], part.arrays))
+    if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
+        raise ValueError(f"it has no record of step {standing.best_step}")
     return standing
 
 
