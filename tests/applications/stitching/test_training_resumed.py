@@ -167,9 +167,11 @@ def test_the_file_of_an_older_netkin_is_refused(tmp_path):
 
 
 def test_half_precision_is_kept(tmp_path):
-    weights = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
+    weights, begun = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}, [{"step": 0, "objective": 1.0}]
     with Job(tmp_path, "training", {}) as job:
-        training_module.keep_standing((job, "standing"), training_module.Standing(weights, weights, weights))
+        training_module.keep_standing(
+            (job, "standing"), training_module.Standing(weights, weights, weights, history=begun)
+        )
         found = training_module.find_standing((job, "standing"), weights)
     assert found.now["w"].dtype == torch.bfloat16
     assert torch.equal(found.now["w"], weights["w"])
