@@ -52,9 +52,9 @@ class Job:
     """One piece of long work, whose finished parts lie in a folder; the same job continues with the parts missing.
 
     `identity` says what all parts depend on: digests of weights, data, settings and functions, as texts or numbers by
-    name (see `netkin.identity`). A folder of another `kind` or identity is refused in a sentence that names what
-    differs. Its top-level names are fixed; a value that is a mapping may gain entries, as when models are added. What
-    only one part depends on belongs into the part's name.
+    name (see `netkin.identity`). Another `kind`, or finished parts of another identity, are refused in a sentence that
+    names what differs. Its top-level names are fixed; a value that is a mapping may gain entries, as when models are
+    added. What only one part depends on belongs into the part's name.
 
     While the `with` lasts the folder is locked: another process, or another thread, is refused. A process that was
     killed holds no lock. A cancel request (`netkin jobs cancel`) ends the work at the next part by `Cancelled`, a
