@@ -94,7 +94,7 @@ def kernel_ridge(
     if classes is not None and not 2 <= classes <= buckets:
         raise ValueFault(f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.")
     settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
-    reading = Reading(model, parts, Target("tempered", beta, outputs), shape, forward, transform)
+    reading = ModelReading(model, parts, Target("tempered", beta, outputs), shape, forward, transform)
     sketches = _sketched(reading, train, layers, settings, classes, examples, progress)
     fits, left_out = {}, {}
     for name in map(str, sketches.names):
@@ -166,7 +166,7 @@ def held_out_error(values: Tensor, vectors: Tensor, turned: Tensor, ridge: float
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelReading:
     """How a model is read: what a kernel asks for, the loss of the gradients, and what one example is."""
 
     model: nn.Module
@@ -195,7 +195,7 @@ class Reading:
 class KernelRidge:
     """Classifiers at layers of a model, each fitted to the sketched kernel of labelled data."""
 
-    reading: Reading
+    reading: ModelReading
     seed: int
     fits: Mapping[str, LayerRidge]
     classes: int
@@ -242,7 +242,7 @@ class KernelRidge:
 
 
 def _sketched(
-    reading: Reading,
+    reading: ModelReading,
     data: Any,
     layers: Spec,
     settings: SketchSettings,
