@@ -1,5 +1,6 @@
-"""Transfer: which pretrained model to start from for some data."""
+"""Transfer: which pretrained model to start from for some data, and what it can do there without training."""
 
+from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge
 from netkin.applications.transfer.scores import SCORES, transfer_scores
 
-__all__ = ["SCORES", "transfer_scores"]
+__all__ = ["SCORES", "KernelRidge", "kernel_ridge", "transfer_scores"]
