@@ -129,7 +129,7 @@ def test_labels_are_summed_with_their_signs_and_without(stacks, tmp_path):
 
 
 def test_rows_of_one_example_share_its_label():
-    (F, G), labels = layer(12, 3, 1), np.array([0, 2, 1])
+    F, labels = layer(12, 3, 1)[0], np.array([0, 2, 1])
     settings = SketchSettings(buckets=4, parts=("features", "labels"))
     even, uneven = LayerSketches(["x"], settings), LayerSketches(["x"], settings)
     fed = {"activations": {"x": torch.tensor(F)}, "outputs": {"x": (None, labels)}}
