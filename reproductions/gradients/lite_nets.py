@@ -53,7 +53,7 @@ class Setting:
 
 SETTINGS = {
     "cpu": Setting(("lite0",), side=64, train=384, test=128, seeds=3, buckets=128, batch=32),
-    "gpu": Setting(("lite0", "lite1", "lite2"), side=112, train=25_000, test=5_000, seeds=5, buckets=512, batch=128),
+    "gpu": Setting(("lite0", "lite1", "lite2"), side=160, train=20_000, test=5_000, seeds=5, buckets=512, batch=128),
 }
 FILES = {
     "lite0": "efficientnet-lite0-57934424.pth",
@@ -66,7 +66,7 @@ POOLED = "relu1"  # whose mean over positions the last layer reads
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 DECAY = 1e-4  # of the last layer's weights, as in the paper's appendix B
 STEPS = 500  # of L-BFGS at most
-AT_ONCE = 250  # images in a forward pass
+AT_ONCE = 100  # images in a forward pass: ten processes may share a GPU
 CHUNK = 5_000  # rows that are sketched at once
 
 
