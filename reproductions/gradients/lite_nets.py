@@ -66,7 +66,7 @@ POOLED = "relu1"  # whose mean over positions the last layer reads
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 DECAY = 1e-4  # of the last layer's weights, as in the paper's appendix B
 STEPS = 500  # of L-BFGS at most
-AT_ONCE = 100  # images in a forward pass: ten processes may share a GPU
+AT_ONCE = 50  # images in a forward pass: ten processes may share a GPU
 CHUNK = 5_000  # rows that are sketched at once
 
 
@@ -186,7 +186,8 @@ def scores(rows: Rows, own: Setting) -> list[list[list[float]]]:
     for seed in range(own.seeds):
         made = LayerEmbeddings(list(rows), sample=size, buckets=own.buckets, seed=seed)
         part = slice(seed * size, (seed + 1) * size)
-        made.update(*({name: one[feed][part] for name, one in rows.items()} for feed in ("features", "gradients")))
+        f, g = ({name: one[feed][part] for name, one in rows.items()} for feed in ("features", "gradients"))
+        made.update(f, g)
         for read, values in zip((made.embedding, made.sketched), found, strict=True):
             values.append([read(name).adaptation_score for name in rows])
     return found
@@ -272,7 +273,7 @@ def converged(train: Labelled, test: Labelled, classes: int) -> float:
         found.backward()
         return found
 
-    steps.step(loss)  # type: ignore[arg-type]
+    steps.step(loss)
     return training.accuracy(head, test)
 
 
