@@ -46,11 +46,10 @@ def adaptation_score(lab: Lab) -> Finding:
     parts = [all_of(Measured.over(ours[name]).above(mark), gains(ours[name], control[name]).above(0))
              for name, mark in ((LARGEST, NEARLY_ALL), (ABOVE, 0.0), (BELOW, 0.0))]  # fmt: skip
     curves = {
-        f"Score by layer, {'' if trained else 'untrained '}{net}": {"layer": found[net, "svhn", trained]["layers"]}
-        | {key: value for name, words in SETS.items()
-           for key, value in line(words, zip(*found[net, name, trained]["scores"], strict=True)).items()}
-        for trained in (True, False) for net in own.nets
-    }  # fmt: skip
+        f"Score by layer, {'' if trained else 'untrained '}{net}": _score_curve(found, net, trained)
+        for trained in (True, False)
+        for net in own.nets
+    }
     measured = {name: Measured.over(values) for name, values in ours.items()}
     return Finding(
         verdict(*parts),
@@ -145,6 +144,14 @@ def _order(found: Table, net: str, trained: bool, seed: int) -> dict[str, float]
     }
 
 
+def _score_curve(found: Table, net: str, trained: bool) -> dict[str, Any]:
+    """Return the scores by layer, a line for each set."""
+    curve: dict[str, Any] = {"layer": [*found[net, "svhn", trained]["layers"][:-1], "pooled"]}
+    for name, words in SETS.items():
+        curve |= line(words, zip(*found[net, name, trained]["scores"], strict=True))
+    return curve
+
+
 def _share_largest(*by_layer: Iterable[float]) -> float:
     """Return the share of layers at which the last of several lists has the largest value."""
     return mean(values[-1] == max(values) for values in zip(*by_layer, strict=True))
@@ -206,11 +213,10 @@ def _accuracy_curve(found: Table, own: Setting, name: str) -> dict[str, Any]:
     cases = [found[net, name, True]["true"] for net in own.nets]
     depth = len(found[own.nets[0], name, True]["depths"])
     curve: dict[str, Any] = {"layer": [*(f"stage {number}" for number in range(1, depth)), "pooled"]}
-    for words, some in (("", cases), ("untrained, ", [found[net, name, False]["true"] for net in own.nets])):
-        for kind in KINDS:
-            by_seed = [[case["ridge"][kind][seed] for case in some] for seed in range(own.seeds)]
-            points = [[mean(by[place] for by in one) for one in by_seed] for place in range(depth)]
-            curve |= line(f"{words}{kind}", points)
+    untrained = [found[net, name, False]["true"] for net in own.nets]
+    for words, kind, some in [*((kind, kind, cases) for kind in KINDS), ("hadamard, untrained", "hadamard", untrained)]:
+        by_seed = [[case["ridge"][kind][seed] for case in some] for seed in range(own.seeds)]
+        curve |= line(words, [[mean(by[place] for by in one) for one in by_seed] for place in range(depth)])
     curve["one epoch"] = [mean(mean(case["one epoch"]) for case in cases)] * depth
     curve["converged"] = [mean(case["converged"] for case in cases)] * depth
     return curve
