@@ -53,7 +53,7 @@ class Setting:
 
 SETTINGS = {
     "cpu": Setting(("lite0",), side=64, train=384, test=128, seeds=3, buckets=128, batch=32),
-    "gpu": Setting(("lite0", "lite1", "lite2"), side=160, train=20_000, test=5_000, seeds=5, buckets=512, batch=128),
+    "gpu": Setting(("lite0", "lite1", "lite2"), side=192, train=15_000, test=5_000, seeds=5, buckets=512, batch=128),
 }
 FILES = {
     "lite0": "efficientnet-lite0-57934424.pth",
@@ -66,7 +66,7 @@ POOLED = "relu1"  # whose mean over positions the last layer reads
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 DECAY = 1e-4  # of the last layer's weights, as in the paper's appendix B
 STEPS = 500  # of L-BFGS at most
-AT_ONCE = 50  # images in a forward pass: ten processes may share a GPU
+AT_ONCE = 40  # images in a forward pass: ten processes may share a GPU
 CHUNK = 5_000  # rows that are sketched at once
 
 
@@ -143,8 +143,10 @@ def weights_file(lab: Lab, net: str) -> Path:
 
 
 def drawn(part: Labelled, count: int) -> Labelled:
-    """Return `count` of the images of a part in random order, always the same ones."""
+    """Return `count` of the images of a part in random order, always the same ones; as many of every set."""
     images, labels = part
+    if len(labels) < count:
+        raise SourceError(f"this claim draws {count:,} images of every set, and a part of one has {len(labels):,}.")
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:count].to(labels.device)
     return images[chosen], labels[chosen]
 

@@ -80,6 +80,15 @@ def test_images_reach_the_nets_as_they_were_trained():
     assert lite_nets.enlarged(as_cifar, 80).shape == (1, 3, 80, 80)
 
 
+def test_as_many_images_are_drawn_of_every_set():
+    part = torch.arange(30.0).view(10, 3), torch.arange(10)
+    images, labels = lite_nets.drawn(part, 6)
+    assert len(set(labels.tolist())) == 6
+    assert torch.equal(images, part[0][labels])
+    with pytest.raises(SourceError, match="draws 11 images of every set, and a part of one has 10"):
+        lite_nets.drawn(part, 11)
+
+
 def test_rows_are_pooled_features_and_gradients_of_every_block_and_of_the_pooled_output(read):
     batch = lite_nets.enlarged(read.pixels, OWN.side)
     wanted = [f"blocks.{place}" for place in range(len(read.model.blocks))] + [POOLED]
