@@ -11,13 +11,16 @@ without, for the product of two sketched kernels, in which the sign of an exampl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 SKETCHING = ("buckets", "stacks", "seed", "target", "beta", "outputs")
 PSI_WIDTH = 2048  # numbers that stand for g fᵀ
+SHARE = 2**21  # numbers that are worth a thread
 LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
@@ -284,13 +288,17 @@ class Placing:
 
     def __init__(self, settings: SketchSettings, ids: np.ndarray, device: Any):
         self.count, self._buckets, self._signs, self._device = settings.buckets, *places(settings, ids), device
-        self._matrices: dict[Any, Any] = {}
 
-    @property
+    @cached_property
     def signs_by_bucket(self) -> Tensor:
         """The sum of the signs in each bucket."""
         found = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
         return torch.from_numpy(found).to(self._device, summing_dtype(self._device))
+
+    @cached_property
+    def _on_device(self) -> tuple[Tensor, Tensor]:
+        signs = torch.from_numpy(self._signs).to(self._device, summing_dtype(self._device))
+        return torch.from_numpy(self._buckets).to(self._device), signs
 
     def label_sums(self, labels: np.ndarray) -> list[Tensor]:
         """Return the sums of one-hot labels in all buckets, with their signs and without; on the host."""
@@ -307,19 +315,28 @@ class Placing:
     def sums(self, rows: Tensor) -> Tensor:
         """Return the signed sums of rows in all buckets, each row in one bucket of every stack."""
         if rows.device.type == "cpu":
-            return torch.from_numpy(self._matrix(rows.numpy().dtype) @ rows.numpy())
+            return torch.from_numpy(self._sums_on_host(rows.numpy()))
         made = torch.zeros(self.count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for own, sign in zip(self._buckets, self._signs, strict=True):
-            weighted = rows * torch.from_numpy(sign).to(rows).unsqueeze(-1)
-            made.index_add_(0, torch.from_numpy(own).to(rows.device), weighted)
+        for own, sign in zip(*self._on_device, strict=True):
+            made.index_add_(0, own, rows * sign.to(rows.dtype).unsqueeze(-1))
         return made
 
-    def _matrix(self, dtype: Any) -> Any:
-        if dtype not in self._matrices:
-            stacks, n = self._buckets.shape
-            entries = (self._signs.ravel().astype(dtype), (self._buckets.ravel(), np.tile(np.arange(n), stacks)))
-            self._matrices[dtype] = csr_matrix(entries, shape=(self.count, n))
-        return self._matrices[dtype]
+    def _sums_on_host(self, rows: np.ndarray) -> np.ndarray:
+        """Return the sums, many rows shared out to threads: each reads its own in order, and its sums fit a cache."""
+        threads = max(1, min(torch.get_num_threads(), rows.size // SHARE))
+        if threads == 1:
+            return self._matrix(slice(None), rows.dtype) @ rows
+        ends = np.linspace(0, len(rows), threads + 1).astype(int)
+        shares = [slice(*pair) for pair in itertools.pairwise(ends)]
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(lambda own: self._matrix(own, rows.dtype) @ rows[own], shares))
+
+    def _matrix(self, own: slice, dtype: Any) -> Any:
+        """Return the sketching matrix of some examples, a column for each."""
+        buckets, signs = self._buckets[:, own], self._signs[:, own].astype(dtype)
+        stacks, n = buckets.shape
+        entries = (signs.T.ravel(), buckets.T.ravel(), np.arange(0, stacks * n + 1, stacks))
+        return csc_matrix(entries, shape=(self.count, n))
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
