@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
+import netkin as nk
 from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics import sketches
 from netkin.statistics.kernel_pairs import KERNELS, Kernels
@@ -104,7 +105,7 @@ def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):
     settings = SketchSettings(buckets=16, stacks=2, parts=ALL, beta=0.25)
     first = collected(F[:20], G[:20], settings)
     first.to_file(tmp_path / "first.stats")
-    again = LayerSketches.from_file(tmp_path / "first.stats")
+    again = nk.load(tmp_path / "first.stats")
     assert again.settings == settings
     rest = {"activations": {"x": torch.tensor(F[20:])}, "gradients": {"x": torch.tensor(G[20:])}}
     again.update(rest, np.arange(20, 40))

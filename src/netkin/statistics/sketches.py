@@ -366,7 +366,7 @@ def class_labels(given: Any, count: int) -> np.ndarray:
     if given is None:
         raise ValueFault("there are no labels in the batches; give batches of (inputs, labels).")
     found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
+    if found.shape != (count,) or found.dtype.kind not in "iub":
         raise ShapeError(
             f"labels are one whole number for each of {count:,} examples; got shape {found.shape} of {found.dtype}."
         )
