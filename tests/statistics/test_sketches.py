@@ -69,9 +69,10 @@ def test_threads_share_the_rows_and_not_the_sums(stacks, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     made = []
     monkeypatch.setattr(sketches, "ThreadPoolExecutor", lambda count: made.append(count) or ThreadPoolExecutor(count))
-    found = sketches.Placing(settings, np.arange(50), torch.device("cpu")).sums(torch.tensor(F))
+    found = torch.ones(12, 5, dtype=torch.float64)
+    sketches.Placing(settings, np.arange(50), torch.device("cpu")).add(torch.tensor(F), found)
     assert made == [3]
-    assert np.allclose(found.numpy(), sketching(settings, 50) @ F, atol=1e-13)
+    assert np.allclose(found.numpy(), 1 + sketching(settings, 50) @ F, atol=1e-13)
 
 
 def test_buckets_and_signs_are_spread_evenly_and_independently():
@@ -93,7 +94,10 @@ def test_order_batches_and_parts_do_not_matter():
     order = np.random.default_rng(1).permutation(60)
     mixed = collected(F[order], G[order], settings, ids[order], batch=13)
     first, second = collected(F[:21], G[:21], settings, ids[:21]), collected(F[21:], G[21:], settings, ids[21:])
-    for other in (mixed, first.merge(second), second.merge(first), whole.merge(LayerSketches(["x"], settings))):
+    copied = whole.merge(LayerSketches(["x"], settings))
+    again = {"activations": {"x": torch.tensor(F)}, "gradients": {"x": torch.tensor(G)}}
+    whole.merge(LayerSketches(["x"], settings)).update(again, ids)  # which leaves the whole as it was
+    for other in (mixed, copied, first.merge(second), second.merge(first), whole.merge(LayerSketches(["x"], settings))):
         assert other._layers["x"].n == 60
         for part in ALL:
             assert torch.allclose(other._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-12)

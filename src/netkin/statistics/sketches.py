@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -118,8 +119,11 @@ class BucketSums(Stored):
         fresh = placing.signs_by_bucket.to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
-            sums, total = placing.sums(own).to(dtype), own.sum(0, dtype=dtype)
-            self.parts[part] = self.parts[part] + sums if part in self.parts else sums
+            if part in self.parts:
+                placing.add(own, self.parts[part])
+            else:
+                self.parts[part] = placing.sums(own)
+            total = own.sum(0, dtype=dtype)
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
 
@@ -131,8 +135,7 @@ class BucketSums(Stored):
     def merged(self, other: BucketSums) -> BucketSums:
         made = BucketSums(self.buckets)
         if not (self.n and other.n):
-            made.__dict__.update((self if self.n else other).__dict__)
-            return made
+            return deepcopy(self if self.n else other)  # sums grow in their place
         made.n, made.width = self.n + other.n, self.width
         assert self.signs is not None
         assert other.signs is not None
@@ -313,30 +316,36 @@ class Placing:
         return [torch.from_numpy(one.reshape(self.count, classes)) for one in found]
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Return the signed sums of rows in all buckets, each row in one bucket of every stack."""
-        if rows.device.type == "cpu":
-            return torch.from_numpy(self._sums_on_host(rows.numpy()))
-        made = torch.zeros(self.count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for own, sign in zip(*self._on_device, strict=True):
-            made.index_add_(0, own, rows * sign.to(rows.dtype).unsqueeze(-1))
+        """Return the signed sums of rows in all buckets."""
+        dtype = summing_dtype(rows.device)
+        made = torch.zeros(self.count, rows.shape[1], dtype=dtype, device=rows.device)
+        self.add(rows, made)
         return made
 
-    def _sums_on_host(self, rows: np.ndarray) -> np.ndarray:
+    def add(self, rows: Tensor, sums: Tensor) -> None:
+        """Add rows with their signs to the sums of buckets, each row to one bucket of every stack."""
+        if rows.device.type == "cpu" and len(rows) >= self.count:
+            sums += torch.from_numpy(self._summed(rows.numpy()))
+            return
+        for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
+            sums.index_add_(0, own, rows * sign.unsqueeze(-1))
+
+    def _summed(self, rows: np.ndarray) -> np.ndarray:
         """Return the sums, many rows shared out to threads: each reads its own in order, and its sums fit a cache."""
         threads = max(1, min(torch.get_num_threads(), rows.size // SHARE))
-        if threads == 1:
-            return self._matrix(slice(None), rows.dtype) @ rows
         ends = np.linspace(0, len(rows), threads + 1).astype(int)
-        shares = [slice(*pair) for pair in itertools.pairwise(ends)]
+        shares = list(itertools.pairwise(ends))
+        if threads == 1:
+            return self._product(rows, *shares[0])
         with ThreadPoolExecutor(threads) as pool:
-            return sum(pool.map(lambda own: self._matrix(own, rows.dtype) @ rows[own], shares))
+            return sum(pool.map(lambda ends: self._product(rows, *ends), shares))
 
-    def _matrix(self, own: slice, dtype: Any) -> Any:
-        """Return the sketching matrix of some examples, a column for each."""
-        buckets, signs = self._buckets[:, own], self._signs[:, own].astype(dtype)
+    def _product(self, rows: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the product of the sketching matrix, a column for each example, with a share of the rows."""
+        buckets, signs = self._buckets[:, start:stop], self._signs[:, start:stop].astype(rows.dtype)
         stacks, n = buckets.shape
         entries = (signs.T.ravel(), buckets.T.ravel(), np.arange(0, stacks * n + 1, stacks))
-        return csc_matrix(entries, shape=(self.count, n))
+        return csc_matrix(entries, shape=(self.count, n)) @ rows[start:stop]
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
