@@ -240,7 +240,8 @@ READERS: dict[str, tuple[str, str, int]] = {
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
-    "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra", "LinearRows", "Outputs",
+    "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
+    "LinearRows", "Outputs",
 )  # fmt: skip
 
 
