@@ -237,6 +237,25 @@ def test_models_of_less_precision_learn_the_same_classes(dtype):
     assert min(fit.accuracy(test).values()) > 0.8
 
 
+def test_mappings_with_labels_and_models_that_give_mappings_are_read():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8).double(), nn.Linear(8, 4).double()
+
+        def forward(self, points, attention_mask=None):
+            return {"logits": self.head(self.body(points).tanh())}
+
+    torch.manual_seed(0)
+    (inputs, labels), plain = points(120, 1), Named()
+    named = kernel_ridge(plain, [{"points": inputs, "labels": labels}], layers="body", buckets=64)
+    listed = kernel_ridge(
+        plain, [(inputs, labels.tolist())], layers="body", buckets=64, forward=lambda model, batch: model(batch[0])
+    )
+    assert named.accuracy([{"points": inputs, "labels": labels}])["body"] > 0.8
+    assert listed.accuracy([(inputs, labels.tolist())])["body"] > 0.8
+
+
 def test_layers_without_a_gradient_are_left_out_unless_asked_for():
     class Aside(nn.Module):
         def __init__(self):
