@@ -338,7 +338,7 @@ class Placing:
         if threads == 1:
             return self._product(rows, *shares[0])
         with ThreadPoolExecutor(threads) as pool:
-            return sum(pool.map(lambda ends: self._product(rows, *ends), shares))
+            return np.sum(list(pool.map(lambda ends: self._product(rows, *ends), shares)), axis=0)
 
     def _product(self, rows: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Return the product of the sketching matrix, a column for each example, with a share of the rows."""
