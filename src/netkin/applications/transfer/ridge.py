@@ -38,7 +38,7 @@ Rows = dict[str, dict[str, Tensor]]  # of each layer the features and, where the
 Take = Callable[[Any, Rows], None]
 
 KIND = "kernel ridge"  # of a file
-RIDGES = 10.0 ** np.arange(-6, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
+RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
 
 
 def kernel_ridge(
