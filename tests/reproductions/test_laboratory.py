@@ -79,7 +79,7 @@ def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, m
     for step, state in whole.checkpoints.items():
         for key, value in state.items():
             assert torch.equal(value, resumed.checkpoints[step][key]), (step, key)
-    assert not list((tmp_path / "elsewhere").glob("*.training"))
+    assert [path.suffix for path in (tmp_path / "elsewhere").iterdir()] == [".safetensors"]
 
 
 def test_an_untrained_network_takes_the_statistics_of_its_data(lab):
