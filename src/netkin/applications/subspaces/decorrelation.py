@@ -11,7 +11,7 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.representations.filters import AtomConv2d
 from netkin.representations.hooks import main_tensor
 from netkin.representations.layers import Spec, choose, modules, unwrapped
-from netkin.training.loop import Hook
+from netkin.training import Hook
 
 if TYPE_CHECKING:
     from typing_extensions import Self
