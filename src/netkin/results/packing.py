@@ -255,7 +255,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
-    "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
+    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
     "LinearRows", "Outputs",
 )  # fmt: skip
 
