@@ -157,3 +157,19 @@ def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
     result = netkin(f"{LINE} {options}")
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_measures_of_weights_need_no_data(netkin, states):
+    Path("atoms").mkdir()
+    for epoch, state in states.items():
+        torch.save(state, f"atoms/epoch_{epoch}.pt")
+    line = 'dynamics atoms --model netkin:digits --measure weight_cosine --layers "conv*" --report atoms.html --json'
+    result = netkin(line)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert np.shape(document["between"]["tables"]["weight_cosine of conv1"]["values"]) == (3, 3)
+    assert document["comparisons"][0]["provenance"]["pairs"] == "corresponding"
+    assert "Every epoch with every other" in Path("atoms.html").read_text()
+    missing = netkin("dynamics atoms --model netkin:digits --measure cka")
+    assert missing.exit_code == 2
+    assert "--data is missing: only measures of weights, such as atom_cosine, need none" in missing.stderr

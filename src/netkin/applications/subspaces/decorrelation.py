@@ -11,7 +11,7 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.representations.filters import AtomConv2d
 from netkin.representations.hooks import main_tensor
 from netkin.representations.layers import Spec, choose, modules, unwrapped
-from netkin.training.loop import Hook
+from netkin.training import Hook
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,7 @@ def channel_correlation(maps: Tensor) -> Tensor:
     with torch.autocast(maps.device.type, enabled=False):
         Z = maps.movedim(1, -1).flatten(0, -2).to(torch.promote_types(maps.dtype, torch.float32))
         gram = Z.T @ Z / len(Z)
-        return gram.square().sum() - gram.diagonal().square().sum()
+        return (gram - gram.diagonal().diag()).square().sum()
 
 
 class Decorrelation(Hook):
