@@ -33,6 +33,14 @@ def test_the_examples_of_a_class_are_divided_alike_among_its_clients():
     found = split_by_classes(examples(), 30, 2, deal="groups")
     counts = [[int((labels == one).sum()) for one in found.classes[name]] for name, (_, labels) in found.train.items()]
     assert {one for own in counts for one in own} == {3, 4}
+    assert max(map(sum, counts)) - min(map(sum, counts)) <= 2
+
+
+def test_clients_can_have_equally_many_examples():
+    found = split_by_classes(examples(203), 30, 3, equal=True)
+    counts = [labels.bincount().tolist() for _, labels in found.train.values()]
+    assert {one for own in counts for one in own} == {0, 2}
+    assert {len(labels) for _, labels in found.train.values()} == {6}
 
 
 def test_test_data_are_dealt_by_the_same_classes_and_a_seed_gives_the_same_split():

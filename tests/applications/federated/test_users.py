@@ -62,6 +62,12 @@ def test_angles_are_those_of_the_cosines_and_agree_with_the_similarity_of_networ
     other = nk.atom_similarity(models, "atom_angular")
     assert np.allclose(found.to_numpy(), other.to_numpy(), atol=1e-9)
     assert np.allclose(user_similarity(federation).to_numpy(), nk.atom_similarity(models).to_numpy(), atol=1e-12)
+    turned = user_similarity(federation, gauge="orthonormal")
+    assert np.allclose(turned.to_numpy(), nk.atom_similarity(models, gauge="orthonormal").to_numpy(), atol=1e-12)
+    assert turned.measures == ("atom_cosine(gauge=orthonormal)",)
+    assert not np.allclose(turned.to_numpy(), user_similarity(federation).to_numpy(), atol=1e-6)
+    with pytest.raises(UnknownName, match="`gauge` is 'stored' or 'orthonormal'; got 'free'"):
+        user_similarity(federation, gauge="free")
 
 
 def test_any_other_measure_is_the_mean_over_layers_of_pairs_of_networks(federation, digits):

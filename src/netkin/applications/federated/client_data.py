@@ -32,7 +32,14 @@ class ClientSplit:
 
 
 def split_by_classes(
-    data: Any, clients: int, classes: int, *, test: Any = None, deal: str = "random", seed: int = 0
+    data: Any,
+    clients: int,
+    classes: int,
+    *,
+    test: Any = None,
+    deal: str = "random",
+    equal: bool = False,
+    seed: int = 0,
 ) -> ClientSplit:
     """Return labelled examples dealt out to clients, each of which gets examples of a few classes alone.
 
@@ -45,6 +52,7 @@ def split_by_classes(
         test: arrays to test on, dealt out in the same way, if any.
         deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
             classes into groups, in order, and gives each group to as many clients, one after the other.
+        equal: whether examples are left out so that all clients have as many to train on, of each of their classes.
         seed: of the drawing.
 
     Example:
@@ -52,7 +60,7 @@ def split_by_classes(
         >>> found.classes
         {'0': (0, 1), '1': (0, 1), '2': (2, 3), '3': (2, 3)}
         >>> [len(labels) for _, labels in found.train.values()]
-        [4, 4, 2, 2]
+        [3, 3, 3, 3]
     """
     inputs, labels = as_examples(data, "`data`")
     every = labels.unique().tolist()
@@ -62,7 +70,7 @@ def split_by_classes(
     generator = torch.Generator().manual_seed(seed)
     held = _grouped(every, clients, classes) if deal == "groups" else _drawn(every, clients, classes, generator)
     names = [str(number) for number in range(clients)]
-    train = _dealt(inputs, labels, held, names, generator)
+    train = _dealt(inputs, labels, held, names, generator, equal)
     tests = {} if test is None else _dealt(*as_examples(test, "`test`"), held, names, generator)
     return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
 
@@ -153,16 +161,20 @@ def _drawn(every: list[int], clients: int, classes: int, generator: torch.Genera
 
 
 def _dealt(
-    inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator
-) -> dict[str, Examples]:
-    """Divide the examples of each class among the clients that hold it."""
+    inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
+    equal: bool = False,
+) -> dict[str, Examples]:  # fmt: skip
+    """Divide the examples of each class among the clients that hold it; the first of them changes with the class."""
     rows: list[list[Tensor]] = [[] for _ in held]
-    for one in sorted({one for own in held for one in own}):
-        owners = [number for number, own in enumerate(held) if one in own]
+    owners = {one: [k for k, own in enumerate(held) if one in own] for one in sorted({c for own in held for c in own})}
+    counts = labels.bincount(minlength=max(owners) + 1).tolist()
+    most = min(counts[one] // len(own) for one, own in owners.items()) if equal else None
+    for turn, (one, own) in enumerate(owners.items()):
         places = (labels == one).nonzero().flatten().cpu()
         order = places[torch.randperm(len(places), generator=generator)]
-        for owner, part in zip(owners, order.tensor_split(len(owners)), strict=True):
-            rows[owner].append(part)
+        first = turn % len(own)
+        for owner, part in zip(own[first:] + own[:first], order.tensor_split(len(own)), strict=True):
+            rows[owner].append(part[:most])
     joined = [torch.cat(own).to(labels.device) for own in rows]
     return {name: (inputs[own], labels[own]) for name, own in zip(names, joined, strict=True)}
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.applications.federated.federation import Federation
 from netkin.comparing.compare import compare_many
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures.filter_subspaces import mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption
 from netkin.results import Comparison, Values
+from netkin.statistics.layer_filters import GAUGES
 
 BY_ATOMS = ("atom_cosine", "atom_angular")
 
@@ -28,6 +29,7 @@ def user_similarity(
     federation: Federation,
     measure: str = "atom_cosine",
     *,
+    gauge: str = "stored",
     like: nn.Module | None = None,
     data: Any = None,
     progress: ProgressOption = None,
@@ -41,6 +43,7 @@ def user_similarity(
     Args:
         federation: one that has ended.
         measure: the name of a measure.
+        gauge: of atoms: "stored" for them as they are, "orthonormal" for those that go with orthonormal coefficients.
         like: the network that was federated, for measures other than of atoms.
         data: examples for measures that need some.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
@@ -48,17 +51,19 @@ def user_similarity(
     if len(federation.clients) < 2:
         raise ValueFault(f"a similarity needs two clients or more; got {len(federation.clients)}.")
     if measure in BY_ATOMS:
-        values, told = _by_atoms(federation, measure), "Filters"
+        values, told = _by_atoms(federation, measure, gauge), "Filters"
     else:
         values, told = _by_networks(federation, measure, like, data, progress)
-    return as_comparison(federation.clients, values, measure, told)
+    name = measure if gauge == "stored" or measure not in BY_ATOMS else f"{measure}(gauge={gauge})"
+    return _as_comparison(federation.clients, values, name, told)
 
 
-def as_comparison(names: Sequence[str], values: np.ndarray, measure: str, statistic: str) -> Comparison:
+def _as_comparison(names: Sequence[str], values: np.ndarray, measure: str, statistic: str) -> Comparison:
     """Return values of all pairs of clients as a comparison."""
-    facts = find(measure).facts
+    found = find(measure)
+    facts = found.facts
     table = Values(
-        id=measure, name=measure.partition("(")[0], parameters={}, layers_a=tuple(names), layers_b=tuple(names),
+        id=measure, name=found.name, parameters=found.parameters, layers_a=tuple(names), layers_b=tuple(names),
         values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
         conventions=f"{facts.convention}; mean over the layers", statistic=statistic, axes=("network", "network"),
         unit=facts.unit,
@@ -70,8 +75,10 @@ def as_comparison(names: Sequence[str], values: np.ndarray, measure: str, statis
     )  # fmt: skip
 
 
-def _by_atoms(federation: Federation, measure: str) -> np.ndarray:
-    layers = [_unit(name, federation) for name, part in federation.parts.items() if part == "atoms"]
+def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
+    if gauge not in GAUGES:
+        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+    layers = [_unit(name, federation, gauge) for name, part in federation.parts.items() if part == "atoms"]
     if not layers:
         raise ValueFault(
             f"the clients' networks have no atoms that {measure!r} could compare; federate a network made by "
@@ -93,12 +100,17 @@ def _by_atoms(federation: Federation, measure: str) -> np.ndarray:
 EXACT: dict[str, Any] = {"compute_mode": "donot_use_mm_for_euclid_dist"}
 
 
-def _unit(name: str, federation: Federation) -> Tensor:
+def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
     """Return the atoms of one layer of all clients as unit vectors, a row each."""
     count = len(federation.clients)
     held = federation.personal.get(name)
     rows = np.broadcast_to(federation.shared[name], (count, *federation.shared[name].shape)) if held is None else held
-    found = torch.from_numpy(np.array(rows, dtype=np.float64)).flatten(1)
+    found = torch.from_numpy(np.array(rows, dtype=np.float64)).flatten(2)
+    alpha = federation.shared.get(f"{name.removesuffix('atoms')}coefficients")
+    if gauge == "orthonormal" and alpha is not None:
+        A = torch.from_numpy(np.array(alpha, dtype=np.float64)).flatten(1)
+        found = torch.linalg.qr(A.T, mode="r").R @ found
+    found = found.flatten(1)
     size = found.norm(dim=1, keepdim=True)
     if not bool((size > 0).all()):
         client = federation.clients[int((size.flatten() == 0).nonzero()[0])]
