@@ -70,6 +70,7 @@ _ROOMS = {
     "netkin.applications.stitching": [
         "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
+    "netkin.applications.transfer": ["compare_tasks"],
     "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
@@ -88,7 +89,7 @@ _UNLISTED = {
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
     "netkin.applications.compression": ["Compression"],
     "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
-    "netkin.applications.transfer": ["transfer_scores"],
+    "netkin.applications.transfer": ["seed_values", "transfer_scores"],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

@@ -296,6 +296,8 @@ def error_summary(table: Values) -> str:
     """Return the median and the largest standard error of a table that has some, and how they came to be."""
     known = table.to_errors()[np.isfinite(table.to_errors())]
     size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
+    if "seeds" in table.parameters:  # of which values are means, and replicates the means without each
+        return f"{size}, of the mean over {table.parameters['seeds']} seeds"
     return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
 
 

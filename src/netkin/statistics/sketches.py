@@ -114,6 +114,14 @@ class BucketSums(Stored):
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
 
+    def to(self, device: Any) -> BucketSums:
+        """Return the same sums on a device."""
+        made = BucketSums(self.buckets)
+        made.n, made.width, made.signs = self.n, self.width, None if self.signs is None else self.signs.to(device)
+        made.parts = {part: sums.to(device) for part, sums in self.parts.items()}
+        made.totals = {part: total.to(device) for part, total in self.totals.items()}
+        return made
+
     def merged(self, other: BucketSums) -> BucketSums:
         made = BucketSums(self.buckets)
         if not (self.n and other.n):
@@ -219,6 +227,15 @@ class LayerSketches(Collector):
         self._refuse_unlike(other, layers="names", settings="settings")
         made = type(self)(self.names, self.settings)
         made._layers = {name: own.merged(other._layers[name]) for name, own in self._layers.items()}
+        return made
+
+    @classmethod
+    def beside(cls, parts: Mapping[str, Self]) -> Self:
+        """Return the sketches of several models in one collector, each model's layers under its name in `parts`."""
+        layers = {(name, key[-1]): own for name, one in parts.items() for key, own in one._layers.items()}
+        made = cls(list(layers), next(iter(parts.values())).settings)
+        homes = [own.signs.device for own in layers.values() if own.signs is not None]
+        made._layers = {key: own.to(homes[0]) if homes else own for key, own in layers.items()}
         return made
 
     def side(self, key: Key) -> KernelSide:
