@@ -24,6 +24,7 @@ from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
 from netkin.cli.show import show
 from netkin.cli.stitch import stitch
+from netkin.cli.tasks import tasks
 
 
 class Remembering(click.Group):
@@ -51,7 +52,7 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, compress, report, show, measures, layers, data,
+    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, report, show, measures, layers, data,
     reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:

@@ -11,7 +11,7 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.articles import article, holes
-from netkin.reporting.documents import document, footer, header, toolbar
+from netkin.reporting.documents import document, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
@@ -20,11 +20,16 @@ from netkin.reporting.series_page import series_page
 from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Series
+from netkin.results.listings import is_of_tasks
+from netkin.results.text import buckets_note
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 ENDINGS = (".html", ".htm")
 FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+BLOCKS = (
+    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
+)
 
 Results = Comparison | Comparisons | Series | Iterable[Comparison]
 
@@ -93,6 +98,8 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
+    if all(is_of_tasks(table) for c in comparisons for table in c.tables.values()):
+        return f"{len(names)} tasks, block by block"
     return f"{len(names)} models in {len(comparisons)} comparisons"
 
 
@@ -127,15 +134,22 @@ def _main(
         article(comparison, own, names, place, len(comparisons) > 1)
         for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
     ]
-    return tag("main", _summary_section(summaries), spread_section(comparisons), *articles)
+    return tag("main", _summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
 
 
-def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
+def _summary_section(summaries: Sequence[Grid], note: str) -> Markup | None:
     if not summaries:
         return None
-    words = tag("p", f"{MEANS} Choose a cell to open its comparison.")
+    blocks = bool(summaries[0].models)
+    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    title = "Tasks by tasks, block by block" if blocks else "Models by models"
     figures = [
-        figure_of(grid, f"{grid.id}, models by models", f"summary {k}", holes(grid), heading=tag("h3", grid.id))
+        figure_of(grid, f"{grid.id}, {title.lower()}", f"summary {k}", holes(grid), heading=_heading(grid))
         for k, grid in enumerate(summaries)
     ]
-    return tag("section", tag("h2", "Models by models"), words, tag("div", *figures, class_="cards"), class_="summary")
+    cards = tag("div", *figures, class_="cards")
+    return tag("section", tag("h2", title), words, warnings([note] if note else []), cards, class_="summary")
+
+
+def _heading(grid: Grid) -> Markup:
+    return joined(tag("h3", grid.id), tag("p", grid.note, class_="facts-line") if grid.note else None)

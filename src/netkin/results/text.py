@@ -20,6 +20,7 @@ from netkin.results.listings import (
     by_name,
     column_label,
     has_classes,
+    is_apart,
     is_worth,
     listed_pairs,
     listing,
@@ -103,10 +104,26 @@ def _about(table: Values) -> str:
 def summary_as_text(comparisons: Comparisons) -> str:
     """Return for each measure a table of models by models: the mean over corresponding layers."""
     width, models = terminal_width(), comparisons.models
-    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: means over layers of the same name", width)]
+    apart = any(set(one.layers_a).isdisjoint(one.layers_b) for one in comparisons.values())
+    means = f"means over layers of the same name{', or over best matches where none is shared' if apart else ''}"
+    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: {means}", width)]
     for measure in comparisons.measures:
         lines += ["", measure, *grid(models, models, cells(comparisons.summary(measure)), width)]
-    return "\n".join(lines)
+    note = buckets_note(list(comparisons.values()))
+    return "\n".join([*lines, *(["", wrapped(f"warning: {note}", width)] if note else [])])
+
+
+def buckets_note(comparisons: Sequence[Comparison]) -> str:
+    """Return which pairs of tasks can be held against each other; empty where all can."""
+    apart = {(one.a, one.b): any(map(is_apart, one.tables.values())) for one in comparisons}
+    if not any(apart.values()):
+        return ""
+    alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
+    return (
+        "pairs with the same examples in the same buckets can't be held against others: "
+        f"{', '.join(['each task with itself', *alike])}. All others lie lower, whatever the networks are, since "
+        "between different data nothing but the spectra of kernels is compared."
+    )
 
 
 def cells(values: np.ndarray) -> list[list[str]]:

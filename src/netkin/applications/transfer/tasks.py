@@ -234,8 +234,10 @@ def _finished(
 ) -> Comparison:
     """Return the comparison of two tasks with all that must be said of it."""
     (a, b), first = (found[name] for name in pair), made[0][0]
-    tables = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
-    buckets, caution = _in_common(pair, (a.examples, b.examples), shares, tables[0])
+    pooled = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
+    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].parameters["buckets"] or 1))
+    buckets, caution = _in_common(pair, (a.examples, b.examples), share)
+    tables = [replace(one, parameters=dict(one.parameters) | {"shared_examples": share}) for one in pooled]
     said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
     said += [warning for group in made for one in group for warning in one.warnings]
     n = len(made[0])
@@ -246,32 +248,32 @@ def _finished(
         first,
         tables={table.id: table for table in tables},
         data=" and ".join(dict.fromkeys([a.data, b.data])),
-        examples=a.examples if buckets == SAME else a.examples + b.examples,
+        examples=a.examples if share == 1 else a.examples + b.examples,
         seed=int(tables[0].parameters["seed"] or 0),
         warnings=tuple(dict.fromkeys(filter(None, said))),
         provenance=dict(first.provenance) | origin,
     )
 
 
-def _in_common(
-    pair: tuple[str, str], counts: tuple[int, int], shares: Sequence[float], table: Values
-) -> tuple[str, str]:
-    """Return how far two tasks have the same examples in the same buckets, and what a reader must know of it."""
-    share, noise = np.mean(shares), (int(table.parameters["buckets"] or 1) * len(shares)) ** -0.5
+def _shared_examples(is_one: bool, cosines: Sequence[float], buckets: int) -> float:
+    """Return how many examples two tasks have in the same buckets, over √(n n'); 0 where that may be chance."""
+    found = float(np.mean(cosines))
+    if is_one or found > 1 - 1e-6:
+        return 1.0
+    return min(round(found, 2), 0.99) if found > CERTAIN * (buckets * len(cosines)) ** -0.5 else 0.0
+
+
+def _in_common(pair: tuple[str, str], counts: tuple[int, int], share: float) -> tuple[str, str]:
+    """Return what two tasks have in common, in words, and what a reader must know of it."""
     (a, b), (n, m) = map(repr, pair), counts
-    if pair[0] == pair[1] or (share > 1 - 1e-6 and n == m):
+    if share == 1:
         return SAME, ""
     against = "they can't be held against pairs with the same examples in the same buckets, such as a task with itself"
-    if share > CERTAIN * noise:
-        common = f"about {int(float(f'{share * (n * m) ** 0.5:.2g}')):,} of the {n:,} and {m:,} examples"
-        return (
-            f"{common} in the same buckets",
-            f"{a} and {b} have {common} in common, which raises the values: {against}.",
-        )
-    return APART, (
-        f"{a} and {b} have no examples in common buckets, so that the values say how alike the spectra of their "
-        f"kernels are: {against}."
-    )
+    if not share:
+        spectra = "so that the values say how alike the spectra of their kernels are"
+        return APART, f"{a} and {b} have no examples in common buckets, {spectra}: {against}."
+    common = f"about {round(share * (n * m) ** 0.5):,} of the {n:,} and {m:,} examples"
+    return f"{common} in the same buckets", f"{a} and {b} share {common}, which raises the values: {against}."
 
 
 def _pooled(tables: Sequence[Values]) -> Values:
