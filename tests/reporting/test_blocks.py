@@ -94,6 +94,11 @@ def test_a_figure_has_a_panel_for_each_picture(tasks, tmp_path):
     assert all(ax.images[0].get_array().shape == (6, 6) for ax in panels)
 
 
+def test_the_figure_of_one_task_is_that_of_its_comparison(tasks):
+    figure = plot(Comparisons([tasks["a", "a"]]))
+    assert np.allclose(figure.axes[0].images[0].get_array(), tasks["a", "a"].to_numpy())
+
+
 def test_a_cell_tells_its_number_and_opens_its_comparison(opened, tasks):
     shown = opened(tasks)
     row = shown.locator("figure[data-grid='summary 1'] tbody tr").nth(4)

@@ -56,6 +56,7 @@ class Pass:
         self._digest = DataDigest()
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
+        self._numbered = self._paired  # whether one number tells an example, whichever model sees it
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
@@ -74,7 +75,7 @@ class Pass:
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
-        self._start = feed.start
+        self._start, self._numbered = feed.start, self._paired or feed.is_one
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
@@ -119,7 +120,7 @@ class Pass:
         self._look(kept, batches)
         count = self._examples_in(kept, known) if self._paired else _examples_of_all(batches)
         self._numbers = self._start + self.examples + np.arange(count)
-        if known is not None and self._paired:
+        if known is not None and self._numbered:
             self._digest.update(_contents(batches), self._numbers)
         with self._protected():
             if self.statistics is None:

@@ -64,6 +64,8 @@ def plot(
     kind = kind_of(path)
     refuse_file(measure)
     matplotlib("matplotlib")
+    if isinstance(results, Comparisons) and len(results) == 1:
+        (results,) = results.values()  # there is nothing to sum up
     if profile and not isinstance(results, Comparison):
         raise ValueFault(f"`profile` is for a comparison; this is a {type(results).__name__}.")
     if isinstance(results, Series):
