@@ -102,6 +102,6 @@ def _compared(
         else:
             made[name] = opened(Path(parts[0]))
             warn_of_missing(made[name])
-    chosen = {name: list(options.pop(name)) or None for name in ("measures", "layers")}
+    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     with crashes_refused(list(specs.values()), list(models.values())):
-        return compare_tasks(made, **options, **chosen, share_buckets=not independent_buckets)
+        return compare_tasks(made, **options, share_buckets=not independent_buckets)

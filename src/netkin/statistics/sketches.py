@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -231,8 +231,11 @@ class LayerSketches(Collector):
 
     @classmethod
     def beside(cls, parts: Mapping[str, Self]) -> Self:
-        """Return the sketches of several models in one collector, each model's layers under its name in `parts`."""
-        layers = {(name, key[-1]): own for name, one in parts.items() for key, own in one._layers.items()}
+        """Return the sketches of several models in one collector, each model's layers under its name in `parts`.
+
+        Settings are those of the first: buckets of another seed may stand beside them.
+        """
+        layers = {(name, cast("Any", key)[1]): own for name, one in parts.items() for key, own in one._layers.items()}
         made = cls(list(layers), next(iter(parts.values())).settings)
         homes = [own.signs.device for own in layers.values() if own.signs is not None]
         made._layers = {key: own.to(homes[0]) if homes else own for key, own in layers.items()}

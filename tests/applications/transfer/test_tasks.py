@@ -1,5 +1,8 @@
 """Tasks compared block by block: models of any architecture on data of any size, from sketches made once."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -123,6 +126,21 @@ def test_each_task_takes_one_pass_for_all_measures_and_seeds_however_many_tasks_
         assert runs.count((k, "backward")) == 2 + 1  # one shows that the model mixes no examples
 
 
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 0.15)])
+def test_models_in_lower_precision_come_near(tasks, dtype, error):
+    exact = nk.compare_tasks(tasks, [PSI, HADAMARD], seeds=2)
+    rough = {name: (copy.deepcopy(model).to(dtype), data) for name, (model, data) in tasks.items()}
+    how = {"transforms": lambda inputs: inputs.to(dtype)}
+    for pair, found in nk.compare_tasks(rough, [PSI, HADAMARD], seeds=2, **how).items():
+        assert np.abs(found.to_numpy() - exact[pair].to_numpy()).max() < error
+
+
+def test_threads_that_compare_the_same_tasks_agree(tasks):
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: nk.compare_tasks(tasks, PSI, seeds=2)["small", "wide"].to_numpy(), range(3)))
+    assert all(np.array_equal(found[0], one) for one in found[1:])
+
+
 def test_one_model_may_have_many_data_sets_and_batches_and_order_do_not_matter():
     model, data = net(0), inputs(60)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
@@ -172,6 +190,8 @@ def test_tasks_are_saved_loaded_and_told_as_any_result(tasks, tmp_path):
     assert [loaded[pair] == many[pair] for pair in many] == [True] * 6
     origin = loaded["small", "wide"].provenance
     assert (origin["examples a"], origin["examples b"]) == ("40", "70")
+    assert origin["data b digest"] == nk.collect(tasks["wide"][0], data=tasks["wide"][1]).digest.hex
+    assert (origin["data a"], loaded["small", "wide"].shapes_a["0"]) == ("Tensor", "matrix")
     assert origin["values"] == "mean over 2 seeds of the sketch"
     assert origin["standard errors"] == "of the mean over 2 seeds; one sketch varies √2 times as much"
     assert loaded["small", "wide"].examples == 110

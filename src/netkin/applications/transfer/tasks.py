@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -181,12 +181,11 @@ def _read(found: Mapping[str, Statistics], groups: Sequence[Sequence[Measure]], 
     every = [(place, measure) for place, group in enumerate(groups) for measure in group]
     for place, measure in reported(every, "measuring", "sketches"):
         beside = _beside(found, measure, step, wanted)
-        (collector,) = beside.every()
         for pair in wanted.of:
             with showing(False):
                 made[pair][place].append(comparison_of(beside, [measure], pair))
             if place == 0:  # whose seeds the other measures have as well
-                shared[pair].append(_share(collector, *pair))
+                shared[pair].append(_share(beside, *pair))
     return Comparisons([_finished(found, pair, own, shared[pair]) for pair, own in made.items()])
 
 
@@ -201,10 +200,11 @@ def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs:
     first = next(iter(found.values()))
     study = replace(first.study, layers=alignment.layers, rectangles=alignment.rectangles, examples=None, chunks=0)
     made = Statistics([], pairs, study, alignment, [])
-    made.models, made.plan = list(found), first.plan
+    made.models, made.plan, made.settings = list(found), first.plan, first.settings
+    made.examples = sum(own.examples for own in found.values())
     made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
-    parts = {name: own.collector(_shifted(measure, place * step)) for place, (name, own) in enumerate(found.items())}
-    made.collectors = [[LayerSketches.beside(parts)]]
+    parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
+    made.collectors = [[LayerSketches.beside(cast("dict[str, LayerSketches]", parts))]]
     return made
 
 
@@ -212,17 +212,17 @@ def _layers(found: Mapping[str, Statistics]) -> dict[str, list[str]]:
     return {name: [one.name for one in own.alignment.given.values()] for name, own in found.items()}
 
 
-def _share(collector: LayerSketches, a: str, b: str) -> float:
+def _share(beside: Statistics, a: str, b: str) -> float:
     """Return the cosine of the sums of signs in two tasks' buckets: on average shared examples over √(n n')."""
-    x, y = (_signs(collector, name) for name in (a, b))
+    x, y = (_signs(beside, name) for name in (a, b))
     return 0.0 if x is None or y is None else float(x @ y / x.norm() / y.norm())
 
 
-def _signs(collector: LayerSketches, task: str) -> Any:
-    for key in collector.names:
+def _signs(beside: Statistics, task: str) -> Any:
+    collector: Any = beside.collectors[0][0]
+    for layer in beside.layers[task]:
         with suppress(NoValue):  # another layer has been fed
-            if key[0] == task:  # type: ignore[index]
-                return collector.side(key).signs
+            return collector.side(layer.key).signs
     return None
 
 
@@ -240,8 +240,11 @@ def _finished(
     tables = [replace(one, parameters=dict(one.parameters) | {"shared_examples": share}) for one in pooled]
     said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
     said += [warning for group in made for one in group for warning in one.warnings]
-    n = len(made[0])
-    origin = {"data a": a.data, "data b": b.data, "examples a": f"{a.examples:,}", "examples b": f"{b.examples:,}"}
+    n, origin = len(made[0]), dict(first.provenance)
+    del origin["data digest"]  # of no data at all
+    for side, own in (("a", a), ("b", b)):
+        origin |= {f"data {side}": own.data, f"examples {side}": f"{own.examples:,}"}
+        origin |= {f"data {side} digest": own.digest.hex} if own.digest.count else {}
     origin |= {"buckets": buckets, "values": f"mean over {n} seeds of the sketch" if n > 1 else "of one sketch"}
     origin |= {"standard errors": f"of the mean over {n} seeds; one sketch varies √{n} times as much"} if n > 1 else {}
     return replace(
@@ -251,7 +254,7 @@ def _finished(
         examples=a.examples if share == 1 else a.examples + b.examples,
         seed=int(tables[0].parameters["seed"] or 0),
         warnings=tuple(dict.fromkeys(filter(None, said))),
-        provenance=dict(first.provenance) | origin,
+        provenance=origin,
     )
 
 
