@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -204,7 +204,15 @@ def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs:
     made.examples = sum(own.examples for own in found.values())
     made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
     parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
-    made.collectors = [[LayerSketches.beside(cast("dict[str, LayerSketches]", parts))]]
+    made.collectors = [[_joined(parts)]]
+    return made
+
+
+def _joined(parts: Mapping[str, Any]) -> LayerSketches:
+    """Return sketches of several models in one collector, with the settings of the first, whatever others' seeds."""
+    layers: dict[Any, Any] = {(name, key[1]): own for name, one in parts.items() for key, own in one._layers.items()}
+    made = LayerSketches(list(layers), next(iter(parts.values())).settings)
+    made._layers = layers
     return made
 
 
@@ -215,14 +223,14 @@ def _layers(found: Mapping[str, Statistics]) -> dict[str, list[str]]:
 def _share(beside: Statistics, a: str, b: str) -> float:
     """Return the cosine of the sums of signs in two tasks' buckets: on average shared examples over √(n n')."""
     x, y = (_signs(beside, name) for name in (a, b))
-    return 0.0 if x is None or y is None else float(x @ y / x.norm() / y.norm())
+    return 0.0 if x is None or y is None else float(x @ y.to(x) / x.norm() / y.to(x).norm())
 
 
 def _signs(beside: Statistics, task: str) -> Any:
     collector: Any = beside.collectors[0][0]
     for layer in beside.layers[task]:
         with suppress(NoValue):  # another layer has been fed
-            return collector.side(layer.key).signs
+            return collector.sums(layer.key).signs
     return None
 
 
