@@ -101,7 +101,7 @@ _SKETCHING = (
         default=5,
         show_default=True,
         metavar="N",
-        help="Sketches that values are the means of.",
+        help="Seeds over which values are averaged; STATISTICS have their own.",
     ),
     click.option(
         "--independent-buckets", is_flag=True, help="Buckets of its own for each task, also where tasks share data."

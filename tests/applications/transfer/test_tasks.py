@@ -202,6 +202,27 @@ def test_independent_buckets_part_tasks_that_hold_the_same_data():
     assert np.allclose(apart["b", "b"].to_numpy(), further["b", "b"].to_numpy(), atol=1e-12)
 
 
+def test_few_buckets_do_not_make_different_data_the_same():
+    tasks = {str(k): (net(0), inputs(50, k)) for k in range(6)}
+    for seeds in (1, 2):
+        many = nk.compare_tasks(tasks, "sketched_cka_by_buckets(kernel=features, buckets=2)", seeds=seeds)
+        assert {one.provenance["buckets"] for (a, b), one in many.items() if a != b} == {APART}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sketches_of_a_gpu_stand_beside_those_of_the_host(tasks):
+    measures = [PSI, HADAMARD, "sketched_nbs(buckets=32)"]
+    asked = [f"{one[:-1]}, seed={seed})" for one in measures for seed in (0, 1)]
+    here = nk.compare_tasks(tasks, measures, seeds=2)
+    there = nk.compare_tasks(tasks, measures, seeds=2, device="cuda")
+    kept = {name: nk.collect(model, data=data, measures=asked) for name, (model, data) in tasks.items()}
+    mixed = nk.compare_tasks({**tasks, "wide": kept["wide"]}, measures, seeds=2, device="cuda")
+    for pair in here:
+        assert there[pair].to_numpy() == pytest.approx(here[pair].to_numpy(), abs=1e-9)
+        assert mixed[pair].to_numpy() == pytest.approx(here[pair].to_numpy(), abs=1e-9)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

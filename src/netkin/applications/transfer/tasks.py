@@ -61,7 +61,7 @@ def compare_tasks(
         tasks: from names to (model, data), `nk.Subject`, or sketches: what `nk.collect` gave, or `nk.load` of its file.
         measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
         layers: which layers, for all tasks or by name of the task.
-        seeds: over how many seeds of the sketch values are averaged, from that of the measure on.
+        seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.
         share_buckets: whether tasks that hold the same examples put them into the same buckets.
         pairs: "all", "corresponding" or a list of (layer, layer).
         examples: how many examples of each task to read; None for all.
@@ -268,10 +268,10 @@ def _finished(
 
 def _shared_examples(is_one: bool, cosines: Sequence[float], buckets: int) -> float:
     """Return how many examples two tasks have in the same buckets, over √(n n'); 0 where that may be chance."""
-    found = float(np.mean(cosines))
-    if is_one or found > 1 - 1e-6:
+    found, chance = float(np.mean(cosines)), CERTAIN * (buckets * len(cosines)) ** -0.5
+    if is_one or found > max(chance, 1 - 1e-6):
         return 1.0
-    return min(round(found, 2), 0.99) if found > CERTAIN * (buckets * len(cosines)) ** -0.5 else 0.0
+    return min(round(found, 2), 0.99) if found > chance else 0.0
 
 
 def _in_common(pair: tuple[str, str], counts: tuple[int, int], share: float) -> tuple[str, str]:
