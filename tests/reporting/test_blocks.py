@@ -71,7 +71,23 @@ def test_the_page_says_which_pairs_can_be_held_against_each_other(tasks):
     assert "<h1>3 tasks, block by block</h1>" in written
     assert "Tasks by tasks, block by block" in written
     assert buckets_note(list(tasks.values())) in written.replace("&#39;", "'").replace("&#x27;", "'")
-    assert "each task with itself, a and c. All others lie lower" in str(tasks).replace("\n   ", " ")
+    assert "(each task with itself; a and c) can't be held against" in " ".join(str(tasks).split())
+
+
+def test_values_stand_in_the_cells_at_first_where_all_pictures_have_room(tasks, made):
+    assert 'class="values-shown' in page(tasks)
+    rows = tuple(f"layer{k}" for k in range(8))
+    facts = {"parameters": {"shared_examples": 1.0}}
+    many = [replace(made.comparison(made.table("s", rows, **facts)), a=a, b=b) for a, b in ("aa", "ab", "bb")]
+    assert 'class="values-hidden' in page(many)
+
+
+def test_the_box_for_values_is_ticked_where_all_pictures_have_room(opened, made, tasks):
+    assert opened(tasks).locator("#values").is_checked()
+    rows = tuple(f"layer{k}" for k in range(8))
+    facts = {"parameters": {"shared_examples": 1.0}}
+    many = [replace(made.comparison(made.table("s", rows, **facts)), a=a, b=b) for a, b in ("aa", "ab", "bb")]
+    assert not opened(Comparisons(many)).locator("#values").is_checked()
 
 
 def test_without_pairs_of_different_data_there_is_one_picture_and_no_note(tasks):

@@ -62,7 +62,7 @@ def page(results: Results) -> str:
     best = True if any(grid.best for own in grids for grid in own) else None
     main = _main(comparisons, names, grids, summaries)
     shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
-    data, kind = embedded(comparisons, grids, summaries, names), _values(grids)
+    data, kind = embedded(comparisons, grids, summaries, names), _values([*grids, [s for s in summaries if s.models]])
     return document(title, shown, data, styles=("page",), scripts=SCRIPTS, kind=kind)
 
 

@@ -120,9 +120,9 @@ def buckets_note(comparisons: Sequence[Comparison]) -> str:
         return ""
     alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
     return (
-        "pairs with the same examples in the same buckets can't be held against others: "
-        f"{', '.join(['each task with itself', *alike])}. All others lie lower, whatever the networks are, since "
-        "between different data nothing but the spectra of kernels is compared."
+        "values of pairs with the same examples in the same buckets "
+        f"({'; '.join(['each task with itself', *alike])}) can't be held against those of all other pairs, which lie "
+        "lower whatever the networks are: between different data nothing but the spectra of kernels is compared."
     )
 
 
