@@ -8,7 +8,7 @@ study before anything runs, and it hands out the pair of two layers that a measu
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
+READ = 2**22  # entries of cross moments of pairs that are read together
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
@@ -98,13 +99,20 @@ class Study:
         for left, right in self.rectangles:
             yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
 
+    def read_at_once(self, width: Callable[[LayerSize], int]) -> int:
+        """Return how many entries all cross moments have that are read together, for layers of such widths."""
+        sizes: dict[tuple[str, str], list[int]] = {}
+        for x, y in self.pairs():
+            sizes.setdefault((x.model, y.model), []).append(width(x) * width(y))
+        return max((min(sum(one), max(READ, *one)) for one in sizes.values()), default=0)
+
 
 @dataclass(frozen=True)
 class Price:
-    """What a collector would cost: bytes held, multiply-adds, and the text that a plan shows.
+    """What a collector would cost: bytes at its peak, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
-    measure's collector is explained.
+    measure's collector is explained, and `held` of the bytes are taken for longer than a moment.
     """
 
     bytes: int
@@ -114,6 +122,7 @@ class Price:
     rank: int = 0
     why: str = ""
     ways: str = WAYS
+    held: int = 0
 
 
 @dataclass(frozen=True)

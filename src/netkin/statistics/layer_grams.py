@@ -101,13 +101,16 @@ class LayerGrams(Collector):
         if study.spectral:
             return None
         batch, layers = settings.batch, study.sizes
-        waiting = sum((batch + layer.rows) * layer.width * layer.itemsize for layer in layers if layer.rows != batch)
+        waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
+        # one layer in order, about its mean and in its unit; all kernel matrices as they came, together and U-centred
+        passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
+        kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
         operations = None
         if study.examples is not None:
             operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
             operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
         return Price(
-            len(layers) * batch**2 * 8 + waiting, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
+            waiting + passing + kernels, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
             "the Gram matrices", operations, why=", by which it is defined",
         )  # fmt: skip
 
@@ -198,7 +201,8 @@ class LayerGrams(Collector):
             self._waiting[place] = part
 
     def _kernels(self, part: _Incomplete) -> dict[Key, Tensor]:
-        return {name: self._kernel(name, rows) for name, rows in part.in_order().items()}
+        order = torch.from_numpy(np.argsort(part.numbers))
+        return {name: self._kernel(name, _in_order(rows, order)) for name, rows in part.rows.items()}
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -385,11 +389,10 @@ class _Incomplete(Stored):
     def restricted(self, keys: Sequence[Key]) -> _Incomplete:
         return _Incomplete(self.numbers, {key: self.rows[key] for key in keys})
 
-    def in_order(self) -> dict[Key, Tensor]:
-        """Return the rows of every layer by rising numbers."""
-        order = torch.from_numpy(np.argsort(self.numbers))
-        together = {name: torch.cat([part.to(parts[0].device) for part in parts]) for name, parts in self.rows.items()}
-        return {name: rows[order.to(rows.device)] for name, rows in together.items()}
+
+def _in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor:
+    together = torch.cat([part.to(parts[0].device) for part in parts])
+    return together[order.to(together.device)]
 
 
 def _as_given(name: Key, one: Any) -> Tensor | Kernel:

@@ -30,6 +30,7 @@ from netkin.statistics.block_sums import (
     by_chunk,
     common_blocks,
     first_shift,
+    joined,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -178,10 +179,9 @@ class LayerMoments(Collector):
         """Take the products of the rows that wait."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._fold(
-                {name: [parts[name] for parts, _ in waiting] for name in self.names},
-                {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks},
-            )
+            chunks = {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks}
+            # nothing else holds the rows then, so that they go as they are folded in
+            self._fold({name: [parts.pop(name) for parts, _ in waiting] for name in self.names}, chunks)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -282,8 +282,8 @@ class LayerMoments(Collector):
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
-        rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
         lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
+        rows = {name: joined(parts) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
                 resolution = self.resolutions.get(name, 0.0)
@@ -294,8 +294,8 @@ class LayerMoments(Collector):
 
         def columns_of(name: Key) -> tuple[Tensor, Parts]:
             order, parts = sorted_rows.get(name, (None, [(0, slice(None))]))
-            matrix = rows[name] if order is None else rows[name][order.to(rows[name].device)]
-            return self._columns(name, matrix), parts
+            matrix = rows.pop(name)  # columns are made once
+            return self._columns(name, matrix if order is None else matrix[order.to(matrix.device)]), parts
 
         self._add_columns(columns_of)
 
@@ -375,7 +375,7 @@ class LayerMoments(Collector):
         weights[: layer.width] = ratio
         if self.debiased:
             weights[-2] = ratio**2
-        layer.own = layer.own * weights.unsqueeze(1) * weights
+        layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
         for block in self._blocks:
             if key in block.rows:
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,53 +58,77 @@ class LinearSettings(Settings):
 
 def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price:
     """Return what streamed moments cost, of which `fold` rows wait for a product."""
-    extra = 2 if settings.debiased else 1
+    extra, n, item = 2 if settings.debiased else 1, study.examples, settings.precision(study).itemsize
     widths = {key: layer.width + extra for key, layer in study.layers.items()}
-    cross = sum(sum(widths[x] for x in left) * sum(widths[y] for y in right) for left, right in study.rectangles)
-    waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
-    sides = sum(layer.width**2 for layer in study.sizes) * (3 if settings.whitens else 1)
-    sides *= 2 if settings.uncentred else 1
-    sums, n = sum(width**2 for width in widths.values()) + cross, study.examples
+    blocks = [(sum(widths[x] for x in left), sum(widths[y] for y in right)) for left, right in study.rectangles]
+    own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
+    sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
+    widest = max(widths.values(), default=0)
+    rows = max(map(_rows_together(study, fold), study.sizes), default=0)
+    # columns of all layers, those of one block again side by side, its product, and a layer on its way to its columns
+    folding = item * rows * (sum(widths.values()) + max(x + y for x, y in blocks) + 3 * widest)
+    folding += 0 if item == 8 else item * max(x * y for x, y in blocks)
+    pairs, sides = study.read_at_once(lambda layer: layer.width), twice * own * (3 if settings.whitens else 1)
+    reading = 8 * (sides + pairs * _matrices(settings) + 3 * widest**2)
+    decomposing = 8 * twice * (4 * own + pairs) if settings.whitens else 0
     operations = None
     if n is not None:  # XᵀX of every layer and XᵀY of every pair
         operations = sum(layer.rows_of(n) * layer.width**2 for layer in study.sizes)
         operations += sum(x.rows_of(n) * x.width * y.width for x, y in study.pairs())
+    waiting = sum(fold * layer.width * layer.itemsize for layer in study.sizes)
     return Price(
-        8 * max(study.chunks, 1) * sums + max(waiting, 8 * sides),
+        sums + max(folding, reading, decomposing),
         f"Moments, streamed, products in {settings.precision_name(study)}", "moments", operations, 1,
         ", as they hold any number of examples",
+        held=sums + max(waiting, 8 * sides),
     )  # fmt: skip
 
 
-def price_of_rows(settings: LinearSettings, study: Study, streamed: int) -> Price:
-    """Return what all rows cost, where moments would take `streamed` bytes."""
+def _matrices(settings: LinearSettings) -> int:
+    """Return how many matrices of the size of a cross moment a pair holds while it is measured."""
+    return (6 if settings.rotates else 1) + (2 if settings.uncentred else 0)
+
+
+def _rows_together(study: Study, fold: int) -> Callable[[LayerSize], int]:
+    """Return how many rows of a layer are folded in at once: whole batches, until some layer has `fold` rows."""
+    batches = -(-fold // max((layer.rows for layer in study.sizes), default=1))
+    every = study.examples
+    return lambda layer: min(batches * layer.rows, layer.rows_of(every) if every else batches * layer.rows)
+
+
+def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Price:
+    """Return what all rows cost, where moments would take the price `streamed`."""
     sizes, n = study.sizes, study.examples
     # data that do not tell how many they are begin with one batch, and are watched
     count = n if n is not None else max(layer.examples for layer in sizes)
-    product = settings.precision(study).itemsize
-    size = sum(_bytes(settings, layer, layer.rows_of(count), product, study.chunks) for layer in sizes)
+    item = settings.precision(study).itemsize
+    held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
+    smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
+    pairs = item * study.read_at_once(lambda layer: smaller[layer.key]) * _matrices(settings)
+    # rows in another precision and about their mean, and the parts of a product
+    passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
+    size = held + pairs + passing
     if n is None:
-        words = f"Rows, as moments would need {size_in_words(streamed)}; watched, to stay below "
+        words = f"Rows, as moments would need {size_in_words(streamed.bytes)}; watched, to stay below "
         return Price(size, words + size_in_words(study.limit), "the rows of the first batch", None, 2)
     wide = any(layer.width > layer.rows_of(n) for layer in sizes)
-    why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed)}"
-    smaller = {layer.key: min(layer.width, layer.rows_of(n)) for layer in sizes}  # of XᵀX and XXᵀ
+    why = "some layers are wider than that" if wide else f"moments would need {size_in_words(streamed.bytes)}"
     operations = sum(layer.rows_of(n) * layer.width * smaller[layer.key] for layer in sizes)
     operations += sum(x.rows_of(n) * smaller[x.key] * smaller[y.key] for x, y in study.pairs())
     return Price(
         size, f"Rows, all {n:,} examples, as {why}", f"the rows of {'the first ' * study.seen}{n:,} examples",
-        operations, 0 if wide and size < streamed else 2,
+        operations, 0 if wide and held < streamed.held else 2,
     )  # fmt: skip
 
 
-def _bytes(settings: LinearSettings, layer: LayerSize, n: int, product: int, chunks: int) -> int:
+def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks: int) -> int:
     """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
     width, twice = layer.width, 2 if settings.uncentred else 1
     if width <= n:
         sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
     else:
         sides = twice * n * n * (5 if settings.whitens else 3 if settings.rotates else 1)
-    return layer.itemsize * n * width * (2 if chunks else 1) + product * sides
+    return layer.itemsize * n * width * (2 if chunks else 1) + item * sides
 
 
 def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> Price:

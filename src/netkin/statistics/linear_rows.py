@@ -40,7 +40,7 @@ class LinearRows(LayerRows):
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         streamed = LayerMoments.price(settings, study)
-        return None if streamed is None else price_of_rows(settings, study, streamed.bytes)
+        return None if streamed is None else price_of_rows(settings, study, streamed)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -67,7 +67,7 @@ class LinearRows(LayerRows):
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
             moments._counts += self._counts
             moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
-            moments._fold({name: layer.parts for name, layer in layers.items()}, chunks)
+            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
         return moments
 
     def merge(self, other: Self) -> Self:

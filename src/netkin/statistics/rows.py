@@ -32,7 +32,7 @@ from netkin.statistics.collector import (
     row_numbers,
 )
 from netkin.statistics.moments import Moments
-from netkin.statistics.products import centred, few_for_bias, rbf_kernel
+from netkin.statistics.products import ENTRIES, centred, few_for_bias, rbf_kernel
 from netkin.statistics.row_sides import RowsSide
 from netkin.statistics.statistic import Stored
 
@@ -152,20 +152,26 @@ class LayerRows(Collector):
     def price(cls, settings: Any, study: Study) -> Price | None:
         if study.spectral:
             return None
-        total, n, cap = 0, study.examples, settings.cap
+        total, passing, n, cap = 0, 0, study.examples, settings.cap
         for layer in study.sizes:
             seen = layer.rows_of(n) if n else 2 * cap
-            kept = min(seen, cap)
+            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
             centred = kept * layer.width if layer.width <= kept else 0
             measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
-            total += max(layer.itemsize * min(seen, 2 * cap) * layer.width, measuring)
+            total += max(rows, measuring)
+            # rows put in order, or about their medians, and the steps from their products to a kernel
+            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
         operations = None
         if n is not None:
             own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
             operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
         words = f"Rows, a sample of at most {cap:,}"
         return Price(
-            total, words, "the sampled rows", operations, why=", as its kernel grows with the square of the examples"
+            total + passing,
+            words,
+            "the sampled rows",
+            operations,
+            why=", as its kernel grows with the square of the examples",
         )
 
     @classmethod

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.block_sums import Parts, by_chunk, first_shift
+from netkin.statistics.block_sums import Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -273,7 +273,7 @@ class LayerSpectra(LayerMoments):
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
-        maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
+        maps = {name: joined(parts) for name, parts in waiting.items()}
         self.release()
         if not self._shifts:
             self._begin(maps)
