@@ -94,6 +94,17 @@ def test_no_more_memory_is_taken_than_the_plan_says(measures, n, widths, kind, o
     assert plan.bytes / 3 < counter.peak <= plan.bytes
 
 
+@pytest.mark.parametrize("options", [{}, {"errors": True, "chunks": 8}])
+@pytest.mark.parametrize("measure", ["cka", "cca_mean"])
+def test_spectra_take_no_more_memory_than_the_plan_says(measure, options):
+    sizes = [(8, 8, 8), (12, 4, 4), (10,)]
+    a, b = ({f"x{i}": torch.randn(300, *size) for i, size in enumerate(sizes)} for _ in "ab")
+    plan = nk.explain(a, b, measures=measure, shape="dft", **options)
+    with PeakOfTensors([*a.values(), *b.values()]) as counter:
+        nk.compare(a, b, measures=measure, shape="dft", progress=False, **options)
+    assert plan.bytes / 3 < counter.peak <= plan.bytes
+
+
 @pytest.mark.parametrize("batch", [64, 50])
 @pytest.mark.parametrize("measure", ["cka", "cka_minibatch(batch=64)", "cka_rbf"])
 def test_beside_its_forward_passes_a_comparison_takes_no_more_than_the_plan_says(measure, batch):

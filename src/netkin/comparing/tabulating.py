@@ -194,10 +194,9 @@ class Tables:
 
     def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
-        a, b = (self.a, x), (self.b, y)
-        collector = self.statistics.collector(measure, self.statistics.alignment.pair(a, b)[0])
+        collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
         if id(collector) not in read:
-            read[id(collector)] = self.statistics.pair(measure, a, b, without)
+            read[id(collector)] = collector.pair(a, b) if without is None else collector.pair(a, b, without)
         return read[id(collector)]
 
     def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
@@ -216,7 +215,7 @@ class Tables:
         return Values(
             id=measure.id,
             name=measure.name,
-            parameters=measure.settings,
+            parameters=dict(measure.settings),
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
             values=values,
@@ -253,12 +252,10 @@ class Tables:
         return self.statistics.collector(measure).holds
 
     def _exactness(self, measure: Measure) -> str:
-        alignment = self.statistics.alignment
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         for x, y in self.wanted:
-            if not alignment.apart((self.a, x), (self.b, y)):
-                a, b = alignment.pair((self.a, x), (self.b, y))
-                collector = self.statistics.collector(measure, a)
+            with suppress(NoValue):  # of pairs that do not meet
+                collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
         told = [collector.exactness_of(pairs) for collector, pairs in found.values()]
         return max(told, key=len, default="exact")

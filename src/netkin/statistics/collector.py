@@ -7,6 +7,7 @@ study before anything runs, and it hands out the pair of two layers that a measu
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
-READ = 2**22  # entries of cross moments of pairs that are read together
+READ = 2**22  # entries of the cross moments of pairs that are read together
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
@@ -99,12 +100,16 @@ class Study:
         for left, right in self.rectangles:
             yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
 
-    def read_at_once(self, width: Callable[[LayerSize], int]) -> int:
-        """Return how many entries all cross moments have that are read together, for layers of such widths."""
-        sizes: dict[tuple[str, str], list[int]] = {}
+    def read_at_once(self, entries: Callable[[LayerSize, LayerSize], int]) -> int:
+        """Return how many entries the pairs that are read together have at most, if one has so many `entries`."""
+        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for x, y in self.pairs():
-            sizes.setdefault((x.model, y.model), []).append(width(x) * width(y))
-        return max((min(sum(one), max(READ, *one)) for one in sizes.values()), default=0)
+            found.setdefault((x.model, y.model), []).append((x.width * y.width, entries(x, y)))
+        most = 0.0
+        for pairs in found.values():  # together are those whose products of widths add up to `READ`, or one alone
+            share = max(own / full for full, own in pairs)
+            most = max(most, min(sum(own for _, own in pairs), share * max(READ, *(full for full, _ in pairs))))
+        return math.ceil(most)
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,10 @@ class LayerGrams(Collector):
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
         given = {name: rows[name] for name in self.names}
-        self._take({name: _as_given(name, one) for name, one in given.items()}, numbers, bool(owners))
+        for name, one in given.items():
+            if not isinstance(one, Kernel):
+                given[name] = as_matrix(one, name_of(name), check=False).detach()
+        self._take(given, numbers, bool(owners))
 
     def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
         counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
@@ -158,7 +161,11 @@ class LayerGrams(Collector):
         places = self._numbered(numbers, count, uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
         if self._is_whole(places):
-            self._add(int(places[0]) // self.batch, {name: self._as_kernel(name, one) for name, one in rows.items()})
+            kernels = {
+                name: one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
+                for name, one in rows.items()
+            }
+            self._add(int(places[0]) // self.batch, kernels)
             return
         matrices = {name: self._as_rows(name, one) for name, one in rows.items()}
         for place in np.unique(places // self.batch).tolist():
@@ -175,9 +182,6 @@ class LayerGrams(Collector):
         if numbers is None or not self._each:
             return self._numbers.take(None, count)
         return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
-
-    def _as_kernel(self, name: Key, one: Tensor | Kernel) -> Tensor:
-        return one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
 
     def _as_rows(self, name: Key, one: Tensor | Kernel) -> Tensor:
         assert not isinstance(one, Kernel), "a mini-batch that was whole when reduced is whole when folded in"
@@ -213,7 +217,8 @@ class LayerGrams(Collector):
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
         if batches == 0 or self.batch is None:
-            raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
+            waiting = sum(len(part.numbers) for part in self._waiting.values())
+            raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {waiting} were seen.")
         x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
@@ -226,11 +231,6 @@ class LayerGrams(Collector):
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
         return tuple(self._with_remainder()[1].tolist()) if self.chunks else ()
-
-    @property
-    def _left(self) -> int:
-        """How many rows wait for a full mini-batch."""
-        return sum(len(part.numbers) for part in self._waiting.values())
 
     @property
     def _left_out(self) -> int:
@@ -393,10 +393,6 @@ class _Incomplete(Stored):
 def _in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor:
     together = torch.cat([part.to(parts[0].device) for part in parts])
     return together[order.to(together.device)]
-
-
-def _as_given(name: Key, one: Any) -> Tensor | Kernel:
-    return one if isinstance(one, Kernel) else as_matrix(one, name_of(name), check=False).detach()
 
 
 def _centred(rows: Tensor) -> Tensor:

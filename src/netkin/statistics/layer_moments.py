@@ -51,7 +51,7 @@ from netkin.statistics.collector import (
     refuse_other_width,
     row_examples,
 )
-from netkin.statistics.linear_costs import LinearSettings, price_of_moments
+from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
 from netkin.statistics.products import power_of_two
 from netkin.statistics.sides import Side
@@ -161,8 +161,8 @@ class LayerMoments(Collector):
             self.settle()
 
     def _enough(self, rows: Tensor) -> int:
-        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
-        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if rows.is_cuda else 1)
+        """Return how many rows are worth a product."""
+        return (CHUNKED_FOLD if self.chunks else FOLD) * (ON_GPU if rows.is_cuda else 1)
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -199,13 +199,16 @@ class LayerMoments(Collector):
 
     def _side(self, key: Key, without: int | None) -> Side:
         if (key, without) not in self._sides:
-            layer = self._layers[key]
-            if not bool(torch.isfinite(layer.own.detach().sum())):
+            side = self._new_side(key, without)
+            if not bool(torch.isfinite(side.total.detach())):
                 raise ValueFault(
-                    f"{label(key)} gave NaN or Inf; mend the model or leave out the examples that cause them."
+                    f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
                 )
-            self._sides[key, without] = layer.side(without, torch.finfo(self.precision).eps)
+            self._sides[key, without] = side
         return self._sides[key, without]
+
+    def _new_side(self, key: Any, without: int | None) -> Side:
+        return self._layers[key].side(without, torch.finfo(self.precision).eps)
 
     def release(self) -> None:
         self._sides: dict[tuple[Key, int | None], Side] = {}

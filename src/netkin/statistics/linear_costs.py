@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from netkin.memory import size_in_words
+from netkin.memory import is_cuda, size_in_words
 from netkin.statistics.collector import Key, LayerSize, Price, Settings, Study
 from netkin.statistics.frequencies import Grid, common_grid
 
+ON_GPU = 8  # times as many rows wait on a GPU, which is kept busy by few large products
 CHUNK = 256  # examples transformed at a time, at most
 CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
 WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
@@ -64,11 +65,11 @@ def price_of_moments(settings: LinearSettings, study: Study, fold: int) -> Price
     own, twice = sum(layer.width**2 for layer in study.sizes), 2 if settings.uncentred else 1
     sums = 8 * max(study.chunks, 1) * (sum(width**2 for width in widths.values()) + sum(x * y for x, y in blocks))
     widest = max(widths.values(), default=0)
-    rows = max(map(_rows_together(study, fold), study.sizes), default=0)
+    rows = max(map(_rows_together(study, fold * (ON_GPU if is_cuda(study.device) else 1)), study.sizes), default=0)
     # columns of all layers, those of one block again side by side, its product, and a layer on its way to its columns
-    folding = item * rows * (sum(widths.values()) + max(x + y for x, y in blocks) + 3 * widest)
-    folding += 0 if item == 8 else item * max(x * y for x, y in blocks)
-    pairs, sides = study.read_at_once(lambda layer: layer.width), twice * own * (3 if settings.whitens else 1)
+    folding = item * rows * (sum(widths.values()) + max((x + y for x, y in blocks), default=0) + 3 * widest)
+    folding += 0 if item == 8 else item * max((x * y for x, y in blocks), default=0)
+    pairs, sides = study.read_at_once(lambda x, y: x.width * y.width), twice * own * (3 if settings.whitens else 1)
     reading = 8 * (sides + pairs * _matrices(settings) + 3 * widest**2)
     decomposing = 8 * twice * (4 * own + pairs) if settings.whitens else 0
     operations = None
@@ -104,7 +105,7 @@ def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Pr
     item = settings.precision(study).itemsize
     held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
     smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
-    pairs = item * study.read_at_once(lambda layer: smaller[layer.key]) * _matrices(settings)
+    pairs = item * study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key]) * _matrices(settings)
     # rows in another precision and about their mean, and the parts of a product
     passing = max(2 * item * layer.rows_of(count) * layer.width + 24 * smaller[layer.key] ** 2 for layer in sizes)
     size = held + pairs + passing
@@ -135,7 +136,7 @@ def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: 
     """Return what streamed spectra cost, of which `fold` maps wait to be transformed and `sample` are kept."""
     seen, met = views(study), crosses(study)
     sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in met)
-    pairs = max((2 * blocks * max(left) * max(right) for left, right, blocks in met), default=0)
+    pairs = study.read_at_once(_spectral_entries) * _matrices(settings)
     own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
     sides = 2 * own * (3 if settings.whitens else 1)
     maps = sum(layer.width * layer.itemsize for layer in study.sizes)
@@ -146,6 +147,13 @@ def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: 
         total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra", count,
         why=", as they hold any number of examples", ways=WAYS,
     )  # fmt: skip
+
+
+def _spectral_entries(x: LayerSize, y: LayerSize) -> int:
+    """Return the entries of a cross moment: one matrix for each place of the grid on which two layers meet."""
+    grid = common_grid(x.space, y.space) or ()
+    widths = [layer.width // math.prod(grid or layer.space) for layer in (x, y)]
+    return math.prod(grid or x.space or y.space) * widths[0] * widths[1]
 
 
 def views(study: Study) -> list[tuple[LayerSize, Grid]]:
@@ -183,12 +191,12 @@ def operations(views: list[tuple[LayerSize, Grid]], crosses: list[tuple[list[int
 
 
 def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:
-    """Return the bytes of what is transformed at a time: with its conjugate, and again side by side for products."""
+    """Return the bytes of what is transformed at a time: the steps of a layer, its conjugate, and both side by side."""
     largest = max(layer.width for layer, _ in views)
     step = examples_at_once(largest, max(layer.width // math.prod(grid) for layer, grid in views))
     once = all(len(side) == 1 for rectangle in study.rectangles for side in rectangle)
     held = 2 * largest if once else sum(layer.width for layer, _ in views)
-    return 8 * step * (2 * largest + 4 * held)
+    return 8 * step * (5 * largest + 4 * held)
 
 
 def examples_at_once(largest: int, widest: int) -> int:

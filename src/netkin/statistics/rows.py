@@ -124,15 +124,8 @@ class LayerRows(Collector):
     kind = "LayerRows"
     holds = "Rows"
     stored: ClassVar[tuple[str, ...]] = (
-        "names",
-        "cap",
-        "seed",
-        "chunks",
-        "resolutions",
-        "_numbers",
-        "_layers",
-        "_counts",
-    )
+        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts",
+    )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:

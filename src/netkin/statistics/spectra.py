@@ -170,7 +170,7 @@ class LayerSpectra(LayerMoments):
         block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
         cross = cross.mH if turned else cross
-        first, second = (self._spectral_side(view, cross.is_complex(), without) for view in (x, y))
+        first, second = (self._side((view, cross.is_complex()), without) for view in (x, y))
         if not grid and cross.is_complex():  # a layer without space meets the zero frequency of a map alone
             others = math.prod(x[1] or y[1]) - 1
             return Spectra(first, second, torch.cat([cross, cross.new_zeros(others, *cross.shape[1:])]))
@@ -179,25 +179,18 @@ class LayerSpectra(LayerMoments):
     def _grid(self, key: Key) -> Grid:
         return tuple(self._shifts[key].shape[1:])
 
-    def _spectral_side(self, view: View, in_complex: bool, without: int | None) -> CovarianceSide:
-        if (view, in_complex, without) not in self._spectral_sides:
-            layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
-            n, mean, half = layer.centred(without)
-            side = CovarianceSide(
-                self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
-                rounding=torch.finfo(self.precision).eps, frequencies=here,
-            )  # fmt: skip
-            if not bool(torch.isfinite(side.total)):
-                raise ValueFault(
-                    f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
-                )
-            side = side.in_complex if in_complex and not side.mean.is_complex() else side
-            self._spectral_sides[view, in_complex, without] = side
-        return self._spectral_sides[view, in_complex, without]
+    def _new_side(self, key: Any, without: int | None) -> CovarianceSide:
+        view, in_complex = key
+        layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
+        n, mean, half = layer.centred(without)
+        side = CovarianceSide(
+            self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+            rounding=torch.finfo(self.precision).eps, frequencies=here,
+        )  # fmt: skip
+        return side.in_complex if in_complex and not side.mean.is_complex() else side
 
     def release(self) -> None:
         super().release()
-        self._spectral_sides: dict[tuple[View, bool, int | None], CovarianceSide] = {}
         self._shares: dict[View, float] = {}
         self._workspace = torch.empty(0)
 
