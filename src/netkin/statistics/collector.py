@@ -252,17 +252,15 @@ def keys_of(rectangles: Sequence[Rectangle]) -> list[Key]:
     return list(dict.fromkeys(key for pair in rectangles for side in pair for key in side))
 
 
-def place_of(rectangles: Sequence[Rectangle], a: Key, b: Key, known: Sequence[Key], where: str) -> tuple[int, bool]:
-    """Return which rectangle holds the pair, and whether it stands there the other way round."""
+def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, rectangles: Sequence[Rectangle] = ()) -> None:
+    """Refuse a pair of which a layer is not known, or that is in none of the `rectangles`, either way round."""
     for key in (a, b):
         if key not in known:
             hint = did_you_mean(name_of(key), map(name_of, known))
             raise UnknownName(f"no layer {name_of(key)!r} in these {where}{hint}")
-    for turned, (x, y) in ((False, (a, b)), (True, (b, a))):
-        for place, (left, right) in enumerate(rectangles):
-            if x in left and y in right:
-                return place, turned
-    raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
+    sides = (side for left, right in rectangles for side in ((left, right), (right, left)))
+    if rectangles and not any(a in left and b in right for left, right in sides):
+        raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
 def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:

@@ -24,9 +24,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_numbers,
     summed,
 )
@@ -212,7 +212,7 @@ class LayerGrams(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.names, "Gram matrices")
+        refuse_unknown(a, b, self.names, "Gram matrices", self.rectangles)
         sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())

@@ -46,9 +46,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_examples,
 )
 from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
@@ -188,7 +188,7 @@ class LayerMoments(Collector):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.settle()
-        place_of(self.rectangles, a, b, self.names, "moments")
+        refuse_unknown(a, b, self.names, "moments", self.rectangles)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)

@@ -134,26 +134,27 @@ def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks
 
 def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: int) -> Price:
     """Return what streamed spectra cost, of which `fold` maps wait to be transformed and `sample` are kept."""
-    seen, met = views(study), crosses(study)
-    sums = sum(blocks * sum(left) * sum(right) for left, right, blocks in met)
-    pairs = study.read_at_once(_spectral_entries) * _matrices(settings)
+    seen, cross = views(study), sum(_cross_entries(x, y) for x, y in study.pairs())
     own = sum(half(grid) * (layer.width // math.prod(grid)) ** 2 for layer, grid in seen)
     sides = 2 * own * (3 if settings.whitens else 1)
+    pairs = 2 * study.read_at_once(_cross_entries) * _matrices(settings)
     maps = sum(layer.width * layer.itemsize for layer in study.sizes)
     reading = fold * maps + transform_bytes(study, seen)
-    total = 16 * max(study.chunks, 1) * (own + sums) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
-    count = None if study.examples is None else study.examples * operations(seen, met)
+    total = 16 * max(study.chunks, 1) * (own + cross) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
+    # of one example the transforms, and the complex products of every view and every pair
+    each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)
     return Price(
-        total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra", count,
+        total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
+        None if study.examples is None else study.examples * each,
         why=", as they hold any number of examples", ways=WAYS,
     )  # fmt: skip
 
 
-def _spectral_entries(x: LayerSize, y: LayerSize) -> int:
-    """Return the entries of a cross moment: one matrix for each place of the grid on which two layers meet."""
+def _cross_entries(x: LayerSize, y: LayerSize) -> int:
+    """Return the entries of a cross moment, of which one of each conjugate pair of blocks is summed."""
     grid = common_grid(x.space, y.space) or ()
     widths = [layer.width // math.prod(grid or layer.space) for layer in (x, y)]
-    return math.prod(grid or x.space or y.space) * widths[0] * widths[1]
+    return half(grid) * widths[0] * widths[1]
 
 
 def views(study: Study) -> list[tuple[LayerSize, Grid]]:
@@ -165,29 +166,9 @@ def views(study: Study) -> list[tuple[LayerSize, Grid]]:
     return [(study.layers[key], grid) for key, grid in found]
 
 
-def crosses(study: Study) -> list[tuple[list[int], list[int], int]]:
-    """Return of every rectangle the widths of its blocks on both sides, and how many blocks are summed."""
-    found = []
-    for left, right in study.rectangles:
-        x, y = ([study.layers[key] for key in keys] for keys in (left, right))
-        grid = common_grid(x[0].space, y[0].space) or ()
-        widths = [[layer.width // math.prod(grid or layer.space) for layer in side] for side in (x, y)]
-        found.append((widths[0], widths[1], half(grid)))
-    return found
-
-
 def half(grid: Grid) -> int:
     """Return how many frequencies of a grid are summed: one of each conjugate pair."""
     return math.prod(grid) // 2 + 1
-
-
-def operations(views: list[tuple[LayerSize, Grid]], crosses: list[tuple[list[int], list[int], int]]) -> int:
-    """Count for one example the transforms, and the complex products of every view and every pair."""
-    total = sum(4 * count * sum(left) * sum(right) for left, right, count in crosses)
-    for layer, grid in views:
-        places = math.prod(grid)
-        total += int(layer.width * math.log2(places)) + 4 * half(grid) * (layer.width // places) ** 2
-    return total
 
 
 def transform_bytes(study: Study, views: list[tuple[LayerSize, Grid]]) -> int:

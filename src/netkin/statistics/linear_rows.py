@@ -15,7 +15,7 @@ from netkin.statistics.collector import (
     Study,
     chunk_of,
     keys_of,
-    place_of,
+    refuse_unknown,
 )
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_costs import LinearSettings, price_of_rows
@@ -53,7 +53,7 @@ class LinearRows(LayerRows):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.names, "rows")
+        refuse_unknown(a, b, self.names, "rows", self.rectangles)
         return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -28,6 +28,7 @@ from netkin.statistics.collector import (
     one_feed,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_examples,
     row_numbers,
 )
@@ -254,10 +255,7 @@ class LayerRows(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the rows of the layers `a` and `b`, in that order."""
-        for key in (a, b):
-            if key not in self._layers:
-                hint = did_you_mean(name_of(key), map(name_of, self.names))
-                raise UnknownName(f"no layer {name_of(key)!r} in these rows{hint}")
+        refuse_unknown(a, b, self.names, "rows")
         rows = Rows(self.sample(a, without), self.sample(b, without))
         x, y = self._layers[a], self._layers[b]
         if not np.array_equal(x.numbers[0], y.numbers[0]):

@@ -30,8 +30,8 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
+    refuse_unknown,
 )
 from netkin.statistics.frequencies import (
     Grid,
@@ -160,7 +160,7 @@ class LayerSpectra(LayerMoments):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
         self.settle()
-        place_of(self.rectangles, a, b, self.names, "spectra")
+        refuse_unknown(a, b, self.names, "spectra", self.rectangles)
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
