@@ -89,7 +89,7 @@ _UNLISTED = {
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
     "netkin.applications.compression": ["Compression"],
     "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
-    "netkin.applications.transfer": ["transfer_scores"],
+    "netkin.applications.transfer": ["kernel_ridge", "transfer_scores"],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

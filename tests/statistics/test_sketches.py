@@ -96,6 +96,64 @@ def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):
         assert torch.allclose(again._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-13)
 
 
+def labelled(F, G, labels, settings, ids, batch=7):
+    collector = LayerSketches([("a", "x"), ("a", "y")], settings)
+    for start in range(0, len(F), batch):
+        part = slice(start, start + batch)
+        rows = {key: torch.tensor(F[part]) for key in collector.names}
+        pulls = {key: torch.tensor(G[part]) for key in collector.names}
+        fed = {"activations": rows, "gradients": pulls, "outputs": {"a": (None, labels[part])}}
+        collector.update(fed, ids[part])
+    return collector
+
+
+@pytest.mark.parametrize("stacks", [1, 4])
+def test_labels_are_summed_with_their_signs_and_without(stacks, tmp_path):
+    """S T and (S ∘ S) T, one-hot labels T; parts know different numbers of classes, in any order."""
+    (F, G), labels, ids = layer(60, 3, 1), np.arange(60) // 12, np.arange(60)
+    settings = SketchSettings(buckets=16, stacks=stacks, parts=("features", "labels"))
+    S, T = sketching(settings, 60), np.eye(5)[labels]
+    whole = labelled(F, G, labels, settings, ids)
+    order = np.random.default_rng(1).permutation(60)
+    mixed = labelled(F[order], G[order], labels[order], settings, ids[order], 13)
+    first, second = (labelled(F[own], G[own], labels[own], settings, ids[own]) for own in (ids[:31], ids[31:]))
+    whole.to_file(tmp_path / "whole.stats")
+    again = LayerSketches.from_file(tmp_path / "whole.stats")
+    for one in (whole, mixed, first.merge(second), second.merge(first), again):
+        for key in one.names:
+            parts = one.sums(key).parts
+            assert np.allclose(parts["labels"].numpy(), S @ T, atol=1e-10)
+            assert np.allclose(parts["counts"].numpy(), S**2 @ T, atol=1e-10)
+    assert first.sums(("a", "x")).parts["labels"].shape == (16, 3)
+    assert np.allclose(whole.sums(("a", "x")).parts["counts"].sum(0).numpy(), 12)
+
+
+def test_rows_of_one_example_share_its_label():
+    F, labels = layer(12, 3, 1)[0], np.array([0, 2, 1])
+    settings = SketchSettings(buckets=4, parts=("features", "labels"))
+    even, uneven = LayerSketches(["x"], settings), LayerSketches(["x"], settings)
+    fed = {"activations": {"x": torch.tensor(F)}, "outputs": {"x": (None, labels)}}
+    even.update(fed, np.arange(3))
+    uneven.update(fed, np.arange(3), owners={"x": np.repeat([0, 1, 2], [2, 3, 7])})
+    assert even.sums("x").parts["counts"].sum(0).tolist() == [4, 4, 4]
+    assert uneven.sums("x").parts["counts"].sum(0).tolist() == [2, 7, 3]
+
+
+def test_labels_change_no_kernel_and_are_asked_for():
+    (F, G), labels = layer(30, 3, 1), np.arange(30) % 3
+    plain, more = (SketchSettings(buckets=8, parts=parts) for parts in (("psi",), ("psi", "labels")))
+    assert LayerSketches.feeds_for(plain) == {"activations", "gradients"}
+    assert LayerSketches.feeds_for(more) == {"activations", "gradients", "outputs"}
+    assert LayerSketches.feeds_for(SketchSettings(parts=("features", "labels"))) == {"activations", "outputs"}
+    kernels = [labelled(F, G, labels, one, np.arange(30)).side(("a", "x")).kernel("psi") for one in (plain, more)]
+    assert torch.equal(*kernels)
+    assert LayerSketches(["x"], plain).serves(more) == "the labels"
+    with pytest.raises(ValueFault, match="no labels in the batches"):
+        collected(F, G, more)
+    with pytest.raises(ValueFault, match="label 9 tells of at least 10 classes, which 8 buckets"):
+        labelled(F, G, labels + 7, more, np.arange(30))
+
+
 def test_the_error_of_a_product_is_within_its_bound():
     """|‖Ψ₁ᵀSᵀSΨ₂‖ - ‖Ψ₁ᵀΨ₂‖| ≤ ε ‖Ψ₁‖ ‖Ψ₂‖ with ε = √(2 / (δM)), in a share of at least 1 - δ of the seeds."""
     (A, _), (B, _) = layer(80, 5, 2), layer(80, 4, 3)
