@@ -1,4 +1,4 @@
-"""Transfer: which pretrained model to start from for some data."""
+"""Transfer: which pretrained model to start from for some data, and what it can do there without training."""
 
 from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge
