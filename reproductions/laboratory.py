@@ -28,37 +28,13 @@ from netkin.jobs import Job
 from netkin.sources import load_data
 from netkin.sources.architectures import seeded
 from netkin.training import Record
+from reproductions.image_sets import SETS, SIZES, Images, cifar10, enlarged_digits, named_set
 from reproductions.recipes import RECIPES, WINDOW, Network, architecture_digest, recipe_words
 
 __all__ = ["RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "keep_weights", "recipe_words"]
 HERE = Path(__file__).parent
 PARTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.75, 0.9, 1.0)  # of the training time: where runs are kept
 TOGETHER = 10  # processes that share a GPU
-
-
-@dataclass(frozen=True)
-class Images:
-    """A labelled set of images in two parts, normalised, on one device."""
-
-    name: str
-    classes: tuple[str, ...]
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-    @property
-    def words(self) -> str:
-        """What it is and how much of it, for provenance."""
-        return f"{self.name}, {len(self.train_images):,} training and {len(self.test_images):,} test images"
-
-    @property
-    def train(self) -> tuple[Tensor, Tensor]:
-        return self.train_images, self.train_labels
-
-    @property
-    def test(self) -> tuple[Tensor, Tensor]:
-        return self.test_images, self.test_labels
 
 
 @dataclass(frozen=True)
@@ -147,12 +123,31 @@ class Lab:
         if self.data is None:
             if self.scale == "gpu":
                 raise SourceError("the gpu scale needs CIFAR-10; pass --data DIR or set NETKIN_DATA.")
-            return _digits(self.device)
-        return _cifar10(self.data, self.device, *((50_000, 10_000) if self.scale == "gpu" else (5_000, 2_000)))
+            return enlarged_digits(self.device)
+        return cifar10(self.data, self.device, *SIZES[self.scale])
 
     def images(self) -> Images:
         """Return CIFAR-10, 5,000 and 2,000 of it at cpu scale; without the files the bundled digits, enlarged."""
         return self._images
+
+    def images_of(self, name: str) -> Images:
+        """Return a named set of images, "cifar10", "cifar100", "svhn" or "mnist", and its parts as large as `images()`.
+
+        All are 3 × 32 × 32 and normalised as CIFAR-10 is, so that a network meets every set on one scale of pixels.
+        """
+        if name not in SETS:
+            raise UnknownName(f"no set {name!r} in the laboratory{did_you_mean(name, SETS) or '.'}")
+        if self.data is None:
+            raise SourceError(f"this claim reads {SETS[name][0]}; pass --data DIR or set NETKIN_DATA.")
+        if name not in self._sets:
+            self._sets[name] = (
+                self.images() if name == "cifar10" else named_set(name, self.data, self.device, *SIZES[self.scale])
+            )
+        return self._sets[name]
+
+    @cached_property
+    def _sets(self) -> dict[str, Images]:
+        return {}
 
     def probe(self, count: int) -> Tensor:
         """Return the first `count` test images."""
@@ -342,25 +337,6 @@ def keep_weights(path: Path, weights: Mapping[str, Tensor], **words: str) -> Non
     """Write named weights to a file that appears whole or not at all, in a folder that is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, words))
-
-
-def _cifar10(place: Path, device: torch.device, train: int, test: int) -> Images:
-    parts = []
-    for name, count in (("cifar10-train", train), ("cifar10", test)):
-        batches = list(load_data(f"{name}:{place}", batch_size=5_000))
-        parts += [torch.cat(part)[:count].to(device) for part in zip(*batches, strict=True)]
-    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    return Images("CIFAR-10", names, *parts)
-
-
-def _digits(device: torch.device) -> Images:
-    """Return the bundled digits in the form of CIFAR images: three channels, each pixel four times as large."""
-    parts = []
-    for name in ("digits:train", "digits:test"):
-        images, labels = (torch.cat(part) for part in zip(*load_data(name, batch_size=5_000), strict=True))
-        larger = nn.functional.interpolate((images - 0.3) / 0.38, scale_factor=4).repeat(1, 3, 1, 1)
-        parts += [larger.to(device), labels.to(device)]
-    return Images("digits, enlarged", tuple(map(str, range(10))), *parts)
 
 
 def _apart(work: Callable[[Lab, Any], Any], setting: Mapping[str, Any], task: Any) -> Any:

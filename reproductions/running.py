@@ -186,9 +186,9 @@ class Notes:
 def noting(lab: Lab) -> Iterator[Notes]:
     """Inside the `with`, note which data and recipes the laboratory hands out; the laboratory is left as found."""
     notes = Notes([], {})
-    names = ("images", "text", "recipe")
+    names = ("images", "images_of", "text", "recipe")
     found = {name: vars(lab)[name] for name in names if name in vars(lab)}
-    notings: tuple[Callable[..., None], ...] = (_note_images, _note_text, _note_recipe)
+    notings: tuple[Callable[..., None], ...] = (_note_images, _note_images, _note_text, _note_recipe)
     for name, note in zip(names, notings, strict=True):
         if hasattr(lab, name):
             setattr(lab, name, _noted(getattr(lab, name), note, notes))
@@ -241,7 +241,7 @@ def _noted(method: Callable[..., Any], note: Callable[..., None], notes: Notes) 
     return noting_method
 
 
-def _note_images(notes: Notes, images: Any) -> None:
+def _note_images(notes: Notes, images: Any, *asked: str) -> None:
     _note_data(notes, images.words)
 
 

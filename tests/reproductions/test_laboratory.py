@@ -2,12 +2,14 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from netkin import training
 from netkin.errors import SourceError, UnknownName
+from netkin.sources.images import STATISTICS
 from netkin.training import Recipe
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
@@ -131,3 +133,32 @@ def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab):
     found = lab._workers.map(partial(_apart, getattr, lab._setting), ["scale", "cache", "device"])
     assert list(found) == ["cpu", lab.cache, torch.device("cpu")]
     lab._workers.shutdown()
+
+
+def test_named_sets_have_the_form_of_cifar_images(tmp_path):
+    """Twelve black and white images of MNIST, as its files hold them."""
+    for part, count in (("train", 12), ("t10k", 6)):
+        pixels = np.zeros((count, 28, 28), np.uint8)
+        pixels[:, 3, 4] = 255
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(
+            np.array([2051, count, 28, 28], ">i4").tobytes() + pixels.tobytes()
+        )
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(
+            np.array([2049, count], ">i4").tobytes() + labels.tobytes()
+        )
+    images = Lab("cpu", cache=tmp_path, data=tmp_path).images_of("mnist")
+    assert images.words == "MNIST, 12 training and 6 test images"
+    assert images.train_images.shape == (12, 3, 32, 32)
+    black, white = (torch.tensor([(value - mean) / std for mean, std in zip(*STATISTICS["cifar10"], strict=True)])
+                    for value in (0, 1))  # fmt: skip
+    torch.testing.assert_close(images.test_images[5, :, 5, 6], white)
+    torch.testing.assert_close(images.test_images[5, :, 0, 0], black)
+    assert images.test_labels.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_set_that_is_not_at_hand_is_refused(lab):
+    with pytest.raises(SourceError, match="this claim reads CIFAR-100; pass --data DIR or set NETKIN_DATA"):
+        lab.images_of("cifar100")
+    with pytest.raises(UnknownName, match="no set 'cifar1000' in the laboratory; did you mean 'cifar100'"):
+        lab.images_of("cifar1000")
