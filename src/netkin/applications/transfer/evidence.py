@@ -132,7 +132,7 @@ def evidence_of(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         gradients: whether to take the gradients of the tempered loss at the features, by a backward pass.
     """
-    chosen, target, read = layer or _before_last(model), Target(), _Reading(forward)
+    chosen, target, read = layer or feature_layer(model), Target(), _Reading(forward)
     taps = Taps(model, [target]) if gradients else None
     reader = Reader(model, [chosen], forward=read.forward, transform=transform, taps=taps)
     with guest(model):
@@ -185,7 +185,8 @@ class _Reading:
         return Evidence.of(features, labels, probabilities, pulls, self._digest.hex)
 
 
-def _before_last(model: nn.Module) -> str:
+def feature_layer(model: nn.Module) -> str:
+    """Return the layer whose outputs are the features: the last one before the model's output."""
     names = layers(model)
     if len(names) < 2:
         raise ValueFault(f"the model has {len(names)} layer to choose from; name the one whose outputs are features.")

@@ -29,6 +29,7 @@ from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings
 DEFAULT = "logme"  # of `recommend`: see the table in docs/recommend.md
 PAPER = "Tang et al. (2020), arXiv:2003.11498"
 FEEDS = ("activations", "gradients")
+BUCKETS = 512  # of sketched kernels
 NEIGHBOURS = 5
 GBC_WIDTH = 64  # principal directions, as its paper has it
 FOLDS = 0x666F6C64  # salt of the hash that gives an example its fold
@@ -284,7 +285,7 @@ def _ridge_right(evidence: Evidence, inside: Array) -> Array:
     mean, level = rows.mean(0), wanted.mean(0)
     U, S, V = np.linalg.svd(rows - mean, full_matrices=False)
     turned, seen = U.T @ (wanted - level), (evidence.features[~inside] - mean) @ V.T
-    scale = float((S**2).max())
+    scale = float((S**2).max()) or 1.0  # of constant features no weight matters
     found = []
     for ridge in RIDGES:
         guess = seen @ ((S / (S**2 + ridge * scale))[:, None] * turned) + level
@@ -316,7 +317,7 @@ def _kernel_ridge(evidence: Evidence, kernel: str) -> float:
     labels = torch.from_numpy(evidence.labels)
     read = torch.from_numpy(evidence.features), None if kernel == "features" else torch.from_numpy(evidence.pulls)
     rows = {part: sketched_part(part, *read, 0) for part in KERNELS[kernel]}
-    settings = SketchSettings(parts=(*KERNELS[kernel], "labels"))
+    settings = SketchSettings(BUCKETS, parts=(*KERNELS[kernel], "labels"))
     sums = {fold: _bucket_sums(evidence, read, settings, folds == fold) for fold in np.unique(folds)}
     for fold in sums:
         others = reduce(BucketSums.merged, (own for other, own in sums.items() if other != fold))
