@@ -16,7 +16,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_
 from netkin.results import jackknife
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
-from netkin.results.text import HOLE, grid, terminal_width, values_and_errors, wrapped
+from netkin.results.text import HOLE, cells, grid, terminal_width, wrapped
 from netkin.results.values import Match, Values
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
@@ -141,14 +141,15 @@ class Ranking:
     def conclusion(self) -> str:
         """Two sentences: which model comes first, and whether its lead exceeds its error."""
         lead, rest = self.lead, self.unclear()
-        first = f"Of {len(self)} models {lead.layer} comes first by {self.score}"
+        first = f"Of {len(self)} models {lead.layer!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        by = f"its lead over {lead.second} is {_told(lead.margin or 0.0, lead.margin_error)}"
+        by = f"its lead over {lead.second!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
         if rest:
-            named = ", ".join(rest) if len(rest) <= 4 else f"{', '.join(rest[:3])} and {len(rest) - 3} more"
+            shown = [repr(model) for model in (rest if len(rest) <= 4 else rest[:3])]
+            named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
             within = "more" if lead.clear else "not more"
             return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
         return f"{first}; {by}, more than its error (95 % interval), and so is that over each other model."
@@ -171,7 +172,7 @@ class Ranking:
                 for (_, model), why in missing.items():
                     found.setdefault((model, f"{what}: {why}"), []).append(score)
         for (model, why), scores in found.items():
-            yield f"{model} has by {'any score' if len(scores) == len(self.tables) else ', '.join(scores)} {why}"
+            yield f"{model!r} has by {'any score' if len(scores) == len(self.tables) else ', '.join(scores)} {why}"
 
     @property
     def cost_in_words(self) -> str:
@@ -219,9 +220,27 @@ class Ranking:
         columns = {score: self._row(score)[order] for score in self.scores}
         return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
 
-    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
-        """Return the ranking as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
+    def plot(
+        self,
+        score: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        overwrite: bool = False,
+    ) -> Any:
+        """Return the scores as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        Args:
+            score: the only one to draw; all of them if not given, into `ax` that of the rank.
+            path: a file that ends in .png, .svg or .pdf.
+            ax: axes of yours to draw into.
+            overwrite: write also over a file that is no figure of netkin's.
+        """
+        return import_module("netkin.reporting").plot(self, score, path, ax, overwrite=overwrite)
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the ranking to one file, whole or not at all; over another kind of file only with `overwrite`."""
@@ -280,9 +299,21 @@ def _nan(value: float | None) -> float:
 
 
 def _texts(values: np.ndarray, errors: np.ndarray) -> list[str]:
-    """Return values with their errors as texts, to the digits that the errors allow."""
-    shown, spread = (column for column in values_and_errors(values[:, None], errors[:, None]))
-    return [f"{one[0]} {error[0]}".strip() for one, error in zip(shown, spread, strict=True)]
+    """Return values with their errors as texts, to two digits of the median error.
+
+    Example:
+        >>> _texts(np.array([0.91234, 0.5, np.nan]), np.array([0.0312, np.nan, np.nan]))
+        ['0.912 ±0.031', '0.500', '–']
+    """
+    known = errors[np.isfinite(errors) & (errors > 0)]
+    if not known.size:
+        return [row[0] for row in cells(values[:, None])]
+    places = max(1 - math.floor(math.log10(float(np.median(known)))), 0)
+    style = f".{places}f" if places <= 6 else ".2e"
+    shown = [HOLE if math.isnan(value) else f"{value:{style}}" for value in values.tolist()]
+    return [
+        f"{text} ±{error:{style}}" if error > 0 else text for text, error in zip(shown, errors.tolist(), strict=True)
+    ]
 
 
 def _told(value: float, error: float | None) -> str:

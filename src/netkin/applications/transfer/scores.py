@@ -56,7 +56,8 @@ class TransferScore:
     @property
     def summary(self) -> str:
         """The first line of what the function says of itself."""
-        return inspect.cleandoc(self.function.__doc__ or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
+        first = inspect.cleandoc(self.function.__doc__ or "").partition("\n")[0]
+        return first.removeprefix("Return ").replace("``", "").rstrip(".")
 
     @property
     def needs_gradients(self) -> bool:
@@ -313,6 +314,8 @@ def kernel_ridge(evidence: Evidence) -> float:
 
 def _kernel_ridge(evidence: Evidence, kernel: str) -> float:
     """Return how often the label is predicted from the sketch of the other folds."""
+    if evidence.classes > BUCKETS:
+        raise NoValue(f"the labels of {evidence.classes:,} classes do not fit {BUCKETS} buckets.")
     folds, right = folds_of(evidence), 0
     labels = torch.from_numpy(evidence.labels)
     read = torch.from_numpy(evidence.features), None if kernel == "features" else torch.from_numpy(evidence.pulls)
