@@ -1,7 +1,7 @@
 """Pretrained networks to choose from, the data they are chosen for, and how well each does there in the end.
 
-A run is called by its architecture and its source, as in ``vgg11/svhn``, and a candidate by the epochs behind it too,
-as in ``vgg11/svhn/1``. A set of images may be a half of another's classes, as in ``cifar100/1``.
+A run is called by its architecture and its source, as in ``vgg11/svhn``, and a candidate by the steps behind it too,
+as in ``vgg11/svhn/100``. A set of images may be a half of another's classes, as in ``cifar100/1``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 import netkin as nk
 from netkin.applications.transfer.evidence import feature_layer
 from netkin.sources.architectures import ConvNet, ResNet, seeded, thin, tiny10, vgg11
-from netkin.training import Hook, Recipe, Record, accuracy, train
+from netkin.training import Hook, Recipe, accuracy, train
 from reproductions.laboratory import Images, Lab, architecture_digest, keep_weights
 
 SOURCES = ("cifar10", "cifar100", "svhn", "cifar100/0")
@@ -37,18 +37,20 @@ class Setting:
     """How long candidates are trained, and what is given for a target; the probe gets all training images."""
 
     recipe: Recipe
-    snapshots: tuple[int, ...]  # the epochs after which a run becomes a candidate
+    snapshots: tuple[int, ...]  # the steps after which a run becomes a candidate
     tuning: Recipe
     tuned_on: int
     examples: int  # that the scores read
     iterations: int  # of the probe's optimiser
 
 
-_TRAINING = Recipe(epochs=8, batch=512, rate=0.1, decay=5e-4, schedule="cosine", warmup=1, precision="auto", shift=4)
+_TRAINING = Recipe(steps=800, batch=512, rate=0.1, decay=5e-4, schedule="cosine", warmup=50, precision="auto", shift=4)
 _TUNING = Recipe(epochs=12, batch=250, rate=0.02, decay=5e-4, schedule="cosine", warmup=1, precision="auto", shift=4)
 SETTINGS = {
-    "cpu": Setting(_TRAINING.but(epochs=3, batch=100), (1, 3), _TUNING.but(epochs=4, batch=50), 500, 500, 50),
-    "gpu": Setting(_TRAINING, (1, 8), _TUNING, 5_000, 2_000, 100),
+    "cpu": Setting(
+        _TRAINING.but(steps=160, batch=100, warmup=10), (20, 160), _TUNING.but(epochs=4, batch=50), 500, 500, 50
+    ),
+    "gpu": Setting(_TRAINING, (100, 800), _TUNING, 5_000, 2_000, 100),
 }
 
 
@@ -74,7 +76,7 @@ def runs(lab: Lab) -> list[str]:
 def candidates(lab: Lab, target: str) -> list[str]:
     """Return the networks that never saw an image of the target."""
     fair = [run for run in runs(lab) if target not in SEEN[run.partition("/")[2]]]
-    return [f"{run}/{epochs}" for run in fair for epochs in SETTINGS[lab.scale].snapshots]
+    return [f"{run}/{step}" for run in fair for step in SETTINGS[lab.scale].snapshots]
 
 
 def images_of(lab: Lab, name: str) -> Images:
@@ -98,26 +100,26 @@ def _half(lab: Lab, name: str, half: int) -> Images:
 
 
 class _Snapshots(Hook):
-    """Keeps a network after some of its epochs, each in its file with the accuracy on its source."""
+    """Keeps a network after some of its steps, each in its file with the accuracy on its source."""
 
     def __init__(self, lab: Lab, run: str):
         self.lab, self.run = lab, run
 
-    def after_epoch(self, model: nn.Module, record: Record) -> None:
+    def after_step(self, model: nn.Module, step: int) -> None:
         """Keep the network if it is wanted."""
-        if int(record["epoch"]) in SETTINGS[self.lab.scale].snapshots:
-            path = _path(self.lab, f"{self.run}/{int(record['epoch'])}")
-            keep_weights(path, model.state_dict(), accuracy=str(record["accuracy"]))
+        if step in SETTINGS[self.lab.scale].snapshots:
+            reached = accuracy(model, images_of(self.lab, self.run.partition("/")[2]).test, precision="auto")
+            keep_weights(_path(self.lab, f"{self.run}/{step}"), model.state_dict(), accuracy=str(reached))
 
 
 def train_run(lab: Lab, run: str) -> None:
-    """Train one network on its source and keep it after the wanted epochs; nothing is done where all are kept."""
+    """Train one network on its source and keep it after the wanted steps; nothing is done where all are kept."""
     setting = SETTINGS[lab.scale]
-    if all(_path(lab, f"{run}/{epochs}").exists() for epochs in setting.snapshots):
+    if all(_path(lab, f"{run}/{step}").exists() for step in setting.snapshots):
         return
     images, seed = images_of(lab, run.partition("/")[2]), runs(lab).index(run)
     model = lab.placed(seeded(partial(_built, lab, run), seed))
-    train(model, images.train, setting.recipe, test=images.test, seed=seed, hooks=[_Snapshots(lab, run)])
+    train(model, images.train, setting.recipe, seed=seed, hooks=[_Snapshots(lab, run)], progress=False)
 
 
 def candidate(lab: Lab, name: str) -> tuple[nn.Module, float]:

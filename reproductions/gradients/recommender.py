@@ -252,10 +252,11 @@ def behind(tuned: Mapping[str, Agreement]) -> dict[str, Agreement]:
 def default(lags: Mapping[str, tuple[float, float]], seconds: Mapping[str, float]) -> str:
     """Return the default score: the cheapest of those that are not clearly behind the best.
 
-    `lags` are the 95% intervals of how far a score is behind. Cost is counted in forward passes, then in seconds.
+    `lags` are the 95% intervals of how far a score is behind. Scores that serve models without classes of their own go
+    before others; cost is counted in forward passes, then in seconds.
     """
     level = [name for name, (low, _) in lags.items() if low <= 0]
-    return min(level, key=lambda name: (SCORES[name].passes, seconds[name]))
+    return min(level, key=lambda name: (SCORES[name].needs_head, SCORES[name].passes, seconds[name]))
 
 
 def _seconds(found: Mapping[str, Results]) -> dict[str, float]:
@@ -277,10 +278,10 @@ def _note(lab: Lab, found: Mapping[str, Results], tuned: Mapping[str, Agreement]
     return (
         f"{min(counts)} to {max(counts)} candidates for each of {len(found)} targets, from {len(runs(lab))} trainings "
         f"of {len({run.partition('/')[0] for run in runs(lab)})} architectures, each taken after "
-        f"{' and '.join(map(str, setting.snapshots))} epochs; none saw an image of its target. Scores read "
-        f"{setting.examples:,} labelled images; fine-tuning gets {setting.tuned_on:,}, the probe all. The best score "
-        f"is {best}; {level} of {len(lags)} are not clearly behind it, and the cheapest of these, which is the "
-        f"default of nk.recommend by its rule, is {chosen}. {signs}."
+        f"{' and '.join(map(str, setting.snapshots))} steps of {setting.recipe.batch} images; none saw an image of its "
+        f"target. Scores read {setting.examples:,} labelled images; fine-tuning gets {setting.tuned_on:,}, the probe "
+        f"all. The best score is {best}; {level} of {len(lags)} are not clearly behind it, and the cheapest of these, "
+        f"which is the default of nk.recommend by its rule, is {chosen}. {signs}."
     )
 
 

@@ -36,8 +36,8 @@ def made_up(name):
 def lab(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
-        recipe = Recipe(epochs=2, batch=50, rate=0.05)
-        patch.setitem(candidates.SETTINGS, "cpu", Setting(recipe, (1, 2), recipe.but(epochs=1), 100, 80, 20))
+        recipe, tuning = Recipe(steps=6, batch=50, rate=0.05), Recipe(epochs=1, batch=50)
+        patch.setitem(candidates.SETTINGS, "cpu", Setting(recipe, (2, 6), tuning, 100, 80, 20))
         patch.setattr(scores, "BUCKETS", 16)
         patch.setattr(recommender, "TARGETS", JUDGED)
         patch.setattr(recommender, "RESAMPLES", 50)
@@ -89,7 +89,7 @@ def test_finished_pairs_are_kept_and_trained_networks_found_again(lab, finding, 
     monkeypatch.setattr(candidates, "train", lambda *_, **__: pytest.fail("a network was trained again"))
     for run in candidates.runs(lab):
         candidates.train_run(lab, run)
-    model, accuracy = candidates.candidate(lab, "chain/svhn/2")
+    model, accuracy = candidates.candidate(lab, "chain/svhn/6")
     assert not model.training
     assert 0 <= accuracy <= 1
 

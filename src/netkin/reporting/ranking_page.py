@@ -20,6 +20,7 @@ from netkin.results.packing import document as described
 SCRIPTS = ("telling", "profile", "theme")
 WIDTH, LEFT, RIGHT, ROW, TOP, BOTTOM = 580, 200, 24, 28, 10, 34  # of a chart, in its own units
 LONGEST = 28  # letters of a model's name beside a chart
+RULES = ".ranking .numbers :is(th,td){white-space:nowrap;width:auto}.ranking .plain:not(.facts){min-width:520px}"
 FEATURES = "features of "  # begins a word of provenance on each model
 MEANING = (
     "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
@@ -36,7 +37,7 @@ def ranking_page(ranking: Ranking) -> str:
     title = f"{len(ranking)} models for {ranking.data}"
     shown = joined(header(title, ranking.conclusion), tag("main", *_main(ranking)), footer([ranking.version], HONEST))
     data = {"ranking": described(ranking)}
-    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind="ranking")
+    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind="ranking", rules=RULES)
 
 
 def _main(ranking: Ranking) -> Iterator[Markup | None]:
@@ -55,10 +56,9 @@ def _main(ranking: Ranking) -> Iterator[Markup | None]:
 
 def _table(ranking: Ranking) -> Markup:
     """Return the ranking as a table: a row for each model, the score of the rank first."""
-    rows = [
-        [str(k), name(model), *cells] for k, (model, cells) in enumerate(zip(ranking, ranking.cells(), strict=True), 1)
-    ]
-    return plain_table(["", "model", *ranking.columns()], rows, kind="numbers", label="The ranking")
+    labels = [joined(f"{place}. ", name(model)) for place, model in enumerate(ranking, start=1)]
+    rows = [[label, *cells] for label, cells in zip(labels, ranking.cells(), strict=True)]
+    return plain_table(["model", *ranking.columns()], rows, kind="numbers", label="The ranking")
 
 
 def _card(ranking: Ranking, score: str) -> Markup:

@@ -40,7 +40,8 @@ STEPS = 100  # of LogME's fixed point at most
 class TransferScore:
     """A transfer score by its name: a function of evidence, what it costs, and which way it runs.
 
-    `passes` is its cost in forward passes over the examples, a backward pass counted as two.
+    `passes` is its cost in forward passes over the examples, a backward pass counted as two. One that `needs_head`
+    has no value for a model without classes of its own.
     """
 
     function: Callable[[Evidence], float]
@@ -48,6 +49,7 @@ class TransferScore:
     bounds: tuple[float, float] = (-math.inf, math.inf)
     passes: int = 1
     higher_is_better: bool = True
+    needs_head: bool = False
 
     @property
     def name(self) -> str:
@@ -73,11 +75,21 @@ def score(
     bounds: tuple[float, float] = (-math.inf, math.inf),
     passes: int = 1,
     higher_is_better: bool = True,
+    needs_head: bool = False,
 ) -> Callable[[Scoring], Scoring]:
-    """Register a transfer score."""
+    """Register a transfer score.
+
+    Args:
+        reference: where it comes from.
+        bounds: between which numbers it lies.
+        passes: its cost in forward passes, a backward pass counted as two; with more than one it reads gradients.
+        higher_is_better: whether a higher score promises more.
+        needs_head: whether it reads the model's own classes.
+    """
 
     def register(function: Scoring) -> Scoring:
-        SCORES[function.__name__] = TransferScore(function, reference, bounds, passes, higher_is_better)
+        head = needs_head or passes > 1
+        SCORES[function.__name__] = TransferScore(function, reference, bounds, passes, higher_is_better, head)
         return function
 
     return register
@@ -131,7 +143,7 @@ def find_score(name: str) -> TransferScore:
     return SCORES[name]
 
 
-@score("Nguyen et al. (2020), arXiv:2002.12462", (-math.inf, 0))
+@score("Nguyen et al. (2020), arXiv:2002.12462", (-math.inf, 0), needs_head=True)
 def leep(evidence: Evidence) -> float:
     """Return the mean log-likelihood of the labels, predicted from the model's own classes.
 
@@ -144,7 +156,7 @@ def leep(evidence: Evidence) -> float:
     return float(np.log(likelihood).mean())
 
 
-@score("Tran et al. (2019), arXiv:1908.08142", (-math.inf, 0))
+@score("Tran et al. (2019), arXiv:1908.08142", (-math.inf, 0), needs_head=True)
 def nce(evidence: Evidence) -> float:
     """Return minus the entropy of the labels, given the class that the model names: ``-H(Y | Z)`` in nats."""
     named = np.eye(evidence.source.shape[1])[evidence.source.argmax(1)]
