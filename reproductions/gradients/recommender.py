@@ -34,6 +34,7 @@ from reproductions.laboratory import Lab
 
 OURS = ("kernel_ridge_hadamard", "kernel_ridge", "kernel_ridge_features", "mean_embedding_norm", "adaptation_score")
 LEADING = OURS[0]
+BOTH_WAYS = OURS[3:]  # a high value is read as similar, and as a need to adapt
 SHORT_PROBE = "linear_probe on 1% of the data"
 NAIVE = ("source accuracy", "parameters")
 RANDOM = "random ranks"
@@ -64,6 +65,10 @@ class Agreement:
     def minus(self, other: Agreement) -> Agreement:
         """Return the difference, resample by resample."""
         return Agreement(self.value - other.value, self.replicates - other.replicates)
+
+    def turned(self) -> Agreement:
+        """Return the agreement of the opposite ranks."""
+        return Agreement(-self.value, -self.replicates)
 
     @property
     def above_zero(self) -> Decision:
@@ -143,7 +148,7 @@ def _scored(evidence: Evidence) -> tuple[dict[str, float | None], dict[str, floa
 
 def _value(score: TransferScore, evidence: Evidence) -> float | None:
     try:
-        value = score.function(evidence) * (1 if score.higher_is_better else -1)
+        value = score.function(evidence)
     except NoValue:
         return None
     return value if np.isfinite(value) else None
@@ -243,8 +248,12 @@ def _parts(tuned: Mapping[str, Agreement], control: Mapping[str, Agreement]) -> 
 
 
 def behind(tuned: Mapping[str, Agreement]) -> dict[str, Agreement]:
-    """Return for each score of `nk.recommend` how far it is behind the best of them."""
+    """Return for each score of `nk.recommend` how far it is behind the best of them.
+
+    Of those that the paper reads both ways the better way counts, a choice in hindsight that speaks for them.
+    """
     own = {name: one for name, one in tuned.items() if name in SCORES}
+    own |= {name: one.turned() for name, one in own.items() if name in BOTH_WAYS and one.value < 0}
     best = max(own.values(), key=lambda one: one.value)
     return {name: best.minus(one) for name, one in own.items()}
 
@@ -273,7 +282,7 @@ def _note(lab: Lab, found: Mapping[str, Results], tuned: Mapping[str, Agreement]
     signs = "; ".join(
         f"{name} has τ = {tuned[name].value:.2f} ± {tuned[name].error:.2f} where a high value is read as similar "
         f"(section 5.4) and {-tuned[name].value:.2f} where it is read as a need to adapt (appendix F)"
-        for name in ("mean_embedding_norm", "adaptation_score")
+        for name in BOTH_WAYS
     )
     return (
         f"{min(counts)} to {max(counts)} candidates for each of {len(found)} targets, from {len(runs(lab))} trainings "

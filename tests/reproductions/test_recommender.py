@@ -140,6 +140,20 @@ def test_the_default_is_the_cheapest_that_is_not_clearly_behind():
     )
 
 
+def test_a_score_that_is_read_both_ways_counts_by_the_better_way():
+    up, down = recommender.Agreement(0.3, np.array([0.2, 0.4])), recommender.Agreement(-0.5, np.array([-0.6, -0.4]))
+    lags = recommender.behind({"logme": up, "adaptation_score": down, "knn": down, "parameters": up})
+    assert {name: round(one.value, 6) for name, one in lags.items()} == {
+        "logme": 0.2,
+        "adaptation_score": 0,
+        "knn": 1.0,
+    }
+    assert lags["logme"].interval == pytest.approx((0.005, 0.395))
+    assert up.above_zero
+    assert down.above_zero is False
+    assert up.minus(recommender.Agreement(0.3, np.array([0.4, 0.2]))).above_zero is None
+
+
 def test_the_probe_is_logistic_regression():
     draw = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 3

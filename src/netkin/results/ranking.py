@@ -129,6 +129,8 @@ class Ranking:
     def behind(self, score: str | None = None) -> dict[str, Behind]:
         """Return how far each model with a value is behind the first of that score, which is 0 behind."""
         ranking = self if score is None else self.by(score)
+        if ranking._holes(ranking.score) == len(self):
+            return {}
         table, best = ranking.table(), self._given.index(ranking.best)
         found = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
         return {model: one for model, one in found.items() if not math.isnan(one.value)}
@@ -140,6 +142,8 @@ class Ranking:
     @property
     def conclusion(self) -> str:
         """Two sentences: which model comes first, and whether its lead exceeds its error."""
+        if not self.behind():
+            return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
         first = f"Of {len(self)} models {lead.layer!r} comes first by {self.score}"
         if lead.second is None:
@@ -199,7 +203,7 @@ class Ranking:
         """Yield `COLUMNS` for each score and each model by its rank; what is not known is None."""
         for score in self.scores:
             table, ranking = self.tables[score], self.by(score)
-            behind = ranking.behind() if self._holes(score) < len(self) else {}
+            behind = ranking.behind()
             for model in ranking.models:
                 place = self._given.index(model)
                 value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
