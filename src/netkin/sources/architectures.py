@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName, did_you_mean
+from netkin.sources.efficientnets import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from netkin.sources.names import fitted, split_options
 
 Built = TypeVar("Built")
@@ -328,6 +329,9 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "svcca_convnet": svcca_convnet,
     "char_lstm": char_lstm,
     "vit": vit,
+    "efficientnet_lite0": efficientnet_lite0,
+    "efficientnet_lite1": efficientnet_lite1,
+    "efficientnet_lite2": efficientnet_lite2,
 }
 
 

@@ -11,13 +11,17 @@ without, for the product of two sketched kernels, in which the sign of an exampl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 SKETCHING = ("buckets", "stacks", "seed", "target", "beta", "outputs")
 PSI_WIDTH = 2048  # numbers that stand for g fᵀ
+SHARE = 2**21  # numbers that are worth a thread
 LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
@@ -114,8 +119,11 @@ class BucketSums(Stored):
         fresh = placing.signs_by_bucket.to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
-            sums, total = placing.sums(own).to(dtype), own.sum(0, dtype=dtype)
-            self.parts[part] = self.parts[part] + sums if part in self.parts else sums
+            if part in self.parts:
+                placing.add(own, self.parts[part])
+            else:
+                self.parts[part] = placing.sums(own)
+            total = own.sum(0, dtype=dtype)
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
 
@@ -127,8 +135,7 @@ class BucketSums(Stored):
     def merged(self, other: BucketSums) -> BucketSums:
         made = BucketSums(self.buckets)
         if not (self.n and other.n):
-            made.__dict__.update((self if self.n else other).__dict__)
-            return made
+            return deepcopy(self if self.n else other)  # sums grow in their place
         made.n, made.width = self.n + other.n, self.width
         assert self.signs is not None
         assert other.signs is not None
@@ -284,13 +291,17 @@ class Placing:
 
     def __init__(self, settings: SketchSettings, ids: np.ndarray, device: Any):
         self.count, self._buckets, self._signs, self._device = settings.buckets, *places(settings, ids), device
-        self._matrices: dict[Any, Any] = {}
 
-    @property
+    @cached_property
     def signs_by_bucket(self) -> Tensor:
         """The sum of the signs in each bucket."""
         found = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
         return torch.from_numpy(found).to(self._device, summing_dtype(self._device))
+
+    @cached_property
+    def _on_device(self) -> tuple[Tensor, Tensor]:
+        signs = torch.from_numpy(self._signs).to(self._device, summing_dtype(self._device))
+        return torch.from_numpy(self._buckets).to(self._device), signs
 
     def label_sums(self, labels: np.ndarray) -> list[Tensor]:
         """Return the sums of one-hot labels in all buckets, with their signs and without; on the host."""
@@ -305,21 +316,36 @@ class Placing:
         return [torch.from_numpy(one.reshape(self.count, classes)) for one in found]
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Return the signed sums of rows in all buckets, each row in one bucket of every stack."""
-        if rows.device.type == "cpu":
-            return torch.from_numpy(self._matrix(rows.numpy().dtype) @ rows.numpy())
-        made = torch.zeros(self.count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for own, sign in zip(self._buckets, self._signs, strict=True):
-            weighted = rows * torch.from_numpy(sign).to(rows).unsqueeze(-1)
-            made.index_add_(0, torch.from_numpy(own).to(rows.device), weighted)
+        """Return the signed sums of rows in all buckets."""
+        dtype = summing_dtype(rows.device)
+        made = torch.zeros(self.count, rows.shape[1], dtype=dtype, device=rows.device)
+        self.add(rows, made)
         return made
 
-    def _matrix(self, dtype: Any) -> Any:
-        if dtype not in self._matrices:
-            stacks, n = self._buckets.shape
-            entries = (self._signs.ravel().astype(dtype), (self._buckets.ravel(), np.tile(np.arange(n), stacks)))
-            self._matrices[dtype] = csr_matrix(entries, shape=(self.count, n))
-        return self._matrices[dtype]
+    def add(self, rows: Tensor, sums: Tensor) -> None:
+        """Add rows with their signs to the sums of buckets, each row to one bucket of every stack."""
+        if rows.device.type == "cpu" and len(rows) >= self.count:
+            sums += torch.from_numpy(self._summed(rows.numpy()))
+            return
+        for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
+            sums.index_add_(0, own, rows * sign.unsqueeze(-1))
+
+    def _summed(self, rows: np.ndarray) -> np.ndarray:
+        """Return the sums, many rows shared out to threads: each reads its own in order, and its sums fit a cache."""
+        threads = max(1, min(torch.get_num_threads(), rows.size // SHARE))
+        ends = np.linspace(0, len(rows), threads + 1).astype(int)
+        shares = list(itertools.pairwise(ends))
+        if threads == 1:
+            return self._product(rows, *shares[0])
+        with ThreadPoolExecutor(threads) as pool:
+            return np.sum(list(pool.map(lambda ends: self._product(rows, *ends), shares)), axis=0)
+
+    def _product(self, rows: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the product of the sketching matrix, a column for each example, with a share of the rows."""
+        buckets, signs = self._buckets[:, start:stop], self._signs[:, start:stop].astype(rows.dtype)
+        stacks, n = buckets.shape
+        entries = (signs.T.ravel(), buckets.T.ravel(), np.arange(0, stacks * n + 1, stacks))
+        return csc_matrix(entries, shape=(self.count, n)) @ rows[start:stop]
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
@@ -349,7 +375,7 @@ def class_labels(given: Any, count: int) -> np.ndarray:
     if given is None:
         raise ValueFault("there are no labels in the batches; give batches of (inputs, labels).")
     found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
+    if found.shape != (count,) or found.dtype.kind not in "iub":
         raise ShapeError(
             f"labels are one whole number for each of {count:,} examples; got shape {found.shape} of {found.dtype}."
         )

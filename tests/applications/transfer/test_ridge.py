@@ -6,8 +6,10 @@ import torch
 from sklearn.kernel_ridge import KernelRidge as OtherRidge
 from torch import nn
 
-from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, kernel_ridge
-from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
+import netkin as nk
+from netkin import files
+from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, kernel_ridge, load_kernel_ridge
+from netkin.errors import FileFault, ForwardError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.sketches import LayerSketches, SketchSettings, places, sketched_part
 
@@ -235,6 +237,25 @@ def test_models_of_less_precision_learn_the_same_classes(dtype):
     assert min(fit.accuracy(test).values()) > 0.8
 
 
+def test_mappings_with_labels_and_models_that_give_mappings_are_read():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8).double(), nn.Linear(8, 4).double()
+
+        def forward(self, points, attention_mask=None):
+            return {"logits": self.head(self.body(points).tanh())}
+
+    torch.manual_seed(0)
+    (inputs, labels), plain = points(120, 1), Named()
+    named = kernel_ridge(plain, [{"points": inputs, "labels": labels}], layers="body", buckets=64)
+    listed = kernel_ridge(
+        plain, [(inputs, labels.tolist())], layers="body", buckets=64, forward=lambda model, batch: model(batch[0])
+    )
+    assert named.accuracy([{"points": inputs, "labels": labels}])["body"] > 0.8
+    assert listed.accuracy([(inputs, labels.tolist())])["body"] > 0.8
+
+
 def test_layers_without_a_gradient_are_left_out_unless_asked_for():
     class Aside(nn.Module):
         def __init__(self):
@@ -263,6 +284,55 @@ def test_a_layer_that_is_zero_is_left_out_unless_asked_for():
     assert fit.left_out["2"] == "layer '2': its kernel is zero for all examples."
     with pytest.raises(NoValue, match="layer '2': its kernel is zero"):
         kernel_ridge(model, batches, layers="2", kernel="features", buckets=32)
+
+
+@pytest.mark.parametrize("kernel", ["features", "hadamard", "psi"])
+def test_fits_come_back_from_their_file_for_the_same_model(kernel, tmp_path):
+    model, batches, test = small_model(), in_batches(*points(60, 1)), in_batches(*points(50, 2))
+    fit = kernel_ridge(model, batches, kernel=kernel, buckets=32, shape="flatten", beta=0.25)
+    fit.save(tmp_path / "fit.netkin")
+    again = nk.load(tmp_path / "fit.netkin", model)
+    assert again.ridge == fit.ridge
+    assert again.reading == fit.reading
+    for name, one in fit.predict(test).items():
+        assert one.tolist() == again.predict(test)[name].tolist()
+    with pytest.raises(ValueFault, match="reads the model with the weights .*; pass that model"):
+        nk.load(tmp_path / "fit.netkin")
+    with torch.no_grad():
+        model[0].bias += 1
+    with pytest.raises(ValueFault, match="reads the model with the weights .*; pass that model"):
+        nk.load(tmp_path / "fit.netkin", model)
+
+
+def test_functions_that_no_file_can_hold_are_asked_for(tmp_path):
+    model, batches = small_model(), in_batches(*points(60, 1))
+    kernel_ridge(model, batches, layers="2", buckets=32, transform=torch.neg).save(tmp_path / "fit.netkin")
+    with pytest.raises(ValueFault, match="was made with a `transform` that no file can hold; pass the same"):
+        load_kernel_ridge(tmp_path / "fit.netkin", model)
+    assert load_kernel_ridge(tmp_path / "fit.netkin", model, transform=torch.neg).layers == ["2"]
+
+
+def test_a_damaged_file_of_fits_is_refused(tmp_path):
+    files.write(tmp_path / "fit.netkin", "kernel ridge", {"kernel": "psi", "ridge": {"a": 1.0}}, {})
+    with pytest.raises(FileFault, match="is damaged: KeyError"):
+        nk.load(tmp_path / "fit.netkin", small_model())
+    kernel_ridge(small_model(), in_batches(*points(60, 1)), layers="2", buckets=32).save(tmp_path / "whole.netkin")
+    header, arrays = files.read(tmp_path / "whole.netkin")
+    for what, change in {
+        "it holds no layer": {"ridge": {}},
+        "no kernel named": {"kernel": "ps"},
+        "'surprise'": {"functions": ["surprise"]},
+        "`beta` must be": {"beta": 2},
+    }.items():
+        header_of = {name: one for name, one in {**header, **change}.items() if name not in ("kind", "format")}
+        files.write(tmp_path / "harmed.netkin", "kernel ridge", header_of, arrays)
+        with pytest.raises(FileFault, match=f"is damaged: .*{what}"):
+            nk.load(tmp_path / "harmed.netkin", small_model())
+    fewer = {**arrays, "0/psi": arrays["0/psi"][:5]}
+    del header["kind"], header["format"]
+    files.write(tmp_path / "harmed.netkin", "kernel ridge", header, fewer)
+    with pytest.raises(FileFault, match="has 32 coefficients for each class, not one a bucket"):
+        nk.load(tmp_path / "harmed.netkin", small_model())
 
 
 def test_what_can_not_be_fitted_is_refused():

@@ -11,6 +11,7 @@ that a new example needs no label.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from netkin import files
 from netkin.arrays import summing_dtype
 from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.identity import weights_digest
 from netkin.identity.data import contents
 from netkin.progress import ProgressOption, reported
 from netkin.representations import Reader, guest
@@ -34,7 +37,8 @@ from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labe
 Rows = dict[str, dict[str, Tensor]]  # of each layer the features and, where they are wanted, the gradients
 Take = Callable[[Any, Rows], None]
 
-RIDGES = 10.0 ** np.arange(-6, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
+KIND = "kernel ridge"  # of a file
+RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
 
 
 def kernel_ridge(
@@ -119,19 +123,24 @@ class LayerRidge:
     ridge: float
     coefficients: Tensor  # T̃ (K̃ + αI)⁻¹, classes × buckets
     sums: Mapping[str, Tensor]
-    weights: Mapping[str, Tensor] = field(init=False, repr=False)  # of a linear kernel, classes × width
-
-    def __post_init__(self) -> None:
-        linear = {} if self.kernel == "hadamard" else {part: self.coefficients @ one for part, one in self.sums.items()}
-        object.__setattr__(self, "weights", linear)
+    _moved: dict[torch.device, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the scores of the classes, a row for each example, from what the kernel reads of it."""
-        exact = {part: one.to(summing_dtype(one.device)) for part, one in rows.items()}
-        if self.weights:
-            return sum(exact[part] @ one.to(exact[part]).mT for part, one in self.weights.items())  # type: ignore[return-value]
-        kernels = [exact[part] @ one.to(exact[part]).mT for part, one in self.sums.items()]
-        return (kernels[0] * kernels[1]) @ self.coefficients.to(kernels[0]).mT
+        device = next(iter(rows.values())).device
+        if device not in self._moved:
+            self._moved[device] = [one.to(device, summing_dtype(device)) for one in self._factors()]
+        factors = self._moved[device]
+        products = [rows[part].to(one.dtype) @ one for part, one in zip(self.sums, factors, strict=False)]
+        if self.kernel == "hadamard":
+            return products[0] * products[1] @ factors[2]
+        return sum(products[1:], products[0])
+
+    def _factors(self) -> list[Tensor]:
+        """Return what the rows are multiplied by: for a linear kernel the weights of the classes, width × classes."""
+        if self.kernel == "hadamard":
+            return [*(one.mT for one in self.sums.values()), self.coefficients.mT]
+        return [(self.coefficients @ one).mT for one in self.sums.values()]
 
 
 def fitted(sums: Mapping[str, Tensor], n: int, kernel: str, ridge: float | None = None) -> LayerRidge:
@@ -237,9 +246,75 @@ class KernelRidge:
         self.reading.run(take, data, self.layers, examples, progress)
         return {name: one / sum(counts) for name, one in right.items()}
 
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fits to one file, without the model; over one of another kind only with `overwrite`."""
+        reading = self.reading
+        custom = {"forward": reading.forward, "transform": reading.transform}
+        plain = reading.shape is None or isinstance(reading.shape, str)
+        header = {
+            "kernel": next(iter(self.fits.values())).kernel, "ridge": self.ridge, "seed": self.seed,
+            "classes": self.classes, "beta": reading.target.beta, "outputs": reading.target.outputs,
+            "shape": reading.shape if plain else None, "left_out": dict(self.left_out),
+            "functions": [name for name, one in custom.items() if one is not None] + ([] if plain else ["shape"]),
+            "weights": weights_digest(reading.model),
+        }  # fmt: skip
+        arrays: dict[str, np.ndarray] = {}
+        for place, fit in enumerate(self.fits.values()):
+            tensors = {"coefficients": fit.coefficients, **fit.sums}
+            arrays |= {f"{place}/{name}": one.numpy() for name, one in tensors.items()}
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
+
     def _scores(self, fit: LayerRidge, rows: Mapping[str, Tensor]) -> Tensor:
         f, g = rows["features"], rows.get("gradients")
         return fit.scores({part: sketched_part(part, f, g, self.seed) for part in self.reading.parts})
+
+
+def load_kernel_ridge(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    shape: Shape | Mapping[str, Shape] = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+) -> KernelRidge:
+    """Return the fits that were saved at `path`, for the model that they were made with.
+
+    Args:
+        path: where they were saved.
+        model: the model, with the weights that it had.
+        shape: what one example is, where it was given by layer or as a function.
+        forward: the function that runs the model, where one was given.
+        transform: the function of the inputs, where one was given.
+    """
+    header, arrays = files.read(path, kind=KIND)
+    given: dict[str, Any] = {"shape": shape, "forward": forward, "transform": transform}
+    with files.damage_reported(path):
+        fits = _unpacked(header, arrays)
+        if not fits:
+            raise ValueError("it holds no layer")
+        target = Target("tempered", float(header["beta"]), str(header["outputs"]))
+        seed, classes, left_out = int(header["seed"]), int(header["classes"]), dict(header["left_out"])
+        lacks = [one for one in header["functions"] if given[one] is None]
+        given["shape"] = header["shape"] if shape is None else shape
+        weights = str(header["weights"])
+    if lacks:
+        raise ValueFault(f"{str(path)!r} was made with a `{lacks[0]}` that no file can hold; pass the same.")
+    if model is None or weights_digest(model) != weights:
+        raise ValueFault(f"{str(path)!r} reads the model with the weights {weights}; pass that model.")
+    return KernelRidge(ModelReading(model, KERNELS[header["kernel"]], target, **given), seed, fits, classes, left_out)
+
+
+def _unpacked(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, LayerRidge]:
+    kernel, fits = checked_kernel(header["kernel"]), {}
+    for place, (name, ridge) in enumerate(header["ridge"].items()):
+        found = {one: torch.from_numpy(arrays[f"{place}/{one}"].copy()) for one in ("coefficients", *KERNELS[kernel])}
+        coefficients = found.pop("coefficients")
+        if any(one.shape[0] != coefficients.shape[1] for one in found.values()):
+            raise ValueError(
+                f"layer {name!r} has {coefficients.shape[1]} coefficients for each class, not one a bucket"
+            )
+        fits[name] = LayerRidge(kernel, float(ridge), coefficients, found)
+    return fits
 
 
 def _sketched(

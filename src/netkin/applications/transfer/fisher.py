@@ -1,0 +1,307 @@
+"""Fisher information of a network's weights, by which Task2Vec describes a task: Achille et al. (2019)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.linalg import vector_norm
+
+from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.identity import weights_digest
+from netkin.memory import free_memory, is_cuda
+from netkin.progress import ProgressOption, reported
+from netkin.representations.activations import Reader
+from netkin.representations.gradients import Taps, Target, logits_of
+from netkin.representations.guests import guest
+from netkin.representations.hooks import watching
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
+from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
+from netkin.representations.nesting import mapped
+from netkin.statistics.collector import hashes
+
+ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
+
+Pull = Callable[[Tensor], Sequence[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskEmbedding:
+    """A task by the Fisher information of a network's filters on its data, as `task2vec` finds it.
+
+    `values` holds a number for each filter, `filters` the weights that they belong to and how many each has, `network`
+    the digest of these weights, `examples` how many were read, and `labels` what y stands for.
+    """
+
+    values: np.ndarray
+    filters: tuple[tuple[str, int], ...]
+    network: str
+    examples: int
+    labels: str
+
+
+def task2vec(
+    model: nn.Module,
+    data: Any,
+    *,
+    backbone: Spec = None,
+    samples: int | None = None,
+    seed: int = 0,
+    outputs: str = "categorical",
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> TaskEmbedding:
+    """Return the diagonal Fisher information of a network's weights on some data, averaged within each filter.
+
+    The mean over the examples x of ``E_{y ~ p(y|x)} (∂ log p(y|x) / ∂w)²``, from the gradient of every single example,
+    and its mean over the weights of a filter (an output channel): Achille et al. (2019), arXiv:1902.03545. As in the
+    authors' code biases don't count, and scales of norm layers are filters of one weight. The model is in evaluation
+    mode, and is left as it was. Task2Vec compares data sets by one reference network, with a head fitted to each.
+
+    Args:
+        model: the model, which is left as it was.
+        data: a loader, an iterable of batches, or one array of inputs; labels are not read.
+        backbone: the modules whose weights count, with all inside them; None for all but the one that runs last.
+        samples: how many y are drawn for an example; None for the exact mean over all, a backward pass for each class.
+        seed: of the draws of y.
+        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> task2vec(model, torch.ones(5, 4)).filters
+        (('0.weight', 8),)
+    """
+    Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
+    _refuse_draws(samples, outputs)
+    fisher, seen = None, 0
+    with guest(model, exact=exact_model):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            if fisher is None:
+                names = _backbone(model, backbone, batch, forward, transform)
+                fisher = _Fisher(model, names, forward, outputs, samples, seed)
+            fisher.add(prepared(model, batch, transform), seen)
+            seen += batch_length(batch)
+    assert fisher is not None  # data without batches were refused
+    return fisher.embedding(seen)
+
+
+def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
+    """Return the distance of two tasks, from 0 to 1: the cosine distance of ``a/(a + b)`` and ``b/(a + b)``.
+
+    Both embeddings are of one reference network. With `independent` each may be of a network of its own, of the same
+    form, as in Fig. 2 of Tang et al. (2020): filters of the same place are then compared, though nothing makes them
+    alike. Filters without information in both tasks are left out.
+    """
+    if a.filters != b.filters:
+        raise ShapeError(
+            f"the embeddings have {len(a.values):,} and {len(b.values):,} filters, of other weights; take both of "
+            "networks of the same form, with the same `backbone`."
+        )
+    if a.network != b.network and not independent:
+        raise ValueFault(
+            "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
+            "reference network, or pass independent=True."
+        )
+    total = a.values + b.values
+    kept = total > 0
+    if not (a.values.any() and b.values.any()):
+        raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
+    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
+    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
+
+
+class _Running(nn.Module):
+    """A model as a function of a batch that gives its logits."""
+
+    def __init__(self, model: nn.Module, forward: Forward | None):
+        super().__init__()
+        self.model, self.run = unwrapped(model), forward
+
+    def forward(self, batch: Any) -> Tensor:
+        return logits_of(call(self.model, batch, self.run))
+
+
+class _Fisher:
+    """The sums of squared gradients of every filter over the examples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        forward: Forward | None,
+        outputs: str,
+        samples: int | None,
+        seed: int,
+    ):
+        self.running, self.outputs, self.samples, self.seed = _Running(model, forward), outputs, samples, seed
+        known = dict(unwrapped(model).named_parameters())
+        self.weights = {f"model.{name}": known[name].detach() for name in names}
+        self.sums = [torch.zeros(len(one), dtype=torch.float64) for one in self.weights.values()]
+        self.classes, self.at_once = 0, True
+
+    def add(self, batch: Any, first: int) -> None:
+        """Add the examples of a batch, of which the first has the number `first`."""
+        tensors, rebuild = _examples_of(batch)
+        draws = self._draws(first + np.arange(len(tensors[0]))).to(tensors[0].device, summing_dtype(tensors[0].device))
+        size = sum(one.numel() * one.element_size() for one in self.weights.values())
+        room = free_memory(tensors[0].device) // 16 if is_cuda(tensors[0].device) else ROOM
+        with Taps(self.running, []).open():
+            for part in zip(*(one.split(max(1, room // size)) for one in (draws, *tensors)), strict=True):
+                self._add(*part, rebuild=rebuild)
+
+    def embedding(self, examples: int) -> TaskEmbedding:
+        sizes = [one[0].numel() for one in self.weights.values()]
+        values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
+        refuse_non_finite(values, "the Fisher information")
+        filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
+        how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
+        words = f"{how}, {self.classes} outputs, {self.outputs}"
+        return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, words)
+
+    def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
+        if self.at_once:
+            try:
+                with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
+                return self._sum(found)
+            except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
+                self.at_once = False
+        for draw, *own in zip(draws, *tensors, strict=True):
+            self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
+
+    def _sum(self, found: Sequence[Tensor]) -> None:
+        for total, fresh in zip(self.sums, found, strict=True):
+            total += fresh.sum(0).cpu()
+
+    def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
+        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)[:2]
+        return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
+
+    def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
+        weights = {name: one.clone().requires_grad_() for name, one in self.weights.items()}
+        logits = functional_call(self.running, weights, (batch,))
+
+        def pull(step: Tensor) -> list[Tensor]:
+            found = torch.autograd.grad(logits, list(weights.values()), step, retain_graph=True, allow_unused=True)
+            return [torch.zeros_like(w) if g is None else g for w, g in zip(weights.values(), found, strict=True)]
+
+        return self._squares(logits.detach(), pull, draw)
+
+    def _squares(self, logits: Tensor, pull: Pull, draw: Tensor) -> list[Tensor]:
+        """Return the squared gradients of one example, summed over each filter and over the draws of y."""
+        refuse_odd_outputs(logits, self.outputs)
+        self.classes = logits.shape[1]
+        totals: list[Any] = [0.0] * len(self.weights)
+        for step in self._steps(logits[0].to(draw.dtype), draw):
+            for place, one in enumerate(pull(step.to(logits.dtype).unsqueeze(0))):
+                totals[place] = totals[place] + vector_norm(one.reshape(len(one), -1), dim=1, dtype=draw.dtype).square()
+        return totals
+
+    def _steps(self, logits: Tensor, draw: Tensor) -> Iterator[Tensor]:
+        """Yield gradients of log p at the logits, weighed so that the sum of their squares is the mean over y."""
+        p, one = logits.softmax(0), torch.eye(len(logits), dtype=logits.dtype, device=logits.device)
+        if self.outputs == "continuous":  # a Gaussian of variance 1
+            yield from one
+        elif self.outputs == "multilabel":
+            odds = logits.sigmoid()
+            yield from one * (odds * (1 - odds)).sqrt()
+        elif self.samples is None:
+            yield from (one - p) * p.sqrt().unsqueeze(1)
+        else:
+            for u in draw:
+                drawn = (p.cumsum(0) <= u).sum().clamp(max=len(logits) - 1)
+                yield ((torch.arange(len(logits), device=p.device) == drawn).to(p) - p) / self.samples**0.5
+
+    def _draws(self, numbers: np.ndarray) -> Tensor:
+        """Return a number in [0, 1) for each draw of each example, whatever the batches."""
+        count = self.samples or 0
+        mixed = hashes(self.seed, numbers[:, None] * max(count, 1) + np.arange(count))
+        return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) / 2.0**53)
+
+
+def _backbone(
+    model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
+) -> list[str]:
+    """Return the names of the weights of the backbone; a model that mixes the examples of a batch is refused."""
+    owned = {name: filter_weights(module) for name, module in modules(model).items()}
+    ran: list[str] = []
+    few = take(batch, 4)
+    loss = Target(lambda outputs, labels: outputs.flatten(1).sum(1))
+    with watching(model, [name for name, own in owned.items() if own], lambda name, _: ran.append(name)):
+        Reader(model, forward=forward, transform=transform, taps=Taps(model, [loss]))(few)
+    heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
+    chosen = choose(model, spec) if spec is not None else [""]
+    inside = {
+        id(weight)
+        for name, own in owned.items()
+        for weight in own.values()
+        if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)
+    }
+    found = [name for name, one in unwrapped(model).named_parameters() if id(one) in inside - heads]
+    if not found:
+        raise ValueFault(
+            "no weights are left for the embedding: the model's only layer with weights is its head; name the "
+            "`backbone` whose weights count."
+        )
+    return found
+
+
+def filter_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own weights that have filters: matrices, kernels, and scales of norm layers."""
+    own = module.named_parameters(recurse=False)
+    return {name: one for name, one in own if one.is_floating_point() and one.ndim > (name != "weight")}
+
+
+def _examples_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a batch that hold an entry for each example, and how one's entries become a batch."""
+    count = batch_length(batch)
+    found: list[Tensor] = []
+    mapped(lambda leaf: found.append(leaf) if _is_of(leaf, count) else None, batch)
+
+    def rebuild(own: Sequence[Tensor]) -> Any:
+        rest = iter(own)  # copies, since a model may write into its input
+        return mapped(lambda leaf: next(rest).clone().unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
+
+    return found, rebuild
+
+
+def _is_of(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
+
+
+def refuse_odd_outputs(logits: Tensor, outputs: str) -> None:
+    """Refuse outputs that are not one row for an example, or a single logit for one class of many."""
+    if logits.ndim != 2:
+        raise ShapeError(
+            f"one row of outputs is needed for an example; the model gives {tuple(logits.shape[1:])}. Pass `forward=`, "
+            "a function of (model, batch) that returns rows."
+        )
+    if outputs == "categorical" and logits.shape[1] < 2:
+        raise ShapeError(
+            "the model gives 1 output for each example, and one class of one is certain; pass outputs='multilabel' for "
+            "the logit of yes or no, or outputs='continuous'."
+        )
+
+
+def _refuse_draws(samples: int | None, outputs: str) -> None:
+    if samples is not None and (samples < 1 or outputs != "categorical"):
+        raise ValueFault(
+            f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
+            "ones. Leave it out for the exact mean."
+        )
