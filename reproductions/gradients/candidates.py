@@ -90,7 +90,7 @@ def _half(lab: Lab, name: str, half: int) -> Images:
     """Return the images of the first (0) or second (1) half of the classes, which are counted from 0 again."""
     images = lab.images_of(name)
     count = len(images.classes) // 2
-    first, parts = half * count, {}
+    first, parts = half * count, dict[str, Tensor]()
     for part in ("train", "test"):
         pixels, labels = getattr(images, part)
         inside = (labels >= first) & (labels < first + count)

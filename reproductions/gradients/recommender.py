@@ -20,6 +20,7 @@ from reproductions.claims import Decision, Finding, Measured, all_of, claim, ver
 from reproductions.gradients.candidates import (
     BATCH,
     SETTINGS,
+    SOURCES,
     TARGETS,
     candidate,
     candidates,
@@ -92,6 +93,8 @@ class Agreement:
 )
 def recommender(lab: Lab) -> Finding:
     """Every score of every candidate for every target, beside what a probe and fine-tuning reach."""
+    for name in dict.fromkeys(name.partition("/")[0] for name in (*SOURCES, *TARGETS)):
+        lab.images_of(name)  # so that the record names them, whichever process reads them
     lab.over(train_run, runs(lab))
     tasks = [[name, target] for target in TARGETS for name in candidates(lab, target)]
     found: dict[str, Results] = {target: {} for target in TARGETS}

@@ -92,15 +92,9 @@ def _chart(ranking: Ranking) -> Markup:
 def _places(ranking: Ranking) -> list[tuple[str, float, float, float]]:
     """Return the models that have a value, with it and the ends of its interval; without one, the value itself."""
     table = ranking.table()
-    ends = zip(*table.interval(), strict=True)
-    low, high = next(ends)
-    found = []
-    for model in ranking.models:
-        k = table.layers_b.index(model)
-        value = float(table.values[0, k])
-        if math.isfinite(value):
-            found.append((model, value, *(value if math.isnan(end) else float(end) for end in (low[k], high[k]))))
-    return found
+    low, high = (np.where(np.isnan(end[0]), table.values[0], end[0]) for end in table.interval())
+    known = [k for k in map(table.layers_b.index, ranking.models) if math.isfinite(table.values[0, k])]
+    return [(table.layers_b[k], float(table.values[0, k]), float(low[k]), float(high[k])) for k in known]
 
 
 def _across(axis: Axis, value: float) -> float:

@@ -74,8 +74,8 @@ class Evidence:
                 f"{missing} of the {self.classes} classes {'have' if missing > 1 else 'has'} no example in a part of "
                 f"{int(np.sum(rows)):,}; take more examples or fewer chunks."
             )
-        taken = (None if one is None else one[rows] for one in (self.probabilities, self.gradients))
-        return Evidence(self.features[rows], self.labels[rows], *taken, numbers=self.numbers[rows])
+        known, pulls = (None if one is None else one[rows] for one in (self.probabilities, self.gradients))
+        return Evidence(self.features[rows], self.labels[rows], known, pulls, numbers=self.numbers[rows])
 
     @property
     def classes(self) -> int:

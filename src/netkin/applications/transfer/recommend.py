@@ -65,7 +65,7 @@ class _Found:
     without_error: str = ""
     fault: NetkinError | None = None
     data: str = ""
-    labels: Array | None = None
+    labels: Array = field(default_factory=lambda: np.arange(0))  # none of one that was not read
     digest: str = ""
     width: int = 0
     remarks: tuple[str, ...] = ()
@@ -255,7 +255,7 @@ def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
 
 def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
     """Refuse models that saw other examples, and a call in which no model could be run."""
-    seen = [one for one in found if one.labels is not None]
+    seen = [one for one in found if len(one.labels)]
     if not seen:
         first = next(one for one in found if one.fault is not None)
         assert first.fault is not None
@@ -269,8 +269,7 @@ def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
 
 
 def _ranking(found: Sequence[_Found], asked: _Asked) -> Ranking:
-    first = next(one for one in found if one.labels is not None)
-    assert first.labels is not None
+    first = next(one for one in found if len(one.labels))
     counts = np.bincount(first.labels)
     sizes = np.bincount(chunk_of(np.arange(len(first.labels)), asked.chunks)) if asked.chunks else np.array([])
     data = asked.data if isinstance(asked.data, str) else first.data
@@ -303,7 +302,7 @@ def _table(score: TransferScore, found: Sequence[_Found], data: str, sizes: Arra
         parameters={},
         layers_a=(data,),
         layers_b=models,
-        values=[[one.values.get(name, np.nan) for one in found]],
+        values=np.array([[one.values.get(name, np.nan) for one in found]]),
         holes={(data, one.name): one.holes[name] for one in found if name not in one.values},
         higher_is_closer=score.higher_is_better,
         bounds=score.bounds,

@@ -24,6 +24,7 @@ from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.statistics.collector import hashes
 from netkin.statistics.kernel_pairs import KERNELS
+from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
 
 DEFAULT = "logme"  # of `recommend`: see the table in docs/recommend.md
@@ -352,22 +353,23 @@ def _bucket_sums(
     return sketch.sums("features")
 
 
-@score(f"{PAPER}, Eq. 17", (0, math.inf), passes=3)
+@score(f"{PAPER}, section 5.3", (0, math.inf), passes=3)
 def mean_embedding_norm(evidence: Evidence) -> float:
     """Return ``‖Σ g fᵀ‖ / n``, the norm of the mean of g fᵀ over features f and gradients g; it reads no labels."""
-    return float(np.linalg.norm(evidence.pulls.T @ evidence.features) / len(evidence.features))
+    return _embedding(evidence).norm
 
 
 @score(f"{PAPER}, Eq. 48", passes=3)
 def adaptation_score(evidence: Evidence) -> float:
     """Return ``log(‖μ‖ / (‖K‖ / n²))``, μ the mean of g fᵀ and K the exact kernel K_f ∘ K_g; it reads no labels."""
-    rows, pulls, total = evidence.features, evidence.pulls, 0.0
-    for start in range(0, len(rows), 1024):
-        block = slice(start, start + 1024)
-        total += float((((rows[block] @ rows.T) * (pulls[block] @ pulls.T)) ** 2).sum())
-    if total == 0:
-        raise NoValue("every gradient at the features is zero, so that the kernel has no norm to divide by.")
-    return math.log(mean_embedding_norm(evidence)) - math.log(math.sqrt(total) / len(rows) ** 2)
+    return _embedding(evidence).adaptation_score
+
+
+def _embedding(evidence: Evidence) -> MeanEmbedding:
+    made = LayerEmbeddings(["features"], sample=len(evidence.labels))
+    rows, pulls = ({"features": torch.from_numpy(own)} for own in (evidence.features, evidence.pulls))
+    made.update(rows, pulls, evidence.numbers)
+    return made.embedding("features")
 
 
 def _about_mean(evidence: Evidence) -> tuple[Array, Array]:
