@@ -22,7 +22,7 @@ SCORES = (
 )
 EXAMPLE = """\b
 Example:
-  netkin recommend netkin:digits@a.pt netkin:digits@b.pt --data digits:train --score logme --report which.html
+  netkin recommend netkin:digits@runs/digits/step_1.pt netkin:digits@runs/digits/step_2.pt --data digits:test
 """
 
 
