@@ -20,6 +20,8 @@ Built = TypeVar("Built")
 class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions and a shortcut around them."""
 
+    growth = 1
+
     def __init__(self, inputs: int, outputs: int, stride: int, option: str) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -40,6 +42,33 @@ class BasicBlock(nn.Module):
         return self.relu2(inner + (features if self.downsample is None else self.downsample(features)))
 
 
+class Bottleneck(nn.Module):
+    """A 3 × 3 convolution between two of 1 × 1, the last with four times the channels, and a shortcut around them."""
+
+    growth = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, option: str) -> None:
+        super().__init__()
+        outputs = self.growth * width
+        shapes = ((inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1))
+        for number, (given, made, kernel, step) in enumerate(shapes, start=1):
+            self.add_module(f"conv{number}", nn.Conv2d(given, made, kernel, step, padding=kernel // 2, bias=False))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(made))
+            self.add_module(f"relu{number}", nn.ReLU())
+        changes = stride != 1 or inputs != outputs
+        projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.downsample = projection if changes else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the block's output for a batch of feature maps."""
+        inner = features
+        for number in (1, 2):
+            for kind in ("conv", "bn", "relu"):
+                inner = self.get_submodule(f"{kind}{number}")(inner)
+        inner = self.get_submodule("bn3")(self.get_submodule("conv3")(inner))
+        return self.get_submodule("relu3")(inner + (features if self.downsample is None else self.downsample(features)))
+
+
 class PaddedShortcut(nn.Module):
     """The shortcut without parameters: every second position, and zeros for the channels that are new."""
 
@@ -54,11 +83,12 @@ class PaddedShortcut(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages `layer1`, `layer2`, ... of basic blocks; each stage after the first halves the maps."""
+    """Stages `layer1`, `layer2`, ... of blocks, basic ones or others; each stage after the first halves the maps."""
 
     def __init__(
-        self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc", classes: int = 10
-    ) -> None:
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc", classes: int = 10,
+        block: type[BasicBlock | Bottleneck] = BasicBlock,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -68,8 +98,8 @@ class ResNet(nn.Module):
             strides = [1 if number == 1 else 2] + [1] * (count - 1)
             stage = nn.Sequential()
             for place, stride in enumerate(strides):
-                stage.add_module(str(place), BasicBlock(inputs, width, stride, option))
-                inputs = width
+                stage.add_module(str(place), block(inputs, width, stride, option))
+                inputs = block.growth * width
             self.add_module(f"layer{number}", stage)
         self.stages, self.head = len(blocks), head
         self.add_module(head, nn.Linear(inputs, classes))
@@ -90,6 +120,11 @@ def thin(depth: int, option: str = "B", head: str = "fc", width: int = 1, classe
 def resnet18(classes: int = 10) -> ResNet:
     """Return a fresh ResNet-18 for 3 × 32 × 32 images: four stages of two blocks, 64 to 512 channels."""
     return ResNet((2, 2, 2, 2), (64, 128, 256, 512), classes=classes)
+
+
+def resnet50(classes: int = 10) -> ResNet:
+    """Return a fresh ResNet-50 for 3 × 32 × 32 images: stages of 3, 4, 6 and 3 bottlenecks, up to 2,048 channels."""
+    return ResNet((3, 4, 6, 3), (64, 128, 256, 512), classes=classes, block=Bottleneck)
 
 
 Step = tuple[str, nn.Module]
@@ -323,6 +358,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(thin, depth, "B", "fc") for depth in (20, 32, 44, 56)},
     **{f"resnet{depth}a": partial(thin, depth, "A", "linear") for depth in (20, 32, 44, 56)},
     "resnet18": resnet18,
+    "resnet50": resnet50,
     "alexnet": alexnet,
     "vgg11": vgg11,
     "svcca_convnet": svcca_convnet,
