@@ -8,6 +8,7 @@ from netkin.statistics.layer_grams import LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments
+from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import LayerRows, Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
@@ -25,6 +26,7 @@ __all__ = [
     "Collector",
     "Grams",
     "Kernels",
+    "LayerEmbeddings",
     "LayerGrams",
     "LayerKernels",
     "LayerMoments",
@@ -33,6 +35,7 @@ __all__ = [
     "LayerSketches",
     "LayerSpectra",
     "LinearRows",
+    "MeanEmbedding",
     "Moments",
     "Outputs",
     "Price",

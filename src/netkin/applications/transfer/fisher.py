@@ -1,0 +1,418 @@
+"""Fisher information: Task2Vec embeddings of tasks, and the Fisher–Rao norm of a network.
+
+Both are taken over draws of y, by default from the model's own prediction, and exactly: no y is drawn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.linalg import vector_norm
+
+from netkin.arrays import summing_dtype
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.identity import weights_digest
+from netkin.memory import free_memory, is_cuda
+from netkin.progress import ProgressOption, reported
+from netkin.representations.activations import Reader
+from netkin.representations.gradients import OUTPUTS, Taps, Target, logits_of
+from netkin.representations.guests import guest
+from netkin.representations.hooks import watching
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
+from netkin.representations.nesting import mapped
+from netkin.statistics.collector import hashes
+
+DISTRIBUTIONS = ("model", "tempered", "labels")
+ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
+
+Pull = Callable[[Tensor], Sequence[Tensor]]
+
+
+# --- Task2Vec ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TaskEmbedding:
+    """A task by the Fisher information of a network's filters on its data, as `task2vec` finds it.
+
+    `values` holds a number for each filter, `filters` the weights that they belong to and how many each has, `network`
+    the digest of these weights, `examples` how many were read, and `labels` what y stands for.
+    """
+
+    values: np.ndarray
+    filters: tuple[tuple[str, int], ...]
+    network: str
+    examples: int
+    labels: str
+
+
+def task2vec(
+    model: nn.Module,
+    data: Any,
+    *,
+    backbone: Spec = None,
+    samples: int | None = None,
+    seed: int = 0,
+    outputs: str = "categorical",
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> TaskEmbedding:
+    """Return the diagonal Fisher information of a network's weights on some data, averaged within each filter.
+
+    The mean over the examples x of ``E_{y ~ p(y|x)} (∂ log p(y|x) / ∂w)²``, from the gradient of every single example,
+    and its mean over the weights of a filter (an output channel): Achille et al. (2019), arXiv:1902.03545. As in the
+    authors' code biases don't count, and scales of norm layers are filters of one weight. The model is in evaluation
+    mode, and is left as it was. Task2Vec compares data sets by one reference network, with a head fitted to each.
+
+    Args:
+        model: the model, which is left as it was.
+        data: a loader, an iterable of batches, or one array of inputs; labels are not read.
+        backbone: the modules whose weights count, with all inside them; None for all but the one that runs last.
+        samples: how many y are drawn for an example; None for the exact mean over all, a backward pass for each class.
+        seed: of the draws of y.
+        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> task2vec(model, torch.ones(5, 4)).filters
+        (('0.weight', 8),)
+    """
+    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
+    _refuse_draws(samples, outputs)
+    fisher, seen = None, 0
+    with guest(model, exact=exact_model):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            if fisher is None:
+                names = _backbone(model, backbone, batch, forward, transform)
+                fisher = _Fisher(model, names, forward, outputs, samples, seed)
+            fisher.add(prepared(model, batch, transform), seen)
+            seen += batch_length(batch)
+    assert fisher is not None  # data without batches were refused
+    return fisher.embedding(seen)
+
+
+def task2vec_distance(a: TaskEmbedding, b: TaskEmbedding, *, independent: bool = False) -> float:
+    """Return the distance of two tasks, from 0 to 1: the cosine distance of ``a/(a + b)`` and ``b/(a + b)``.
+
+    Both embeddings are of one reference network. With `independent` each may be of a network of its own, of the same
+    form, as in Fig. 2 of Tang et al. (2020): filters of the same place are then compared, though nothing makes them
+    alike. Filters without information in both tasks are left out.
+    """
+    if a.filters != b.filters:
+        raise ShapeError(
+            f"the embeddings have {len(a.values):,} and {len(b.values):,} filters, of other weights; take both of "
+            "networks of the same form, with the same `backbone`."
+        )
+    if a.network != b.network and not independent:
+        raise ValueFault(
+            "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
+            "reference network, or pass independent=True."
+        )
+    total = a.values + b.values
+    kept = total > 0
+    if not (a.values.any() and b.values.any()):
+        raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
+    x, y = a.values[kept] / total[kept], b.values[kept] / total[kept]
+    return max(0.0, float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y))))
+
+
+class _Running(nn.Module):
+    """A model as a function of a batch that gives its logits."""
+
+    def __init__(self, model: nn.Module, forward: Forward | None):
+        super().__init__()
+        self.model, self.run = unwrapped(model), forward
+
+    def forward(self, batch: Any) -> Tensor:
+        return logits_of(call(self.model, batch, self.run))
+
+
+class _Fisher:
+    """The sums of squared gradients of every filter over the examples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        forward: Forward | None,
+        outputs: str,
+        samples: int | None,
+        seed: int,
+    ):
+        self.running, self.outputs, self.samples, self.seed = _Running(model, forward), outputs, samples, seed
+        known = dict(unwrapped(model).named_parameters())
+        self.weights = {f"model.{name}": known[name].detach() for name in names}
+        self.sums = [torch.zeros(len(one), dtype=torch.float64) for one in self.weights.values()]
+        self.classes, self.at_once = 0, True
+
+    def add(self, batch: Any, first: int) -> None:
+        """Add the examples of a batch, of which the first has the number `first`."""
+        count = batch_length(batch)
+        size = sum(one.numel() * one.element_size() for one in self.weights.values())
+        device = next(iter(self.weights.values())).device
+        chunk = max(1, min(count, (free_memory(device) // 16 if is_cuda(device) else ROOM) // size))
+        for start in range(0, count, chunk):
+            part, stop = _between(batch, start, min(start + chunk, count)), min(start + chunk, count)
+            self._add(part, stop - start, torch.from_numpy(self._draws(first + np.arange(start, stop))))
+
+    def embedding(self, examples: int) -> TaskEmbedding:
+        sizes = [one[0].numel() for one in self.weights.values()]
+        values = [(total / size / examples).numpy() for total, size in zip(self.sums, sizes, strict=True)]
+        filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
+        how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
+        words = f"{how}, {self.classes} outputs, {self.outputs}"
+        return TaskEmbedding(np.concatenate(values), filters, weights_digest(self.weights), examples, words)
+
+    def _add(self, batch: Any, count: int, draws: Tensor) -> None:
+        tensors, rebuild = _examples_of(batch, count)
+        draws = draws.to(tensors[0].device, summing_dtype(tensors[0].device))
+        with Taps(self.running, []).open():
+            if self.at_once:
+                try:
+                    with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
+                        warnings.filterwarnings("ignore", "There is a performance drop")
+                        found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
+                    return self._sum(found)
+                except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
+                    self.at_once = False
+            for i in range(count):
+                self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild([t[i] for t in tensors]), draws[i])])
+
+    def _sum(self, found: Sequence[Tensor]) -> None:
+        for total, fresh in zip(self.sums, found, strict=True):
+            total += fresh.sum(0).cpu()
+
+    def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
+        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)
+        return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
+
+    def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
+        weights = {name: one.clone().requires_grad_() for name, one in self.weights.items()}
+        logits = functional_call(self.running, weights, (batch,))
+
+        def pull(step: Tensor) -> list[Tensor]:
+            found = torch.autograd.grad(logits, list(weights.values()), step, retain_graph=True, allow_unused=True)
+            return [torch.zeros_like(w) if g is None else g for w, g in zip(weights.values(), found, strict=True)]
+
+        return self._squares(logits.detach(), pull, draw)
+
+    def _squares(self, logits: Tensor, pull: Pull, draw: Tensor) -> list[Tensor]:
+        """Return the squared gradients of one example, summed over each filter and over the draws of y."""
+        if logits.ndim != 2:
+            raise ShapeError(
+                f"Task2Vec takes one row of outputs for an example; the model gives {tuple(logits.shape[1:])}. Pass "
+                "`forward=`, a function of (model, batch) that returns rows."
+            )
+        self.classes = logits.shape[1]
+        totals: list[Any] = [0.0] * len(self.weights)
+        for step in self._steps(logits[0].to(draw.dtype), draw):
+            for place, one in enumerate(pull(step.to(logits.dtype).unsqueeze(0))):
+                totals[place] = totals[place] + vector_norm(one.reshape(len(one), -1), dim=1, dtype=draw.dtype).square()
+        return totals
+
+    def _steps(self, logits: Tensor, draw: Tensor) -> Iterator[Tensor]:
+        """Yield gradients of log p at the logits, weighed so that the sum of their squares is the mean over y."""
+        p, one = logits.softmax(0), torch.eye(len(logits), dtype=logits.dtype, device=logits.device)
+        if self.outputs == "continuous":  # a Gaussian of variance 1
+            yield from one
+        elif self.outputs == "multilabel":
+            odds = logits.sigmoid()
+            yield from one * (odds * (1 - odds)).sqrt()
+        elif self.samples is None:
+            yield from (one - p) * p.sqrt().unsqueeze(1)
+        else:
+            for u in draw:
+                drawn = (p.cumsum(0) <= u).sum().clamp(max=len(logits) - 1)
+                yield ((torch.arange(len(logits), device=p.device) == drawn).to(p) - p) / self.samples**0.5
+
+    def _draws(self, numbers: np.ndarray) -> np.ndarray:
+        """Return a number in [0, 1) for each draw of each example, whatever the batches."""
+        count = self.samples or 0
+        mixed = hashes(self.seed, numbers[:, None] * max(count, 1) + np.arange(count))
+        return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def _backbone(
+    model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
+) -> list[str]:
+    """Return the names of the weights of the backbone; a model that mixes the examples of a batch is refused."""
+    owned = {name: _weights(module) for name, module in modules(model).items()}
+    ran: list[str] = []
+    few = take(batch, 4)
+    loss = Target(lambda outputs, labels: outputs.flatten(1).sum(1))
+    with watching(model, [name for name, own in owned.items() if own], lambda name, _: ran.append(name)):
+        Reader(model, forward=forward, transform=transform, taps=Taps(model, [loss]))(few)
+    heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
+    chosen = choose(model, spec) if spec is not None else [""]
+    inside = {
+        id(weight)
+        for name, own in owned.items()
+        for weight in own.values()
+        if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)
+    }
+    found = [name for name, one in unwrapped(model).named_parameters() if id(one) in inside - heads]
+    if not found:
+        raise ValueFault(
+            "no weights are left for the embedding: the model's only layer with weights is its head; name the "
+            "`backbone` whose weights count."
+        )
+    return found
+
+
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own weights that have filters: matrices, kernels, and scales of norm layers."""
+    own = module.named_parameters(recurse=False)
+    return {name: one for name, one in own if one.is_floating_point() and (one.ndim > 1 or name == "weight")}
+
+
+def _between(batch: Any, start: int, stop: int) -> Any:
+    count = batch_length(batch)
+    return mapped(lambda leaf: leaf[start:stop] if _is_of(leaf, count) else leaf, batch)
+
+
+def _examples_of(batch: Any, count: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a batch that hold an entry for each example, and how one's entries become a batch."""
+    found: list[Tensor] = []
+    mapped(lambda leaf: found.append(leaf) if _is_of(leaf, count) else None, batch)
+
+    def rebuild(own: Sequence[Tensor]) -> Any:
+        rest = iter(own)
+        return mapped(lambda leaf: next(rest).unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
+
+    return found, rebuild
+
+
+def _is_of(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
+
+
+def _refuse_draws(samples: int | None, outputs: str) -> None:
+    if samples is not None and (samples < 1 or outputs != "categorical"):
+        raise ValueFault(
+            f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
+            "ones. Leave it out for the exact mean."
+        )
+
+
+# --- the Fisher–Rao norm ----------------------------------------------------------------------------------------------
+
+
+def fisher_rao_norm(
+    model: nn.Module,
+    data: Any,
+    *,
+    depth: int | None = None,
+    labels: str = "model",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> float:
+    """Return ``(L + 1) √E⟨f, ∇ loss⟩²``, with f the network's output and L its number of hidden layers.
+
+    Liang et al. (2019), arXiv:1711.01530; Eq. 3 of Tang et al. (2020). For a network without biases whose activations
+    are piecewise linear it is ``√(θᵀ F θ)``, with F the Fisher information and θ all weights; for others it is what the
+    formula says.
+
+    Args:
+        model: the model, which is left as it was.
+        data: a loader, an iterable of batches, or one array of inputs; with labels="labels" batches hold labels.
+        depth: L; None for one less than the modules with a matrix or a kernel of weights.
+        labels: where y is from: "model", the prediction p; "tempered", p^β; both as exact means; "labels" of the data.
+        beta: the exponent by which the prediction is tempered, from 0 to below 1.
+        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = nn.init.eye_(model.weight)
+        >>> round(fisher_rao_norm(model, torch.tensor([[2.0, 0.0]])), 3)  # 2 √(p (1 - p)), p = 1/(1 + e^-2)
+        0.648
+    """
+    _refuse_unknown("distribution of y", labels, DISTRIBUTIONS)
+    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
+    target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
+    factor, total, seen = _layer_count(model, depth), 0.0, 0
+    with guest(model, exact=exact_model):
+        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            batch = prepared(model, batch, transform)
+            logits = logits_of(call(model, batch, forward)).detach()
+            squares = _squared_products(logits, labels_of(batch), labels, target)
+            total, seen = total + float(squares.sum()), seen + len(squares)
+    return factor * (total / seen) ** 0.5
+
+
+def fisher_rao_distance(a: float, b: float) -> float:
+    """Return ``|a - b| / √(a b)`` of two Fisher–Rao norms: section 4 of Tang et al. (2020).
+
+    Example:
+        >>> fisher_rao_distance(1.0, 4.0)
+        1.5
+    """
+    if not (a > 0 and b > 0):
+        raise ValueFault(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
+    return abs(a - b) / (a * b) ** 0.5
+
+
+def _layer_count(model: nn.Module, depth: int | None) -> int:
+    """Return L + 1."""
+    if depth is not None and depth < 0:
+        raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
+    found = {id(m): any(one.ndim > 1 for one in _weights(m).values()) for m in unwrapped(model).modules()}
+    if depth is None and not any(found.values()):
+        raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
+    return sum(found.values()) if depth is None else depth + 1
+
+
+def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -> Tensor:
+    """Return the mean of ``⟨f, ∇ loss⟩²`` over y, for each example."""
+    f = logits.to(summing_dtype(logits.device))
+    if labels == "labels":
+        with torch.enable_grad():
+            inner = f.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
+        return (f * gradient).flatten(1).sum(1).square()
+    if f.ndim != 2:
+        raise ShapeError(
+            f"the Fisher–Rao norm takes one row of outputs for an example; the model gives {tuple(f.shape[1:])}. Pass "
+            "`forward=`, a function of (model, batch) that returns rows."
+        )
+    factor = target.beta if labels == "tempered" else 1.0
+    if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
+        if not factor:
+            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
+        return f.square().sum(1) / factor
+    if target.outputs == "multilabel":
+        p, q = f.sigmoid(), (factor * f).sigmoid()
+        return (f * (p - q)).sum(1).square() + (f.square() * q * (1 - q)).sum(1)
+    from_mean = (f * f.softmax(1)).sum(1, keepdim=True) - f
+    return ((factor * f).softmax(1) * from_mean.square()).sum(1)
+
+
+def _refuse_unknown(what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        hint = did_you_mean(str(value), known) or "."
+        raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
