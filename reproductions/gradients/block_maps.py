@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.gradients.desiderata import BY_T, KERNELS, groups, networks_in_words
 from reproductions.gradients.nets import SEEDS, SETS, WORDS, names
-from reproductions.gradients.orderings import cka_of_blocks, jackknifed, kernels
-from reproductions.gradients.readings import Kept, read_all
+from reproductions.gradients.orderings import BY_T, KERNELS, cka_of_blocks, groups, jackknifed, kernels
+from reproductions.gradients.readings import Kept, networks_in_words, read_all
 from reproductions.laboratory import Lab
 
 JUMPS = (3, 8)  # the blocks after which the paper sees a critical change

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.gradients.desiderata import RIGHT, groups, networks_in_words
 from reproductions.gradients.nets import KINDS, SEEDS, SETS, WORDS, names
-from reproductions.gradients.readings import NORMED, QUANTITIES, blocks, read_all
+from reproductions.gradients.orderings import RIGHT, groups
+from reproductions.gradients.readings import NORMED, QUANTITIES, blocks, networks_in_words, read_all
 from reproductions.laboratory import Lab
 
 OWN = "share of orderings: the norm is smallest on the network's own set"
@@ -33,9 +33,9 @@ Ratio = Callable[[np.ndarray], np.ndarray]
     "gradients/mean-embedding",
     figure="Fig. 4",
     sentence="when a dataset D_T is chosen to be the same as the one used to train the neural network which is D_S, "
-    "the norm should be reasonably small … The norm easily separates out SVHN when the base model is trained on natural "
-    "images, and other two struggles to achieve. … a neural network with more layers should give larger norms at "
-    "individual layers",
+    "the norm should be reasonably small … The norm easily separates out SVHN when the base model is trained on "
+    "natural images, and other two struggles to achieve. … a neural network with more layers should give larger "
+    "norms at individual layers",
     expected={OWN: "all", f"{DIGITS}‖μ‖": "all", f"{DIGITS}‖K‖/N²": "struggles", f"{DIGITS}√Tr K/N": "fails",
               DEEPER: "above 0"},
     control="networks before training; for the depth, two ResNet-18s of different seeds",

@@ -59,17 +59,16 @@ def images(lab: Lab, name: str) -> Images:
     kind, given, _ = apart(name)
     found = lab.images_of(given)
     if lab.scale == "cpu":
-        smaller = {part: nn.functional.avg_pool2d(getattr(found, part), 2) for part in ("train_images", "test_images")}
-        found = replace(found, **smaller)
+        smaller = [nn.functional.avg_pool2d(one, 2) for one in (found.train_images, found.test_images)]
+        found = replace(found, train_images=smaller[0], test_images=smaller[1])
     return _cut(found) if kind == "cut" else found
 
 
 def _cut(found: Images) -> Images:
-    parts = {}
-    for part in ("train", "test"):
-        inputs, labels = getattr(found, part)
-        parts |= {f"{part}_images": inputs[labels < CUT], f"{part}_labels": labels[labels < CUT]}
-    return replace(found, classes=found.classes[:CUT], **parts)
+    (inputs, labels), (others, other_labels) = (
+        (inputs[labels < CUT], labels[labels < CUT]) for inputs, labels in (found.train, found.test)
+    )
+    return Images(found.name, found.classes[:CUT], inputs, labels, others, other_labels)
 
 
 def recipe(lab: Lab, name: str) -> Recipe:
@@ -87,7 +86,7 @@ def fresh(lab: Lab, name: str) -> nn.Module:
     classes = CUT if kind == "cut" else len(lab.images_of(given).classes)
     if classes != 10:
         width = model.get_submodule("fc").in_features
-        model.fc = seeded(lambda: nn.Linear(width, classes), seed)  # type: ignore[arg-type, assignment]
+        model.fc = seeded(lambda: nn.Linear(width, classes), seed)  # type: ignore[arg-type]
     return lab.placed(model)
 
 

@@ -7,6 +7,7 @@ Section 5.1 asks three things of a measure: that (1) two networks of one data se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ from torch import Tensor
 
 from netkin.errors import NoValue
 from reproductions.claims import Measured
+from reproductions.gradients.nets import SEEDS, SETS, WORDS
 from reproductions.gradients.readings import Kept
+from reproductions.laboratory import Lab
 
 DESIDERATA = (1, 2, 3)
+RIGHT = 0.75  # a share of orderings half way from chance to all
+KERNELS = {"features": "features", "gradients": "gradients", "hadamard": "both"}
+BY_T = "by the 95% interval of Student's t, errors by the jackknife over networks"
 NEARLY = (1e-12, 1e-10, 1e-8)  # of the trace, added to the diagonal of kernels before their roots are taken
 ROUNDS = 40  # of the iteration for polar factors: singular values above 1.5^-40 of the norm become 1
 
@@ -150,3 +156,57 @@ def jackknifed(score: Callable[[list[list[int]]], Any], sets: Sequence[Sequence[
     count = min(map(len, sets))
     made = [Measured(float(v), float(e), count) for v, e in zip(whole.ravel(), np.sqrt(variance).ravel(), strict=True)]
     return made[0] if whole.ndim == 0 else np.array(made, dtype=object).reshape(whole.shape)
+
+
+def groups(lab: Lab) -> list[list[int]]:
+    """Return the places of the networks of each set, as `names` gives them."""
+    count = SEEDS[lab.scale]
+    return [list(range(count * k, count * (k + 1))) for k in range(len(SETS))]
+
+
+def similarity(kept: Sequence[Kept], label: str, kernel: str, index: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
+    """Return the similarities of networks, each with one sketch, blocks × networks × networks."""
+    found = kernels(kept, label, kernel)
+    return index(found, found).cpu().numpy()
+
+
+def on_halves(kept: Sequence[Kept], kernel: str, index: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
+    """Return the similarities of networks of which one sees one half of its images and the other the other half."""
+    return crossed(index, kernels(kept, "first", kernel), kernels(kept, "second", kernel))
+
+
+def scores(table: np.ndarray, sets: Sequence[Sequence[int]]) -> list[Measured]:
+    """Return the shares of right orderings in the mean over blocks, with their errors."""
+    return list(jackknifed(lambda some: mean_shares(table, some), sets))
+
+
+def mean_shares(table: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the shares of right orderings of each desideratum in the mean over blocks."""
+    return shares(table, sets).mean(1)
+
+
+def gains_in_shares(a: np.ndarray, b: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return by how much the shares of one table are above those of another."""
+    return mean_shares(a, sets) - mean_shares(b, sets)
+
+
+def pairs_curve(table: np.ndarray, sets: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+    """Return the mean similarities of pairs of sets as the lines of a chart."""
+    means = pair_means(table, sets)
+    return {"block": list(range(1, table.shape[0] + 1))} | {
+        name: [float(value) for value in one] for name, one in means.items()
+    }
+
+
+def pair_means(table: np.ndarray, sets: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """Return the mean similarities of pairs of sets, each by block."""
+    found = {}
+    for a, b in combinations_with_replacement(range(len(SETS)), 2):
+        pairs = [(i, j) for i in sets[a] for j in sets[b] if i != j]
+        found[f"{WORDS[SETS[a]]} with {WORDS[SETS[b]]}"] = np.mean([table[:, i, j] for i, j in pairs], 0)
+    return found
+
+
+def lines(name: str, found: Sequence[Measured]) -> dict[str, list[float]]:
+    """Return a line of a chart with its errors."""
+    return {name: [one.value for one in found], f"{name} ±": [one.error or 0.0 for one in found]}

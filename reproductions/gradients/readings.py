@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from netkin.representations.guests import guest
 from netkin.sources.architectures import BasicBlock, Bottleneck
 from netkin.statistics.sketches import LayerSketches, SketchSettings
 from reproductions.digests import code_digest
-from reproductions.gradients.nets import KINDS, SETS, apart, images, recipe, trained
+from reproductions.gradients.nets import KINDS, NEEDS, SEEDS, SETS, apart, images, recipe, trained
 from reproductions.laboratory import Lab, keep_weights
 
 BUCKETS = {"cpu": 128, "gpu": 512}
@@ -99,7 +99,7 @@ def rows(lab: Lab, model: nn.Module, inputs: Tensor) -> Iterator[Fed]:
             features = reader(batch)
             gradients = reader.gradients[target]
             channels = model.get_submodule("fc").in_features
-            places = [one[names[-1]].unflatten(1, (channels, -1)) for one in (features, gradients)]  # type: ignore[arg-type]
+            places = [one[names[-1]].unflatten(1, (channels, -1)) for one in (features, gradients)]
             # the pooled feature is a mean over places, and its gradient therefore a sum
             pooled = places[0].mean(2), places[1].sum(2)
             yield {"activations": features | {POOLED: pooled[0]}, "gradients": gradients | {POOLED: pooled[1]}}
@@ -174,3 +174,18 @@ def quantities(features: Tensor, gradients: Tensor) -> Tensor:
     n = len(features)
     kernel = ((features @ features.mT) * (gradients @ gradients.mT)).double()
     return torch.stack([kernel.mean().clamp(min=0).sqrt(), kernel.norm() / n**2, kernel.trace().sqrt() / n])
+
+
+def networks_in_words(lab: Lab, wanted: Mapping[str, Sequence[str]]) -> str:
+    """Say which networks these are, and how well they do."""
+    words = []
+    for kind, some in wanted.items():
+        found = np.array(accuracies(lab, list(some)))
+        means = [f"{100 * one.mean():.0f}%" for one in found.reshape(len(SETS), -1)]
+        words.append(f"{kind} {', '.join(means)}")
+    steps = lab.recipe("resnet18").recipe.steps
+    return (
+        f"ResNet-18s, {SEEDS[lab.scale]} for each set, trained for {steps} steps; block 1 is the stem, 2 to 9 are the "
+        f"residual blocks and 10 the pooled output, flattened. Test accuracy on CIFAR-10, CIFAR-100 and SVHN: "
+        f"{'; '.join(words)}. {NEEDS}"
+    )

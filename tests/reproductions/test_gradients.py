@@ -10,7 +10,7 @@ import netkin as nk
 from netkin.sources.architectures import Bottleneck, ResNet
 from netkin.training import Recipe
 from reproductions import laboratory
-from reproductions.gradients import block_maps, desiderata, mean_norms, nets, orderings, readings
+from reproductions.gradients import block_maps, desiderata, mean_norms, nets, orderings, other_measures, readings
 from reproductions.laboratory import Images, Lab, Network
 
 CLASSES = {"cifar10": 10, "cifar100": 20, "svhn": 10}
@@ -42,15 +42,15 @@ def lab(tmp_path_factory):
         patch.setitem(readings.BATCH, "cpu", 40)
         patch.setitem(readings.NORMED, "cpu", 50)
         patch.setitem(readings.SEEN, "cpu", 8)
-        patch.setitem(desiderata.FEW, "cpu", 8)
-        patch.setitem(desiderata.TOO_FEW, "cpu", 4)
+        patch.setitem(other_measures.FEW, "cpu", 8)
+        patch.setitem(other_measures.TOO_FEW, "cpu", 4)
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
         lab.__dict__["_sets"] = {name: made_up(name, seed) for seed, name in enumerate(nets.SETS)}
         yield lab
 
 
 def test_desiderata(lab):
-    for claim in (desiderata.desiderata, desiderata.other_measures, desiderata.buckets, block_maps.blocks, mean_norms.mean_embedding, mean_norms.factors):
+    for claim in (desiderata.desiderata, other_measures.other_measures, other_measures.buckets, block_maps.blocks, mean_norms.mean_embedding, mean_norms.factors):
         found = claim(lab)
         print(found.verdict)
         for name, one in found.measured.items():
