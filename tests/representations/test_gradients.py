@@ -268,6 +268,13 @@ def test_recurrent_layers_with_time_first_have_gradients_by_example():
     assert found[:, -3:].abs().min() > 0
 
 
+def test_nan_in_the_first_batch_is_refused_with_its_layer_and_not_taken_for_a_mixture():
+    inputs = torch.randn(20, 4)
+    inputs[3] = float("nan")
+    with pytest.raises(ValueFault, match="layer '0' in batch 0 holds 8 NaN or Inf among 160 values"):
+        nk.gradients(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), data=[inputs])
+
+
 def test_examples_that_are_mixed_are_refused_with_the_layer():
     with pytest.raises(ForwardError, match="after layer 'first' the examples of a batch are mixed, so that"):
         gradients(Mixing(), ["first", "head"], torch.randn(4, 4))

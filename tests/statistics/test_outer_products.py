@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+import netkin as nk
+from netkin import statistics
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.results.packing import COLLECTORS
 from netkin.statistics import LayerEmbeddings, MeanEmbedding, outer_products
 from netkin.statistics.sketches import SketchSettings, places
 
@@ -127,7 +130,7 @@ def test_parts_in_any_order_merge_to_the_whole(tmp_path):
         part = LayerEmbeddings(["layer"], **options)
         part.update({"layer": torch.from_numpy(f[rows])}, {"layer": torch.from_numpy(g[rows])}, rows)
         part.to_file(tmp_path / "part.netkin")
-        parts.append(LayerEmbeddings.from_file(tmp_path / "part.netkin"))
+        parts.append(nk.load(tmp_path / "part.netkin"))
         (tmp_path / "part.netkin").unlink()
     merged = parts[0].merge(parts[1])
     for read in ("embedding", "sketched"):
@@ -137,6 +140,14 @@ def test_parts_in_any_order_merge_to_the_whole(tmp_path):
             assert mine[name] == (theirs[name] if name == "exactness" else pytest.approx(theirs[name], nan_ok=True))
     empty = LayerEmbeddings(["layer"], **options)
     assert merged.merge(empty).embedding("layer").norm == merged.embedding("layer").norm
+
+
+def test_every_statistic_opens_by_its_name():
+    kinds = [getattr(statistics, name) for name in statistics.__all__]
+    saved = {
+        one.kind for one in kinds if isinstance(one, type) and issubclass(one, statistics.Statistic) and one.stored
+    }
+    assert saved == {*COLLECTORS}
 
 
 def test_statistics_that_differ_do_not_merge():

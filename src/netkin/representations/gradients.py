@@ -219,6 +219,8 @@ class Taps:
 
     def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
+        if not bool(losses.isfinite().all()):
+            return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
         half = len(losses) // 2
         for name, one in _pulled(losses[:half].sum(), noted).items() if half else ():
             axis = axes.get(name) or 0

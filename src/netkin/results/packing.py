@@ -238,7 +238,10 @@ READERS: dict[str, tuple[str, str, int]] = {
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
 }
-COLLECTORS = ("LayerGrams", "LayerMoments", "LayerRows", "LayerSpectra", "LinearRows", "Outputs")
+COLLECTORS = (
+    "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
+    "LinearRows", "Outputs",
+)  # fmt: skip
 
 
 def load(path: str | os.PathLike[str], *models: Any) -> Any:

@@ -132,10 +132,12 @@ class LayerEmbeddings(Statistic):
         pairs = {name: _paired(features[name], gradients[name], name, len(ids)) for name in self.names}
         self.features.update({name: f for name, (f, _) in pairs.items()}, ids)
         self.gradients.update({name: g for name, (_, g) in pairs.items()}, ids)
+        devices = {f.device for f, _ in pairs.values()} if self.buckets else ()
+        placings = {one: Placing(SketchSettings(self.buckets, seed=self.seed), ids, one) for one in devices}
         for name, (f, g) in pairs.items():
             dtype = summing_dtype(f.device)
-            placing = Placing(SketchSettings(self.buckets, seed=self.seed), ids, f.device) if self.buckets else None
-            self._layers[name] = self._layers[name].joined(ProductSums.of(f.to(dtype), g.to(dtype), placing))
+            fresh = ProductSums.of(f.to(dtype), g.to(dtype), placings.get(f.device))
+            self._layers[name] = self._layers[name].joined(fresh)
 
     def merge(self, other: Self) -> Self:
         self._refuse_unlike(other, layers="names", samples="sample", buckets="buckets", seeds="seed")
@@ -170,7 +172,8 @@ class LayerEmbeddings(Statistic):
     def sketched(self, name: str) -> MeanEmbedding:
         """Return the norms as the authors' code has them: of ``K̃_f ∘ K̃_g`` over the buckets, in the place of K.
 
-        Random signs cancel in that product, so that these are other numbers: ‖μ‖ comes out too large.
+        Random signs cancel in that product, so that these are other numbers: ‖μ‖² is too large on average, by
+        ``Σ (‖f_i‖²‖g_j‖² + K_ij) / (M N²)`` over i ≠ j.
         """
         own = self._sums(name)
         if not own.sketches:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import fisher_worlds
 import netkin as nk
 from netkin.applications.transfer.embeddings import adaptation_score, layer_embeddings, mean_embedding_norm
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
@@ -12,14 +13,12 @@ from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueF
 
 @pytest.fixture
 def convnet():
-    torch.manual_seed(0)
-    first = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, stride=2), nn.Flatten()]
-    return nn.Sequential(*first, nn.Linear(80, 4)).double()
+    return fisher_worlds.convnet()
 
 
 @pytest.fixture
 def pictures():
-    return torch.randn(9, 3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return fisher_worlds.pictures()
 
 
 def test_at_the_logits_the_norm_is_known(convnet, pictures):
@@ -122,3 +121,15 @@ def test_a_prediction_without_preference_has_no_score():
     nn.init.zeros_(model.bias)
     with pytest.raises(NoValue, match="zero at this layer"):
         adaptation_score(model, torch.ones(3, 4), "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same(convnet, pictures):
+    wanted = layer_embeddings(convnet, pictures, buckets=4, sample=6)
+    found = layer_embeddings(convnet.cuda(), pictures, buckets=4, sample=6)
+    for name in wanted.names:
+        for read in ("embedding", "sketched"):
+            mine, theirs = (getattr(one, read)(name) for one in (found, wanted))
+            assert mine.norm == pytest.approx(theirs.norm, rel=1e-9)
+            assert mine.kernel_norm == pytest.approx(theirs.kernel_norm, rel=1e-9)

@@ -1,7 +1,6 @@
-"""Task2Vec and the Fisher–Rao norm against loops over single examples, closed forms and the identities of the paper."""
+"""Task2Vec against loops over single examples and closed forms."""
 
 import copy
-from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -9,28 +8,12 @@ import torch
 from scipy.spatial.distance import cosine
 from torch import nn
 
-import netkin as nk
+import fisher_worlds
+from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer import fisher
-from netkin.applications.transfer.fisher import (
-    TaskEmbedding,
-    fisher_rao_distance,
-    fisher_rao_norm,
-    task2vec,
-    task2vec_distance,
-)
+from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
+from netkin.applications.transfer.fisher_rao import fisher_rao_norm
 from netkin.errors import ForwardError, NoValue, ShapeError, UnknownName, ValueFault
-
-
-class Twice(nn.Module):
-    """Its head comes first and runs last; it calls one layer two times, with an in-place step after each."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.first, self.again = nn.Linear(6, 3), nn.Linear(4, 6), nn.Linear(6, 6)
-
-    def forward(self, batch):
-        batch = self.first(batch).relu_()
-        return {"logits": self.head(self.again(self.again(batch)).relu_()), "more": batch.detach()}
 
 
 class Recurrent(nn.Module):
@@ -54,6 +37,14 @@ class Asking(nn.Module):
         return self.head(rows.relu() if rows.abs().max().item() > 0 else rows)
 
 
+class Writing(Asking):
+    """Writes into its input before it asks."""
+
+    def forward(self, batch):
+        batch += 1
+        return super().forward(batch)
+
+
 class Mixing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,63 +57,34 @@ class Mixing(nn.Module):
 
 @pytest.fixture
 def convnet():
-    torch.manual_seed(0)
-    first = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, stride=2), nn.Flatten()]
-    model = nn.Sequential(*first, nn.Linear(80, 4)).double()
-    model[1].running_mean.normal_()
-    return model
+    return fisher_worlds.convnet()
 
 
 @pytest.fixture
 def pictures():
-    return torch.randn(9, 3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return fisher_worlds.pictures()
 
 
 @pytest.fixture
 def rows():
-    return torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return fisher_worlds.rows()
 
 
-def made(kind):
-    torch.manual_seed(3)
-    return kind().double().eval()
-
-
-def slow_fisher(model, names, data, loss_terms):
+def slow_fisher(run, names, data, loss_terms, model=None):
     """The mean over examples of squared gradients, one example and one y at a time, then the mean within each filter.
 
     `loss_terms(outputs)` gives pairs of the probability of a y and its log-likelihood.
     """
-    known = dict(model.named_parameters())
+    known = dict((model or run).named_parameters())
     weights = [known[name] for name in names]
     totals = [torch.zeros_like(one) for one in weights]
     for i in range(len(data)):
-        output = model(data[i : i + 1].clone())
+        output = run(data[i : i + 1].clone())
         logits = output["logits"] if isinstance(output, dict) else output
         for p, log_likelihood in loss_terms(logits[0]):
             for total, one in zip(totals, torch.autograd.grad(log_likelihood, weights, retain_graph=True), strict=True):
                 total += float(p) * one**2 / len(data)
     return np.concatenate([total.flatten(1).mean(1).numpy() if total.ndim > 1 else total.numpy() for total in totals])
-
-
-def of_classes(logits):
-    for log_p in logits.log_softmax(0):
-        yield log_p.detach().exp(), log_p
-
-
-def of_many(logits):
-    for y in product([0.0, 1.0], repeat=len(logits)):
-        log_p = -nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(y).to(logits), reduction="sum")
-        yield log_p.detach().exp(), log_p
-
-
-def of_numbers(logits):
-    for signs in product([-1.0, 1.0], repeat=len(logits)):  # draws with the mean and variance of the Gaussian
-        y = logits.detach() + torch.tensor(signs).to(logits)
-        yield 0.5 ** len(logits), -(y - logits).square().sum() / 2
-
-
-# --- Task2Vec ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,6 +114,7 @@ def test_the_fisher_information_of_a_logistic_regression_is_the_known_one(rows):
         (Twice, ["first.weight", "again.weight"]),
         (Recurrent, ["inner.weight_ih_l0", "inner.weight_hh_l0"]),
         (Asking, ["first.weight"]),
+        (Writing, ["first.weight"]),
     ],
 )
 def test_any_model_is_taken_and_the_head_is_what_runs_last(kind, names, rows):
@@ -257,6 +220,45 @@ def test_examples_are_counted_and_labels_not_read(convnet, pictures):
     assert found.values == pytest.approx(task2vec(convnet, pictures[:6]).values, rel=1e-12)
 
 
+def test_what_all_examples_share_goes_to_each(rows):
+    class Shifted(Asking):
+        def forward(self, rows, shift):
+            return super().forward(rows + shift)
+
+    shift = torch.arange(4.0, dtype=torch.float64)
+    model = made(Shifted)
+    wanted = slow_fisher(lambda x: model(x, shift), ["first.weight"], rows, of_classes, model)
+    assert task2vec(model, [{"rows": rows, "shift": shift}]).values == pytest.approx(wanted, rel=1e-10)
+
+
+def test_weights_that_the_head_shares_do_not_count():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids):
+            return self.head(self.inner(self.table(ids).mean(1)))
+
+    model, ids = made(Tied), torch.tensor([[0, 1], [2, 3], [4, 4]])
+    found = task2vec(model, ids)
+    assert found.filters == (("inner.weight", 4),)
+    assert found.values == pytest.approx(slow_fisher(model, ["inner.weight"], ids, of_classes), rel=1e-10)
+    table = task2vec(model, ids, backbone="table")  # its own gradient and that of the head, in one
+    assert table.values == pytest.approx(slow_fisher(model, ["table.weight"], ids, of_classes), rel=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same(convnet, pictures):
+    wanted, drawn = task2vec(convnet, pictures), task2vec(convnet, pictures, samples=3)
+    convnet.cuda()
+    assert task2vec(convnet, pictures).values == pytest.approx(wanted.values, rel=1e-9)
+    assert task2vec(convnet, pictures, samples=3).values == pytest.approx(drawn.values, rel=1e-9)
+    assert fisher_rao_norm(convnet, pictures) == pytest.approx(fisher_rao_norm(convnet.cpu(), pictures), rel=1e-9)
+
+
 def test_half_precision_gives_the_same_to_its_digits(convnet, pictures):
     wanted = task2vec(convnet, pictures).values
     found = task2vec(convnet.bfloat16(), pictures.float()).values
@@ -283,6 +285,16 @@ def test_a_model_that_mixes_examples_is_refused(rows):
 def test_what_task2vec_can_not_do_is_told(convnet, pictures, options, kind, sentence):
     with pytest.raises(kind, match=sentence):
         task2vec(convnet, pictures, **options)
+
+
+def test_outputs_without_a_choice_or_a_number_are_refused(rows):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double()
+    with pytest.raises(ShapeError, match="1 output for each example, and one class of one is certain"):
+        task2vec(model, rows)
+    assert task2vec(model, rows, outputs="multilabel").values.min() > 0
+    rows[5, 0] = torch.nan
+    with pytest.raises(ValueFault, match="the Fisher information holds 5 NaN or Inf among 5 values"):
+        task2vec(model, rows, outputs="multilabel")
 
 
 def test_a_network_that_is_all_head_is_refused(rows):
@@ -318,157 +330,3 @@ def test_embeddings_that_can_not_be_compared_are_refused():
         task2vec_distance(embedding([1.0, 2.0]), embedding([1.0]))
     with pytest.raises(NoValue, match="no Fisher information"):
         task2vec_distance(embedding([1.0]), embedding([0.0]))
-
-
-# --- the Fisher–Rao norm ----------------------------------------------------------------------------------------------
-
-
-def plain(*widths, bias=False, seed=0):
-    torch.manual_seed(seed)
-    layers = [one for a, b in pairwise(widths) for one in (nn.Linear(a, b, bias=bias), nn.LeakyReLU(0.3))]
-    return nn.Sequential(*layers[:-1]).double()
-
-
-def along_weights(model, data, terms):
-    """√E (Σ θ · ∂ loss/∂θ)², one example and one y at a time."""
-    total, weights = 0.0, list(model.parameters())
-    for i in range(len(data)):
-        for p, log_likelihood in terms(model(data[i : i + 1])[0], i):
-            steps = torch.autograd.grad(log_likelihood, weights, retain_graph=True)
-            total += (
-                float(p)
-                * float(sum((w.detach() * g).sum() for w, g in zip(weights, steps, strict=True))) ** 2
-                / len(data)
-            )
-    return total**0.5
-
-
-@pytest.mark.parametrize(
-    "outputs, terms", [("categorical", of_classes), ("multilabel", of_many), ("continuous", of_numbers)]
-)
-def test_without_biases_the_norm_is_that_of_the_weights_in_the_fisher_information(rows, outputs, terms):
-    model = plain(4, 6, 5, 3)
-    wanted = along_weights(model, rows, lambda f, i: terms(f))
-    assert fisher_rao_norm(model, rows, outputs=outputs) == pytest.approx(wanted, rel=1e-10)
-
-
-@pytest.mark.parametrize("outputs, labels", [("categorical", torch.arange(7) % 3), ("continuous", torch.ones(7, 3))])
-def test_with_labels_the_same_identity_holds(rows, outputs, labels):
-    model = plain(4, 6, 5, 3)
-
-    def terms(f, i):
-        loss = f.log_softmax(0)[labels[i]] if outputs == "categorical" else -(f - labels[i]).square().sum() / 2
-        return [(1.0, loss)]
-
-    found = fisher_rao_norm(model, [(rows, labels)], labels="labels", outputs=outputs)
-    assert found == pytest.approx(along_weights(model, rows, terms), rel=1e-10)
-
-
-def test_with_biases_the_identity_does_not_hold(rows):
-    model = plain(4, 6, 5, 3, bias=True)
-    wanted = along_weights(model, rows, lambda f, i: of_classes(f))
-    assert abs(fisher_rao_norm(model, rows) / wanted - 1) > 0.01
-
-
-@pytest.mark.parametrize("outputs", ["categorical", "multilabel"])
-def test_the_tempered_norm_is_the_mean_over_tempered_draws(rows, outputs):
-    model = plain(4, 6, 3)
-    total = 0.0
-    for f in model(rows).detach():
-        p, q = (x.softmax(0) if outputs == "categorical" else x.sigmoid() for x in (f, 0.3 * f))
-        for y in product([0.0, 1.0], repeat=3):
-            y = torch.tensor(y).to(f)
-            if outputs == "categorical" and y.sum() != 1:
-                continue
-            weight = (q * y).sum() if outputs == "categorical" else (q**y * (1 - q) ** (1 - y)).prod()
-            total += float(weight * (f @ (p - y)) ** 2) / 7
-    found = fisher_rao_norm(model, rows, labels="tempered", beta=0.3, outputs=outputs)
-    assert found == pytest.approx(2 * total**0.5, rel=1e-12)
-
-
-def test_eq_18_fails_where_outputs_are_shifted(rows):
-    model = nn.Linear(4, 3).double()
-    with torch.no_grad():
-        model.bias += 100  # changes no prediction, and so neither p, q nor f·(p - y)
-    bound = fisher_rao_norm(model, rows, labels="tempered") / 1
-    norm = nk.mean_embedding_norm(model, rows, "")[""]
-    assert norm > 5 * bound
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_what_is_left_of_eq_18_holds(rows, bias):
-    for seed in range(5):
-        model = plain(4, 6, 5, 3, bias=bias, seed=seed)
-        made, bound = nk.layer_embeddings(model, rows), fisher_rao_norm(model, rows, labels="tempered") / 3
-        f, g = nk.activations(model, None, rows), nk.gradients(model, None, rows)
-        for name in made.names:
-            sizes = f[name].square().sum(1) * g[name].square().sum(1)
-            assert made.embedding(name).norm ** 2 <= float(sizes.mean())
-        for name in ["4"] if bias else made.names:
-            trace = float(made.mean(name).trace())
-            assert abs(trace) <= bound
-            assert bias or trace == pytest.approx(float(made.mean("4").trace()), abs=1e-14)
-
-
-def test_at_hidden_layers_biases_break_the_bound(rows):
-    model = plain(4, 6, 3, bias=True)
-    with torch.no_grad():
-        model[0].bias += 50
-        model[2].bias -= model[2].weight @ torch.full((6,), 50.0, dtype=torch.float64)
-    made, bound = nk.layer_embeddings(model, rows), fisher_rao_norm(model, rows, labels="tempered") / 2
-    assert abs(float(made.mean("0").trace())) > bound
-
-
-def test_a_deep_linear_network_has_one_norm_at_all_layers_and_other_embeddings(rows):
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)]).double()
-    f, g = nk.activations(model, None, rows), nk.gradients(model, None, rows)
-    products = [(f[name] * g[name]).sum(1).square().mean().sqrt() for name in f]
-    assert len(products) == 4
-    assert all(torch.allclose(one, products[0], rtol=1e-12) for one in products)
-    norms = list(nk.mean_embedding_norm(model, rows).values())
-    assert len({round(norm, 6) for norm in norms}) == 4
-
-
-def test_the_depth_is_counted_or_given(convnet, pictures):
-    one = fisher_rao_norm(convnet, pictures, depth=0)
-    assert fisher_rao_norm(convnet, pictures) == pytest.approx(3 * one)  # two convolutions and a linear layer
-    assert fisher_rao_norm(convnet, [pictures[:4], pictures[4:]], depth=16) == pytest.approx(17 * one)
-    assert fisher_rao_norm(convnet, [pictures, pictures], examples=9, depth=0) == pytest.approx(one)
-
-
-def test_models_with_other_outputs_are_taken(rows):
-    model = made(Twice)
-    f = model(rows)["logits"].detach()
-    p = f.softmax(1)
-    wanted = (p * ((f * p).sum(1, keepdim=True) - f) ** 2).sum(1).mean().sqrt()
-    assert fisher_rao_norm(model, rows, depth=0) == pytest.approx(float(wanted), rel=1e-12)
-
-
-def test_the_fisher_rao_distance_is_relative():
-    assert fisher_rao_distance(2.0, 8.0) == fisher_rao_distance(8.0, 2.0) == 1.5
-    assert fisher_rao_distance(3.0, 3.0) == 0
-    with pytest.raises(ValueFault, match="two norms above 0; got 0 and 1"):
-        fisher_rao_distance(0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    "options, kind, sentence",
-    [
-        ({"labels": "modell"}, UnknownName, "no distribution of y named 'modell'; did you mean 'model'"),
-        ({"outputs": "numbers"}, UnknownName, "no kind of outputs named 'numbers'"),
-        ({"depth": -1}, ValueFault, "number of hidden layers, must be at least 0; got -1"),
-        ({"beta": 1.0}, ValueFault, "`beta` must be at least 0 and below 1; got 1"),
-        ({"labels": "labels"}, ValueFault, "target='labels' needs labels"),
-        ({"labels": "tempered", "beta": 0.0, "outputs": "continuous"}, ValueFault, "`beta` above 0"),
-        ({"forward": lambda model, batch: model(batch).unsqueeze(1)}, ShapeError, r"the model gives \(1, 4\)"),
-    ],
-)
-def test_what_has_no_fisher_rao_norm_is_told(convnet, pictures, options, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fisher_rao_norm(convnet, pictures, **options)
-
-
-def test_a_model_without_weights_needs_a_depth(rows):
-    with pytest.raises(ValueFault, match="no layer with a matrix of weights to count; pass `depth`"):
-        fisher_rao_norm(nn.Identity(), rows)

@@ -1,13 +1,8 @@
 """Transfer: which pretrained model to start from for some data."""
 
 from netkin.applications.transfer.embeddings import adaptation_score, layer_embeddings, mean_embedding_norm
-from netkin.applications.transfer.fisher import (
-    TaskEmbedding,
-    fisher_rao_distance,
-    fisher_rao_norm,
-    task2vec,
-    task2vec_distance,
-)
+from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
+from netkin.applications.transfer.fisher_rao import fisher_rao_distance, fisher_rao_norm
 from netkin.applications.transfer.scores import SCORES, transfer_scores
 
 __all__ = [

@@ -1,7 +1,4 @@
-"""Fisher information: Task2Vec embeddings of tasks, and the Fisher–Rao norm of a network.
-
-Both are taken over draws of y, by default from the model's own prediction, and exactly: no y is drawn.
-"""
+"""Fisher information of a network's weights, by which Task2Vec describes a task: Achille et al. (2019)."""
 
 from __future__ import annotations
 
@@ -16,27 +13,23 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.linalg import vector_norm
 
-from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.arrays import refuse_non_finite, summing_dtype
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
-from netkin.representations.gradients import OUTPUTS, Taps, Target, logits_of
+from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.guests import guest
 from netkin.representations.hooks import watching
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.nesting import mapped
 from netkin.statistics.collector import hashes
 
-DISTRIBUTIONS = ("model", "tempered", "labels")
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 
 Pull = Callable[[Tensor], Sequence[Tensor]]
-
-
-# --- Task2Vec ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +86,7 @@ def task2vec(
         >>> task2vec(model, torch.ones(5, 4)).filters
         (('0.weight', 8),)
     """
-    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
+    Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
     _refuse_draws(samples, outputs)
     fisher, seen = None, 0
     with guest(model, exact=exact_model):
@@ -163,43 +156,41 @@ class _Fisher:
 
     def add(self, batch: Any, first: int) -> None:
         """Add the examples of a batch, of which the first has the number `first`."""
-        count = batch_length(batch)
+        tensors, rebuild = _examples_of(batch)
+        draws = self._draws(first + np.arange(len(tensors[0]))).to(tensors[0].device, summing_dtype(tensors[0].device))
         size = sum(one.numel() * one.element_size() for one in self.weights.values())
-        device = next(iter(self.weights.values())).device
-        chunk = max(1, min(count, (free_memory(device) // 16 if is_cuda(device) else ROOM) // size))
-        for start in range(0, count, chunk):
-            part, stop = _between(batch, start, min(start + chunk, count)), min(start + chunk, count)
-            self._add(part, stop - start, torch.from_numpy(self._draws(first + np.arange(start, stop))))
+        room = free_memory(tensors[0].device) // 16 if is_cuda(tensors[0].device) else ROOM
+        with Taps(self.running, []).open():
+            for part in zip(*(one.split(max(1, room // size)) for one in (draws, *tensors)), strict=True):
+                self._add(*part, rebuild=rebuild)
 
     def embedding(self, examples: int) -> TaskEmbedding:
         sizes = [one[0].numel() for one in self.weights.values()]
-        values = [(total / size / examples).numpy() for total, size in zip(self.sums, sizes, strict=True)]
+        values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
+        refuse_non_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
         how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
         words = f"{how}, {self.classes} outputs, {self.outputs}"
-        return TaskEmbedding(np.concatenate(values), filters, weights_digest(self.weights), examples, words)
+        return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, words)
 
-    def _add(self, batch: Any, count: int, draws: Tensor) -> None:
-        tensors, rebuild = _examples_of(batch, count)
-        draws = draws.to(tensors[0].device, summing_dtype(tensors[0].device))
-        with Taps(self.running, []).open():
-            if self.at_once:
-                try:
-                    with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
-                        warnings.filterwarnings("ignore", "There is a performance drop")
-                        found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
-                    return self._sum(found)
-                except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
-                    self.at_once = False
-            for i in range(count):
-                self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild([t[i] for t in tensors]), draws[i])])
+    def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
+        if self.at_once:
+            try:
+                with torch.no_grad(), warnings.catch_warnings():  # transforms take gradients all the same
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    found = vmap(lambda draw, *own: self._of_one(rebuild(own), draw))(draws, *tensors)
+                return self._sum(found)
+            except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
+                self.at_once = False
+        for draw, *own in zip(draws, *tensors, strict=True):
+            self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
 
     def _sum(self, found: Sequence[Tensor]) -> None:
         for total, fresh in zip(self.sums, found, strict=True):
             total += fresh.sum(0).cpu()
 
     def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
-        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)
+        logits, pull = vjp(lambda weights: functional_call(self.running, weights, (batch,)), self.weights)[:2]
         return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
 
     def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
@@ -214,11 +205,7 @@ class _Fisher:
 
     def _squares(self, logits: Tensor, pull: Pull, draw: Tensor) -> list[Tensor]:
         """Return the squared gradients of one example, summed over each filter and over the draws of y."""
-        if logits.ndim != 2:
-            raise ShapeError(
-                f"Task2Vec takes one row of outputs for an example; the model gives {tuple(logits.shape[1:])}. Pass "
-                "`forward=`, a function of (model, batch) that returns rows."
-            )
+        refuse_odd_outputs(logits, self.outputs)
         self.classes = logits.shape[1]
         totals: list[Any] = [0.0] * len(self.weights)
         for step in self._steps(logits[0].to(draw.dtype), draw):
@@ -241,18 +228,18 @@ class _Fisher:
                 drawn = (p.cumsum(0) <= u).sum().clamp(max=len(logits) - 1)
                 yield ((torch.arange(len(logits), device=p.device) == drawn).to(p) - p) / self.samples**0.5
 
-    def _draws(self, numbers: np.ndarray) -> np.ndarray:
+    def _draws(self, numbers: np.ndarray) -> Tensor:
         """Return a number in [0, 1) for each draw of each example, whatever the batches."""
         count = self.samples or 0
         mixed = hashes(self.seed, numbers[:, None] * max(count, 1) + np.arange(count))
-        return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+        return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
 def _backbone(
     model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
 ) -> list[str]:
     """Return the names of the weights of the backbone; a model that mixes the examples of a batch is refused."""
-    owned = {name: _weights(module) for name, module in modules(model).items()}
+    owned = {name: filter_weights(module) for name, module in modules(model).items()}
     ran: list[str] = []
     few = take(batch, 4)
     loss = Target(lambda outputs, labels: outputs.flatten(1).sum(1))
@@ -275,25 +262,21 @@ def _backbone(
     return found
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
+def filter_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's own weights that have filters: matrices, kernels, and scales of norm layers."""
     own = module.named_parameters(recurse=False)
-    return {name: one for name, one in own if one.is_floating_point() and (one.ndim > 1 or name == "weight")}
+    return {name: one for name, one in own if one.is_floating_point() and one.ndim > (name != "weight")}
 
 
-def _between(batch: Any, start: int, stop: int) -> Any:
-    count = batch_length(batch)
-    return mapped(lambda leaf: leaf[start:stop] if _is_of(leaf, count) else leaf, batch)
-
-
-def _examples_of(batch: Any, count: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+def _examples_of(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """Return the tensors of a batch that hold an entry for each example, and how one's entries become a batch."""
+    count = batch_length(batch)
     found: list[Tensor] = []
     mapped(lambda leaf: found.append(leaf) if _is_of(leaf, count) else None, batch)
 
     def rebuild(own: Sequence[Tensor]) -> Any:
-        rest = iter(own)
-        return mapped(lambda leaf: next(rest).unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
+        rest = iter(own)  # copies, since a model may write into its input
+        return mapped(lambda leaf: next(rest).clone().unsqueeze(0) if _is_of(leaf, count) else leaf, batch)
 
     return found, rebuild
 
@@ -302,117 +285,23 @@ def _is_of(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
 
 
+def refuse_odd_outputs(logits: Tensor, outputs: str) -> None:
+    """Refuse outputs that are not one row for an example, or a single logit for one class of many."""
+    if logits.ndim != 2:
+        raise ShapeError(
+            f"one row of outputs is needed for an example; the model gives {tuple(logits.shape[1:])}. Pass `forward=`, "
+            "a function of (model, batch) that returns rows."
+        )
+    if outputs == "categorical" and logits.shape[1] < 2:
+        raise ShapeError(
+            "the model gives 1 output for each example, and one class of one is certain; pass outputs='multilabel' for "
+            "the logit of yes or no, or outputs='continuous'."
+        )
+
+
 def _refuse_draws(samples: int | None, outputs: str) -> None:
     if samples is not None and (samples < 1 or outputs != "categorical"):
         raise ValueFault(
             f"`samples` draws at least 1 class for an example, of categorical outputs; got {samples} for {outputs} "
             "ones. Leave it out for the exact mean."
         )
-
-
-# --- the Fisher–Rao norm ----------------------------------------------------------------------------------------------
-
-
-def fisher_rao_norm(
-    model: nn.Module,
-    data: Any,
-    *,
-    depth: int | None = None,
-    labels: str = "model",
-    beta: float = 0.5,
-    outputs: str = "categorical",
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
-) -> float:
-    """Return ``(L + 1) √E⟨f, ∇ loss⟩²``, with f the network's output and L its number of hidden layers.
-
-    Liang et al. (2019), arXiv:1711.01530; Eq. 3 of Tang et al. (2020). For a network without biases whose activations
-    are piecewise linear it is ``√(θᵀ F θ)``, with F the Fisher information and θ all weights; for others it is what the
-    formula says.
-
-    Args:
-        model: the model, which is left as it was.
-        data: a loader, an iterable of batches, or one array of inputs; with labels="labels" batches hold labels.
-        depth: L; None for one less than the modules with a matrix or a kernel of weights.
-        labels: where y is from: "model", the prediction p; "tempered", p^β; both as exact means; "labels" of the data.
-        beta: the exponent by which the prediction is tempered, from 0 to below 1.
-        outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
-        examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-
-    Example:
-        >>> model = nn.Linear(2, 2, bias=False)
-        >>> _ = nn.init.eye_(model.weight)
-        >>> round(fisher_rao_norm(model, torch.tensor([[2.0, 0.0]])), 3)  # 2 √(p (1 - p)), p = 1/(1 + e^-2)
-        0.648
-    """
-    _refuse_unknown("distribution of y", labels, DISTRIBUTIONS)
-    _refuse_unknown("kind of outputs", outputs, OUTPUTS)
-    target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
-    factor, total, seen = _layer_count(model, depth), 0.0, 0
-    with guest(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            batch = prepared(model, batch, transform)
-            logits = logits_of(call(model, batch, forward)).detach()
-            squares = _squared_products(logits, labels_of(batch), labels, target)
-            total, seen = total + float(squares.sum()), seen + len(squares)
-    return factor * (total / seen) ** 0.5
-
-
-def fisher_rao_distance(a: float, b: float) -> float:
-    """Return ``|a - b| / √(a b)`` of two Fisher–Rao norms: section 4 of Tang et al. (2020).
-
-    Example:
-        >>> fisher_rao_distance(1.0, 4.0)
-        1.5
-    """
-    if not (a > 0 and b > 0):
-        raise ValueFault(f"the distance is that of two norms above 0; got {a:g} and {b:g}.")
-    return abs(a - b) / (a * b) ** 0.5
-
-
-def _layer_count(model: nn.Module, depth: int | None) -> int:
-    """Return L + 1."""
-    if depth is not None and depth < 0:
-        raise ValueFault(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.")
-    found = {id(m): any(one.ndim > 1 for one in _weights(m).values()) for m in unwrapped(model).modules()}
-    if depth is None and not any(found.values()):
-        raise ValueFault("the model has no layer with a matrix of weights to count; pass `depth`.")
-    return sum(found.values()) if depth is None else depth + 1
-
-
-def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -> Tensor:
-    """Return the mean of ``⟨f, ∇ loss⟩²`` over y, for each example."""
-    f = logits.to(summing_dtype(logits.device))
-    if labels == "labels":
-        with torch.enable_grad():
-            inner = f.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
-        return (f * gradient).flatten(1).sum(1).square()
-    if f.ndim != 2:
-        raise ShapeError(
-            f"the Fisher–Rao norm takes one row of outputs for an example; the model gives {tuple(f.shape[1:])}. Pass "
-            "`forward=`, a function of (model, batch) that returns rows."
-        )
-    factor = target.beta if labels == "tempered" else 1.0
-    if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
-        if not factor:
-            raise ValueFault("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
-        return f.square().sum(1) / factor
-    if target.outputs == "multilabel":
-        p, q = f.sigmoid(), (factor * f).sigmoid()
-        return (f * (p - q)).sum(1).square() + (f.square() * q * (1 - q)).sum(1)
-    from_mean = (f * f.softmax(1)).sum(1, keepdim=True) - f
-    return ((factor * f).softmax(1) * from_mean.square()).sum(1)
-
-
-def _refuse_unknown(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        hint = did_you_mean(str(value), known) or "."
-        raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
