@@ -38,8 +38,8 @@ KINDS = {
     "shuffled": Kind(steps=0.3, labels="shuffled"),
     "cut": Kind(steps=0.3),  # CIFAR-100 with its first ten classes
     "untrained": Kind(steps=0.0),
-    "short": Kind(steps=0.5, batch=0.5),
-    "deep": Kind("resnet50", steps=0.5, batch=0.5),
+    "short": Kind(steps=0.4, batch=0.5),
+    "deep": Kind("resnet50", steps=0.4, batch=0.5),
 }
 
 
