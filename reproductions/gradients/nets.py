@@ -25,7 +25,7 @@ NEEDS = "Reads CIFAR-10, CIFAR-100 and SVHN, in the folders of --data that `netk
 
 @dataclass(frozen=True)
 class Kind:
-    """How networks of a kind come to be: the recipe's name, and shares of its steps and of its batch."""
+    """How networks of a kind come to be: the recipe's name, and shares of its steps, and of its batch and rate."""
 
     recipe: str = "resnet18"
     steps: float = 1.0
@@ -76,7 +76,8 @@ def recipe(lab: Lab, name: str) -> Recipe:
     kind = KINDS[apart(name)[0]]
     whole = lab.recipe(kind.recipe).recipe
     steps = max(1, round(kind.steps * (whole.steps or 0)))
-    return whole.but(steps=steps, batch=round(kind.batch * whole.batch), warmup=min(whole.warmup, steps // 2))
+    smaller = {"batch": round(kind.batch * whole.batch), "rate": kind.batch * whole.rate}
+    return whole.but(steps=steps, warmup=min(whole.warmup, steps // 2), **smaller)
 
 
 def fresh(lab: Lab, name: str) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from netkin.statistics.sketches import LayerSketches, SketchSettings
 from reproductions.digests import code_digest
 from reproductions.gradients.nets import KINDS, NEEDS, SEEDS, SETS, apart, images, recipe, trained
 from reproductions.laboratory import Lab, keep_weights
+from reproductions.running import tell
 
 BUCKETS = {"cpu": 128, "gpu": 512}
 BATCH = {"cpu": 200, "gpu": 512}
@@ -43,9 +45,13 @@ def read_all(lab: Lab, wanted: list[str]) -> list[Kept]:
     """Return what is kept of each network; those not in the cache are trained and read."""
     missing = [name for name in wanted if not place(lab, name).exists()]
     for group in dict.fromkeys(name.rpartition("/")[0] for name in missing):
-        for name, model, accuracy in trained(lab, [name for name in missing if name.rpartition("/")[0] == group]):
+        some, started = [name for name in missing if name.rpartition("/")[0] == group], time.perf_counter()
+        for name, model, accuracy in trained(lab, some):
+            begun = time.perf_counter()
             kept = read(lab, name, model) | {"accuracy": torch.tensor([accuracy])}
             keep_weights(place(lab, name), kept)
+            tell(f"  {name}: accuracy {accuracy:.3f}, read in {time.perf_counter() - begun:.1f} s")
+        tell(f"  {group}: {len(some)} networks trained and read in {time.perf_counter() - started:.0f} s")
     return [{key: one.to(lab.device) for key, one in load_file(place(lab, name)).items()} for name in wanted]
 
 
