@@ -75,9 +75,9 @@ RECIPES: dict[str, dict[str, Network]] = {
         "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, rate=0.05)),
         "resnet20w1": Network(lambda: ResNet((1, 1, 1), (8, 16, 32)), _SMALL.but(epochs=4, batch=50, rate=0.05)),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
-        "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _TASKS.but(steps=200, batch=50, rate=0.05)),
+        "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _TASKS.but(steps=400, batch=50, rate=0.05)),
         "resnet50": Network(
-            lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _TASKS.but(steps=200, batch=50, rate=0.05)
+            lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _TASKS.but(steps=400, batch=50, rate=0.05)
         ),
     },
     "gpu": {

@@ -35,11 +35,11 @@ class Kind:
 
 KINDS = {
     "trained": Kind(),
-    "shuffled": Kind(steps=0.3, labels="shuffled"),
+    "shuffled": Kind(steps=0.2, labels="shuffled"),
     "cut": Kind(steps=0.3),  # CIFAR-100 with its first ten classes
     "untrained": Kind(steps=0.0),
-    "short": Kind(steps=0.4, batch=0.5),
-    "deep": Kind("resnet50", steps=0.4, batch=0.5),
+    "short": Kind(steps=0.3, batch=0.5),
+    "deep": Kind("resnet50", steps=0.3, batch=0.5),
 }
 
 

@@ -105,7 +105,7 @@ def crossed(index: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> 
 def noise(kernel: Tensor, groups: Sequence[int], seed: int) -> Tensor:
     """Return kernels with the spectra of these whose directions are random, and shared within a group of networks."""
     made, M = torch.empty_like(kernel), kernel.shape[-1]
-    values = torch.linalg.eigvalsh(kernel.cpu()).clamp(min=0)
+    values = torch.linalg.eigvalsh(kernel).clamp(min=0).cpu()
     for block in range(kernel.shape[1]):
         for group in dict.fromkeys(groups):
             generator = torch.Generator().manual_seed(1000 * seed + 10 * block + group)

@@ -24,10 +24,10 @@ from reproductions.gradients.orderings import (
     jackknifed,
     kernels,
     mean_shares,
-    on_halves,
     pair_means,
     pairs_curve,
     scores,
+    similarity,
 )  # fmt: skip
 from reproductions.gradients.readings import BUCKETS, SEEN, Kept, networks_in_words, read_all
 from reproductions.laboratory import Lab
@@ -47,7 +47,7 @@ NEAR = 0.1  # difference of shares
     expected={"Task2Vec, worst desideratum": "not met", "Fisher–Rao distance, worst desideratum": "not met",
               "Task2Vec, SVHN with itself minus SVHN with others": "below 0",
               "Fisher–Rao distance, CIFAR-100 told from SVHN": "no"},
-    control="CKA of features and gradients between the same networks, sketched on disjoint halves",
+    control="CKA of features and gradients between the same networks, as the paper compares them",
     criterion="Independently trained ResNet-18s, each on the test images of its own set. Four parts: of Task2Vec, and "
     f"of the Fisher–Rao distance, the share of right orderings is below {RIGHT} in the worst of the three desiderata, "
     "and below that of the control in its worst; pairs of SVHN networks are less similar by Task2Vec than SVHN with "
@@ -59,7 +59,7 @@ def other_measures(lab: Lab) -> Finding:
     wanted, sets = names(lab, "trained"), groups(lab)
     kept = read_all(lab, wanted)
     tables = {"Task2Vec": task2vec_similarity(kept), "Fisher–Rao distance": fisher_rao_similarity(kept)}
-    ours = on_halves(kept, "hadamard", cka)
+    ours = similarity(kept, "whole", "hadamard", cka)
     worst = int(np.argmin(mean_shares(ours, sets)))
     measured, controls, parts = {}, {}, []
     for name, table in tables.items():
@@ -125,7 +125,7 @@ def buckets(lab: Lab) -> Finding:
     }
     return Finding(
         verdict(all_of(alike.above(ALIKE), gain.above(0)), all_of(*(one.within(-NEAR, NEAR) for one in apart))),
-        measured, controls, f"{networks_in_words(lab, {'trained': wanted})}", curves, lab.seeds(SEEDS[lab.scale]),
+        measured, controls, networks_in_words(lab, {"trained": wanted}), curves, lab.seeds(SEEDS[lab.scale]),
     )  # fmt: skip
 
 
