@@ -168,8 +168,7 @@ def limits(stitching: dict[str, Any] | None) -> list[str]:
         "Direct stitching misses its goal: products and sums take 5 ms beside the 17 ms of the two passes for a batch",
         "of 100, and the trying out of layers, spread over all batches, 3 ms. The rest varies from process to process",
         "with how memory lies: in some, a mere copy of the first model's activations doubles the time of the passes.",
-        "Summing into buckets misses its goal: it is a sparse product in one thread, and the read beside it a sum in",
-        "two. Mini-batch CKA took 1.13 to 1.17 in several runs; the Gram matrices of all layers take the rest.",
+        "Mini-batch CKA took 1.13 to 1.17 in several runs; the Gram matrices of all layers take the rest.",
     ]
 
 

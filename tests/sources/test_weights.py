@@ -62,6 +62,22 @@ def test_usual_prefixes_are_taken_off(model, state, tmp_path, prefix):
     assert holds_the_state(model)
 
 
+def test_names_with_the_underscores_of_private_parts_fit_those_without(tmp_path):
+    model = nn.ModuleDict({"stem": nn.Linear(2, 2), "blocks": nn.Sequential(nn.Linear(2, 3))})
+    state = {name: torch.rand_like(tensor) for name, tensor in model.state_dict().items()}
+    marked = {name.replace("stem", "_stem").replace("blocks.0", "_blocks.0"): tensor for name, tensor in state.items()}
+    load_weights(model, saved(marked, tmp_path / "net.pt"))
+    assert torch.equal(model["stem"].weight, state["stem.weight"])
+    with pytest.raises(SourceError, match=r"unexpected: _stem\.weight"):
+        load_weights(model, saved(state | {"_stem.weight": state["stem.weight"]}, tmp_path / "both.pt"))
+
+
+def test_a_model_with_both_a_public_and_a_private_part_gets_each_its_own():
+    both = nn.ModuleDict({"stem": nn.Linear(2, 1, bias=False), "_stem": nn.Linear(2, 1, bias=False)})
+    assert renamed({"_stem.weight": 1, "stem.weight": 2}, both.state_dict()) == {"_stem.weight": 1, "stem.weight": 2}
+    assert renamed({"_stem.weight": 1}, both.state_dict()) == {"_stem.weight": 1}
+
+
 def test_prefixes_that_the_model_has_and_the_file_lacks_are_put_on(state, tmp_path):
     wrapped = nn.ModuleDict({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))})
     load_weights(wrapped, saved(state, tmp_path / "net.pt"))

@@ -237,6 +237,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
+    "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
     "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
@@ -248,9 +249,9 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
     A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from, and single
-    collectors; a recording to make series of; a stitch, with the two `models` that it joins; and a compressed model,
-    with the original one.
-    Without models those two give their records. Torch is imported only for what needs it.
+    collectors; a recording to make series of; a stitch, with the two `models` that it joins; a compressed model, with
+    the original one; and fits of `nk.kernel_ridge`, with their model.
+    Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":
         return _from_json(path, models)

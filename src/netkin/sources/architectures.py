@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, UnknownName, did_you_mean
+from netkin.sources.efficientnets import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from netkin.sources.names import fitted, split_options
 
 Built = TypeVar("Built")
@@ -24,13 +25,10 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, option: str) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        (self.conv1, self.bn1), self.relu1 = _convolution(inputs, outputs, 3, stride), nn.ReLU()
+        self.conv2, self.bn2 = _convolution(outputs, outputs, 3)
         changes = stride != 1 or inputs != outputs
-        projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        projection = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
         self.downsample = (
             (projection if option == "B" else PaddedShortcut(outputs - inputs, stride)) if changes else None
         )
@@ -50,23 +48,21 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, option: str) -> None:
         super().__init__()
         outputs = self.growth * width
-        shapes = ((inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1))
-        for number, (given, made, kernel, step) in enumerate(shapes, start=1):
-            self.add_module(f"conv{number}", nn.Conv2d(given, made, kernel, step, padding=kernel // 2, bias=False))
-            self.add_module(f"bn{number}", nn.BatchNorm2d(made))
-            self.add_module(f"relu{number}", nn.ReLU())
-        changes = stride != 1 or inputs != outputs
-        projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.downsample = projection if changes else None
+        (self.conv1, self.bn1), self.relu1 = _convolution(inputs, width, 1), nn.ReLU()
+        (self.conv2, self.bn2), self.relu2 = _convolution(width, width, 3, stride), nn.ReLU()
+        (self.conv3, self.bn3), self.relu3 = _convolution(width, outputs, 1), nn.ReLU()
+        projection = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+        self.downsample = projection if stride != 1 or inputs != outputs else None
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the block's output for a batch of feature maps."""
-        inner = features
-        for number in (1, 2):
-            for kind in ("conv", "bn", "relu"):
-                inner = self.get_submodule(f"{kind}{number}")(inner)
-        inner = self.get_submodule("bn3")(self.get_submodule("conv3")(inner))
-        return self.get_submodule("relu3")(inner + (features if self.downsample is None else self.downsample(features)))
+        inner = self.relu2(self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(features))))))
+        shortcut = features if self.downsample is None else self.downsample(features)
+        return self.relu3(self.bn3(self.conv3(inner)) + shortcut)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
 class PaddedShortcut(nn.Module):
@@ -90,9 +86,7 @@ class ResNet(nn.Module):
         block: type[BasicBlock | Bottleneck] = BasicBlock,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.relu = nn.ReLU()
+        (self.conv1, self.bn1), self.relu = _convolution(3, widths[0], 3), nn.ReLU()
         inputs = widths[0]
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             strides = [1 if number == 1 else 2] + [1] * (count - 1)
@@ -364,6 +358,9 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "svcca_convnet": svcca_convnet,
     "char_lstm": char_lstm,
     "vit": vit,
+    "efficientnet_lite0": efficientnet_lite0,
+    "efficientnet_lite1": efficientnet_lite1,
+    "efficientnet_lite2": efficientnet_lite2,
 }
 
 

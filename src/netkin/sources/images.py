@@ -21,13 +21,14 @@ from netkin.sources.batches import Examples
 from netkin.sources.names import in_short
 from netkin.sources.reading import LARGEST, content, most_in_memory, unreadable
 
-# mean and standard deviation of each channel of the training images, on a scale from 0 to 1
+# mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
     "mnist": ((0.1307,), (0.3081,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
     "none": ((0.0,), (1.0,)),
 }
 

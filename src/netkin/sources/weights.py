@@ -21,6 +21,7 @@ from netkin.sources.reading import refuse_absent, unreadable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
+_MARKS = re.compile(r"(^|\.)_")  # EfficientNet has `_blocks.0._bn1`
 _SHOWN = 5
 
 
@@ -50,7 +51,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Return `state` under the `wanted` names, where only prefixes such as `module.` keep a name from fitting."""
+    """Return `state` under the `wanted` names, where only prefixes like `module.` or `_` keep a name from fitting."""
     wanted = set(wanted)
     counts = Counter(_bare(name) for name in wanted)
     by_bare_name = {_bare(name): name for name in wanted - state.keys() if counts[_bare(name)] == 1}
@@ -63,8 +64,8 @@ def renamed(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Ten
 
 
 def _bare(name: str) -> str:
-    """Return `name` without what DataParallel, `torch.compile` and training frameworks put before it."""
-    return _PREFIXES.sub("", name).replace("._orig_mod.", ".")
+    """Return `name` without what DataParallel, `torch.compile` and others put before it, and private parts' marks."""
+    return _MARKS.sub(r"\1", _PREFIXES.sub("", name).replace("._orig_mod.", "."))
 
 
 def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:

@@ -4,21 +4,28 @@ Every example falls into one of M buckets with a random sign (CountSketch), the 
 The sums of the buckets stand for the examples: inner products of sketches are right on average, with an error that
 falls with √M. Bucket and sign follow from the seed and from what the example is, so that the order of the data, their
 batches and the parts in which they were read do not matter, and examples of two data sets have nothing in common.
+
+Labels can be summed beside them, one-hot: ``labels`` with the signs, as a linear kernel asks for, and ``counts``
+without, for the product of two sketched kernels, in which the sign of an example cancels.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -29,6 +36,7 @@ from netkin.statistics.collector import (
     label,
     name_of,
     refuse_other_width,
+    row_examples,
     row_numbers,
 )
 from netkin.statistics.kernel_pairs import KERNELS, KernelPair, KernelSide, checked_kernel, given_rows
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
 
 SKETCHING = ("buckets", "stacks", "seed", "target", "beta", "outputs")
 PSI_WIDTH = 2048  # numbers that stand for g fᵀ
+SHARE = 2**21  # numbers that are worth a thread
+LABELS = ("labels", "counts")  # sums of one-hot labels, with signs and without
 
 
 class Sketch(KernelPair):
@@ -109,21 +119,30 @@ class BucketSums(Stored):
         fresh = placing.signs_by_bucket.to(dtype)
         self.signs = fresh if self.signs is None else self.signs + fresh
         for part, own in rows.items():
-            sums, total = placing.sums(own).to(dtype), own.sum(0, dtype=dtype)
-            self.parts[part] = self.parts[part] + sums if part in self.parts else sums
+            if part in self.parts:
+                placing.add(own, self.parts[part])
+            else:
+                self.parts[part] = placing.sums(own)
+            total = own.sum(0, dtype=dtype)
             self.totals[part] = self.totals[part] + total if part in self.totals else total
         self.n += len(first)
+
+    def add_labels(self, labels: np.ndarray, placing: Placing) -> None:
+        """Add the label of each row to its bucket."""
+        for part, sums in zip(LABELS, placing.label_sums(labels), strict=True):
+            self.parts[part] = _sum_of_classes(self.parts[part], sums) if part in self.parts else sums
 
     def merged(self, other: BucketSums) -> BucketSums:
         made = BucketSums(self.buckets)
         if not (self.n and other.n):
-            made.__dict__.update((self if self.n else other).__dict__)
-            return made
+            return deepcopy(self if self.n else other)  # sums grow in their place
         made.n, made.width = self.n + other.n, self.width
         assert self.signs is not None
         assert other.signs is not None
         made.signs = self.signs + other.signs
-        made.parts = {part: sums + other.parts[part] for part, sums in self.parts.items()}
+        for part, sums in self.parts.items():
+            add = _sum_of_classes if part in LABELS else torch.add
+            made.parts[part] = add(sums, other.parts[part])
         made.totals = {part: total + other.totals[part] for part, total in self.totals.items()}
         return made
 
@@ -150,7 +169,8 @@ class LayerSketches(Collector):
 
     @classmethod
     def feeds_for(cls, settings: SketchSettings) -> frozenset[str]:
-        return frozenset({"activations"}) if settings.parts == ("features",) else cls.feeds
+        feeds = frozenset({"outputs"} if "labels" in settings.parts else ())
+        return feeds | ({"activations"} if {*settings.parts} <= {"features", "labels"} else cls.feeds)
 
     @classmethod
     def loss_for(cls, settings: SketchSettings) -> dict[str, Any]:
@@ -166,7 +186,8 @@ class LayerSketches(Collector):
     def price(cls, settings: SketchSettings, study: Study) -> Price | None:
         if study.spectral:
             return None
-        widths = [PSI_WIDTH if part == "psi" else one.width for one in study.sizes for part in settings.parts]
+        summed = [part for part in settings.parts if part != "labels"]  # whose classes are few
+        widths = [PSI_WIDTH if part == "psi" else one.width for one in study.sizes for part in summed]
         rows = study.examples and sum(one.rows_of(study.examples) * one.width for one in study.sizes)
         words = f"Sketch of {', '.join(settings.parts)} in {settings.buckets:,} buckets"
         return Price(8 * settings.buckets * sum(widths), words, "sketches", rows)
@@ -186,7 +207,10 @@ class LayerSketches(Collector):
     def update(
         self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
     ) -> None:
-        """Fold in rows of features and gradients; `numbers` tell what the examples are, whatever their order."""
+        """Fold in rows of features and gradients; `numbers` tell what the examples are, whatever their order.
+
+        Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not looked at.
+        """
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
         self.release()
         placings: dict[Any, Placing] = {}  # which most layers share
@@ -200,6 +224,9 @@ class LayerSketches(Collector):
             if form not in placings:
                 ids = np.arange(len(first)) if numbers is None else np.asarray(numbers)
                 placings[form] = Placing(self.settings, row_numbers(ids, len(first), owner), first.device)
+            if "labels" in self.settings.parts:  # refused, if so, before anything is added
+                labels = _labels_of_rows(rows.get("outputs", {}), key, len(first), owner)
+                self._layers[key].add_labels(labels, placings[form])
             self._layers[key].add(made, placings[form])
 
     def _parts(self, found: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
@@ -209,10 +236,10 @@ class LayerSketches(Collector):
         refuse_other_width(key, width, layer.width or width)
         layer.width = width
         made = {}
-        for part in self.settings.parts:
+        for part in (part for part in self.settings.parts if part != "labels"):
             if (f is None and part != "gradients") or (g is None and part != "features"):
                 continue  # no path leads from the layer to the loss
-            made[part] = _part(part, f, g, self.settings.seed)
+            made[part] = sketched_part(part, f, g, self.settings.seed)
         return made
 
     def merge(self, other: Self) -> Self:
@@ -222,16 +249,23 @@ class LayerSketches(Collector):
         return made
 
     def side(self, key: Key) -> KernelSide:
-        """Return the sketch of one layer."""
+        """Return the sketch of one layer, as kernels are read from it."""
+        own = self.sums(key)
+        assert own.signs is not None
+        if key not in self._sides:
+            parts = {part: sums for part, sums in own.parts.items() if part not in LABELS}
+            self._sides[key] = KernelSide(label(key), parts, own.totals, own.signs, own.n)
+        return self._sides[key]
+
+    def sums(self, key: Key) -> BucketSums:
+        """Return what was summed of one layer."""
         if key not in self._layers:
             hint = did_you_mean(name_of(key), map(name_of, self.names))
             raise UnknownName(f"no layer {name_of(key)!r} in these sketches{hint}")
         own = self._layers[key]
-        if not own.n or own.signs is None:
+        if not own.n:
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
-        if key not in self._sides:
-            self._sides[key] = KernelSide(label(key), own.parts, own.totals, own.signs, own.n)
-        return self._sides[key]
+        return own
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:
         return Sketch(self.side(a), self.side(b))
@@ -257,30 +291,61 @@ class Placing:
 
     def __init__(self, settings: SketchSettings, ids: np.ndarray, device: Any):
         self.count, self._buckets, self._signs, self._device = settings.buckets, *places(settings, ids), device
-        self._matrices: dict[Any, Any] = {}
 
-    @property
+    @cached_property
     def signs_by_bucket(self) -> Tensor:
         """The sum of the signs in each bucket."""
         found = np.bincount(self._buckets.ravel(), self._signs.ravel(), minlength=self.count)
         return torch.from_numpy(found).to(self._device, summing_dtype(self._device))
 
+    @cached_property
+    def _on_device(self) -> tuple[Tensor, Tensor]:
+        signs = torch.from_numpy(self._signs).to(self._device, summing_dtype(self._device))
+        return torch.from_numpy(self._buckets).to(self._device), signs
+
+    def label_sums(self, labels: np.ndarray) -> list[Tensor]:
+        """Return the sums of one-hot labels in all buckets, with their signs and without; on the host."""
+        classes = int(labels.max()) + 1
+        if classes > self.count:
+            raise ValueFault(
+                f"the label {classes - 1} tells of at least {classes:,} classes, which {self.count:,} buckets can't "
+                "hold apart; take as many buckets as there are classes, or more."
+            )
+        cells = (self._buckets * classes + labels).ravel()
+        found = [np.bincount(cells, one.ravel(), self.count * classes) for one in (self._signs, self._signs**2)]
+        return [torch.from_numpy(one.reshape(self.count, classes)) for one in found]
+
     def sums(self, rows: Tensor) -> Tensor:
-        """Return the signed sums of rows in all buckets, each row in one bucket of every stack."""
-        if rows.device.type == "cpu":
-            return torch.from_numpy(self._matrix(rows.numpy().dtype) @ rows.numpy())
-        made = torch.zeros(self.count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for own, sign in zip(self._buckets, self._signs, strict=True):
-            weighted = rows * torch.from_numpy(sign).to(rows).unsqueeze(-1)
-            made.index_add_(0, torch.from_numpy(own).to(rows.device), weighted)
+        """Return the signed sums of rows in all buckets."""
+        dtype = summing_dtype(rows.device)
+        made = torch.zeros(self.count, rows.shape[1], dtype=dtype, device=rows.device)
+        self.add(rows, made)
         return made
 
-    def _matrix(self, dtype: Any) -> Any:
-        if dtype not in self._matrices:
-            stacks, n = self._buckets.shape
-            entries = (self._signs.ravel().astype(dtype), (self._buckets.ravel(), np.tile(np.arange(n), stacks)))
-            self._matrices[dtype] = csr_matrix(entries, shape=(self.count, n))
-        return self._matrices[dtype]
+    def add(self, rows: Tensor, sums: Tensor) -> None:
+        """Add rows with their signs to the sums of buckets, each row to one bucket of every stack."""
+        if rows.device.type == "cpu" and len(rows) >= self.count:
+            sums += torch.from_numpy(self._summed(rows.numpy()))
+            return
+        for own, sign in zip(*self._on_device, strict=True):  # few rows do not touch all buckets
+            sums.index_add_(0, own, rows * sign.unsqueeze(-1))
+
+    def _summed(self, rows: np.ndarray) -> np.ndarray:
+        """Return the sums, many rows shared out to threads: each reads its own in order, and its sums fit a cache."""
+        threads = max(1, min(torch.get_num_threads(), rows.size // SHARE))
+        ends = np.linspace(0, len(rows), threads + 1).astype(int)
+        shares = list(itertools.pairwise(ends))
+        if threads == 1:
+            return self._product(rows, *shares[0])
+        with ThreadPoolExecutor(threads) as pool:
+            return np.sum(list(pool.map(lambda ends: self._product(rows, *ends), shares)), axis=0)
+
+    def _product(self, rows: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the product of the sketching matrix, a column for each example, with a share of the rows."""
+        buckets, signs = self._buckets[:, start:stop], self._signs[:, start:stop].astype(rows.dtype)
+        stacks, n = buckets.shape
+        entries = (signs.T.ravel(), buckets.T.ravel(), np.arange(0, stacks * n + 1, stacks))
+        return csc_matrix(entries, shape=(self.count, n)) @ rows[start:stop]
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
@@ -298,8 +363,36 @@ def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = P
     return torch.fft.irfft(spectra[0] * spectra[1], n=width)
 
 
-def _part(part: str, features: Any, gradients: Any, seed: int) -> Tensor:
+def sketched_part(part: str, features: Any, gradients: Any, seed: int) -> Tensor:
     """Return what is summed of each example under a name."""
     if part == "psi":
         return tensor_sketch(features, gradients, seed)
     return features * gradients if part == "product" else features if part == "features" else gradients
+
+
+def class_labels(given: Any, count: int) -> np.ndarray:
+    """Return the labels of `count` examples as whole numbers from 0 on, or refuse them."""
+    if given is None:
+        raise ValueFault("there are no labels in the batches; give batches of (inputs, labels).")
+    found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if found.shape != (count,) or found.dtype.kind not in "iub":
+        raise ShapeError(
+            f"labels are one whole number for each of {count:,} examples; got shape {found.shape} of {found.dtype}."
+        )
+    if found.min() < 0:
+        raise ValueFault(f"labels count the classes from 0; got {found.min()}.")
+    return found.astype(np.int64)
+
+
+def _labels_of_rows(outputs: Mapping[Any, Any], key: Key, count: int, owner: np.ndarray | None) -> np.ndarray:
+    """Return the label of each of a layer's `count` rows."""
+    model = key[0] if isinstance(key, tuple) else key
+    _, given = outputs.get(key, outputs.get(model, (None, None)))
+    labels = class_labels(given, 0 if given is None else len(given))
+    return labels[row_examples(np.arange(len(labels)), count, owner)]
+
+
+def _sum_of_classes(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two matrices, the narrower of which knows nothing of the last columns of the other."""
+    narrow, wide = sorted((one, other), key=lambda sums: sums.shape[1])
+    return torch.nn.functional.pad(narrow, (0, wide.shape[1] - narrow.shape[1])) + wide

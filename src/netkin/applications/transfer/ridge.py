@@ -1,0 +1,372 @@
+"""Kernel ridge regression on sketched kernels: the classes of new examples, from a model that is not trained further.
+
+`kernel_ridge(model, train, *, layers=None, kernel="psi", buckets=512, seed=0, ridge=None, shape=None, ...)` reads the
+labelled data once and returns a `KernelRidge`, one fit for each layer. ``fit.predict(data)`` and ``fit.accuracy(data)``
+are mappings of layers to class numbers and to shares; ``fit.ridge`` holds the ridge of each layer.
+
+Appendix G of Tang et al. (2020): with K̃ the kernel of the buckets, T̃ their labels and k(x) the kernel of the buckets
+with a new example, the scores of the classes are ``T̃ (K̃ + αI)⁻¹ k(x)``. Gradients are those of the tempered loss, so
+that a new example needs no label.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import files
+from netkin.arrays import summing_dtype
+from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.identity import weights_digest
+from netkin.identity.data import contents
+from netkin.progress import ProgressOption, reported
+from netkin.representations import Reader, guest
+from netkin.representations.gradients import Taps, Target
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import Shape
+from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
+from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
+
+Rows = dict[str, dict[str, Tensor]]  # of each layer the features and, where they are wanted, the gradients
+Take = Callable[[Any, Rows], None]
+
+KIND = "kernel ridge"  # of a file
+RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
+
+
+def kernel_ridge(
+    model: nn.Module,
+    train: Any,
+    *,
+    layers: Spec = None,
+    kernel: str = "psi",
+    buckets: int = 512,
+    stacks: int = 1,
+    seed: int = 0,
+    ridge: float | None = None,
+    classes: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    beta: float = 0.5,
+    outputs: str = "categorical",
+    examples: int | None = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+    progress: ProgressOption = None,
+) -> KernelRidge:
+    """Return a classifier at each layer of a model, by ridge regression from the sketched kernel onto the labels.
+
+    One pass over the data, whose memory does not grow with them.
+
+    Args:
+        model: the model, which is left as it was.
+        train: a loader, or an iterable of batches of (inputs, labels).
+        layers: names, globs, module types or a list of those; None for the default layers.
+        kernel: "psi", "hadamard" (the paper's), "features", "gradients", "sum" or "product".
+        buckets: into how many sums the examples go.
+        stacks: into how many of these sums each example goes.
+        seed: of the buckets and the signs of the examples.
+        ridge: α over the mean of the kernel's diagonal; None for the best of `RIDGES`, for each layer, when every
+            bucket is predicted from the others.
+        classes: how many there are; None for as many as the labels show.
+        shape: what one example is, for all layers or by name; None for `pool` and `mean`.
+        beta: the exponent by which the prediction is tempered whose loss gives the gradients.
+        outputs: what the model gives: "categorical" or "multilabel" logits.
+        examples: how many examples to read; None for all.
+        forward: a function ``forward(model, batch)`` that runs the model.
+        transform: a function of the inputs of a batch.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> points = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.1], [-2.0, 0.1]])
+        >>> fit = kernel_ridge(model, [(points, torch.tensor([0, 1, 0, 1]))], layers="0", kernel="features", ridge=0.1)
+        >>> fit.accuracy([(3 * points, torch.tensor([0, 1, 0, 1]))])
+        {'0': 1.0}
+    """
+    parts = KERNELS[checked_kernel(kernel)]
+    if kernel == "transport":
+        raise ValueFault("kernel='transport' has no value between a bucket and a new example; take another kernel.")
+    if ridge is not None and not ridge > 0:
+        raise ValueFault(f"`ridge` must be above 0; got {ridge:g}.")
+    if classes is not None and not 2 <= classes <= buckets:
+        raise ValueFault(f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.")
+    settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
+    reading = ModelReading(model, parts, Target("tempered", beta, outputs), shape, forward, transform)
+    sketches = _sketched(reading, train, layers, settings, classes, examples, progress)
+    fits, left_out = {}, {}
+    for name in map(str, sketches.names):
+        own = sketches.sums(name)
+        try:
+            fits[name] = fitted(own.parts, own.n, kernel, ridge)
+        except NoValue as fault:
+            left_out[name] = f"layer {name!r}: {fault}"
+    if left_out and (layers is not None or not fits):
+        raise NoValue(next(iter(left_out.values())))
+    return KernelRidge(reading, seed, fits, classes or len(next(iter(fits.values())).coefficients), left_out)
+
+
+@dataclass(frozen=True)
+class LayerRidge:
+    """The fit at one layer: the scores of the classes are ``coefficients k(x)``.
+
+    `ridge` is over the mean of the kernel's diagonal; `sums` hold the buckets of each part that the kernel reads.
+    """
+
+    kernel: str
+    ridge: float
+    coefficients: Tensor  # T̃ (K̃ + αI)⁻¹, classes × buckets
+    sums: Mapping[str, Tensor]
+    _moved: dict[torch.device, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def scores(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the scores of the classes, a row for each example, from what the kernel reads of it."""
+        device = next(iter(rows.values())).device
+        if device not in self._moved:
+            self._moved[device] = [one.to(device, summing_dtype(device)) for one in self._factors()]
+        factors = self._moved[device]
+        products = [rows[part].to(one.dtype) @ one for part, one in zip(self.sums, factors, strict=False)]
+        if self.kernel == "hadamard":
+            return products[0] * products[1] @ factors[2]
+        return sum(products[1:], products[0])
+
+    def _factors(self) -> list[Tensor]:
+        """Return what the rows are multiplied by: for a linear kernel the weights of the classes, width × classes."""
+        if self.kernel == "hadamard":
+            return [*(one.mT for one in self.sums.values()), self.coefficients.mT]
+        return [(self.coefficients @ one).mT for one in self.sums.values()]
+
+
+def fitted(sums: Mapping[str, Tensor], n: int, kernel: str, ridge: float | None = None) -> LayerRidge:
+    """Return the fit to the sums over buckets of `n` examples: the parts that the kernel reads, and their labels.
+
+    Any sums will do: with every example a bucket of its own it is kernel ridge regression on the exact kernel.
+    """
+    own = {part: sums[part].detach().cpu().double() for part in KERNELS[kernel]}
+    wanted = sums["counts" if kernel == "hadamard" else "labels"].cpu().double()
+    kernels = [one @ one.mT for one in own.values()]
+    K = kernels[0] * kernels[1] if kernel == "hadamard" else sum(kernels[1:], kernels[0])
+    mean = float(K.trace()) / n
+    if not 0 < mean < float("inf"):
+        raise NoValue(f"its kernel is {'zero for all examples' if mean == 0 else 'not finite'}.")
+    values, vectors = torch.linalg.eigh(K / mean)
+    values = values.clamp(min=0)
+    turned = vectors.mT @ wanted
+    if ridge is None:
+        ridge = min(RIDGES.tolist(), key=lambda one: held_out_error(values, vectors, turned, one))
+    coefficients = (vectors @ (turned / (values + ridge).unsqueeze(-1)) / mean).mT
+    return LayerRidge(kernel, ridge, coefficients, own)
+
+
+def held_out_error(values: Tensor, vectors: Tensor, turned: Tensor, ridge: float) -> float:
+    """Return the mean squared error of the labels of a bucket that is predicted from all others.
+
+    Without fitting anew: the residual of bucket m is ``(A T)ₘ / Aₘₘ`` with ``A = (K + αI)⁻¹``.
+    """
+    inverse = 1 / (values + ridge)
+    residuals = vectors @ (inverse.unsqueeze(-1) * turned) / (vectors.square() @ inverse).unsqueeze(-1)
+    return float(residuals.square().mean())
+
+
+@dataclass(frozen=True)
+class ModelReading:
+    """How a model is read: what a kernel asks for, the loss of the gradients, and what one example is."""
+
+    model: nn.Module
+    parts: tuple[str, ...]
+    target: Target
+    shape: Any = None
+    forward: Forward | None = None
+    transform: Transform | None = None
+
+    def run(
+        self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
+    ) -> None:
+        """Call `take` with each batch, and with the features and gradients of its examples by layer."""
+        taps = None if self.parts == ("features",) else Taps(self.model, [self.target])
+        options: dict[str, Any] = {"shape": self.shape, "forward": self.forward, "transform": self.transform}
+        read = Reader(self.model, layers, taps=taps, **options)
+        with guest(self.model), read.open():
+            for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+                features = read(batch)
+                _refuse_rows(features, batch_length(batch))
+                rows = {name: {"features": one} for name, one in features.items()}
+                take(batch, rows if taps is None else _both(read, taps, features, self.target))
+
+
+@dataclass(frozen=True)
+class KernelRidge:
+    """Classifiers at layers of a model, each fitted to the sketched kernel of labelled data."""
+
+    reading: ModelReading
+    seed: int
+    fits: Mapping[str, LayerRidge]
+    classes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why default layers have no fit
+
+    @property
+    def layers(self) -> list[str]:
+        return list(self.fits)
+
+    @property
+    def ridge(self) -> dict[str, float]:
+        """The ridge of each layer, over the mean of its kernel's diagonal."""
+        return {name: fit.ridge for name, fit in self.fits.items()}
+
+    def predict(
+        self, data: Any, *, examples: int | None = None, progress: ProgressOption = None
+    ) -> dict[str, np.ndarray]:
+        """Return the class of the highest score for each example, at each layer."""
+        found: dict[str, list[np.ndarray]] = {name: [] for name in self.fits}
+
+        def take(batch: Any, rows: Rows) -> None:
+            for name, fit in self.fits.items():
+                found[name].append(self._scores(fit, rows[name]).argmax(1).cpu().numpy())
+
+        self.reading.run(take, data, self.layers, examples, progress)
+        return {name: np.concatenate(classes) for name, classes in found.items()}
+
+    def accuracy(self, data: Any, *, examples: int | None = None, progress: ProgressOption = None) -> dict[str, float]:
+        """Return the share of labelled examples whose class is predicted right, at each layer."""
+        right, counts = dict.fromkeys(self.fits, 0), list[int]()
+
+        def take(batch: Any, rows: Rows) -> None:
+            labels = torch.from_numpy(_labels(batch, self.classes))
+            counts.append(len(labels))
+            for name, fit in self.fits.items():
+                right[name] += int((self._scores(fit, rows[name]).argmax(1).cpu() == labels).sum())
+
+        self.reading.run(take, data, self.layers, examples, progress)
+        return {name: one / sum(counts) for name, one in right.items()}
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fits to one file, without the model; over one of another kind only with `overwrite`."""
+        reading = self.reading
+        custom = {"forward": reading.forward, "transform": reading.transform}
+        plain = reading.shape is None or isinstance(reading.shape, str)
+        header = {
+            "kernel": next(iter(self.fits.values())).kernel, "ridge": self.ridge, "seed": self.seed,
+            "classes": self.classes, "beta": reading.target.beta, "outputs": reading.target.outputs,
+            "shape": reading.shape if plain else None, "left_out": dict(self.left_out),
+            "functions": [name for name, one in custom.items() if one is not None] + ([] if plain else ["shape"]),
+            "weights": weights_digest(reading.model),
+        }  # fmt: skip
+        arrays: dict[str, np.ndarray] = {}
+        for place, fit in enumerate(self.fits.values()):
+            tensors = {"coefficients": fit.coefficients, **fit.sums}
+            arrays |= {f"{place}/{name}": one.numpy() for name, one in tensors.items()}
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
+
+    def _scores(self, fit: LayerRidge, rows: Mapping[str, Tensor]) -> Tensor:
+        f, g = rows["features"], rows.get("gradients")
+        return fit.scores({part: sketched_part(part, f, g, self.seed) for part in self.reading.parts})
+
+
+def load_kernel_ridge(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    shape: Shape | Mapping[str, Shape] = None,
+    forward: Forward | None = None,
+    transform: Transform | None = None,
+) -> KernelRidge:
+    """Return the fits that were saved at `path`, for the model that they were made with.
+
+    Args:
+        path: where they were saved.
+        model: the model, with the weights that it had.
+        shape: what one example is, where it was given by layer or as a function.
+        forward: the function that runs the model, where one was given.
+        transform: the function of the inputs, where one was given.
+    """
+    header, arrays = files.read(path, kind=KIND)
+    given: dict[str, Any] = {"shape": shape, "forward": forward, "transform": transform}
+    with files.damage_reported(path):
+        fits = _unpacked(header, arrays)
+        if not fits:
+            raise ValueError("it holds no layer")
+        target = Target("tempered", float(header["beta"]), str(header["outputs"]))
+        seed, classes, left_out = int(header["seed"]), int(header["classes"]), dict(header["left_out"])
+        lacks = [one for one in header["functions"] if given[one] is None]
+        given["shape"] = header["shape"] if shape is None else shape
+        weights = str(header["weights"])
+    if lacks:
+        raise ValueFault(f"{str(path)!r} was made with a `{lacks[0]}` that no file can hold; pass the same.")
+    if model is None or weights_digest(model) != weights:
+        raise ValueFault(f"{str(path)!r} reads the model with the weights {weights}; pass that model.")
+    return KernelRidge(ModelReading(model, KERNELS[header["kernel"]], target, **given), seed, fits, classes, left_out)
+
+
+def _unpacked(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, LayerRidge]:
+    kernel, fits = checked_kernel(header["kernel"]), {}
+    for place, (name, ridge) in enumerate(header["ridge"].items()):
+        found = {one: torch.from_numpy(arrays[f"{place}/{one}"].copy()) for one in ("coefficients", *KERNELS[kernel])}
+        coefficients = found.pop("coefficients")
+        if any(one.shape[0] != coefficients.shape[1] for one in found.values()):
+            raise ValueError(
+                f"layer {name!r} has {coefficients.shape[1]} coefficients for each class, not one a bucket"
+            )
+        fits[name] = LayerRidge(kernel, float(ridge), coefficients, found)
+    return fits
+
+
+def _sketched(
+    reading: ModelReading,
+    data: Any,
+    layers: Spec,
+    settings: SketchSettings,
+    classes: int | None,
+    examples: int | None,
+    progress: ProgressOption,
+) -> LayerSketches:
+    """Return the sketches of labelled data, of two classes or more."""
+    made, seen = list[LayerSketches](), set[int]()
+
+    def take(batch: Any, rows: Rows) -> None:
+        labels = _labels(batch, classes)
+        seen.update(np.unique(labels).tolist())
+        if not made:
+            made.append(LayerSketches(list(rows), settings))
+        fed: dict[str, Any] = {"outputs": dict.fromkeys(rows, (None, labels))}
+        for feed, part in (("activations", "features"), ("gradients", "gradients")):
+            fed[feed] = {name: one[part] for name, one in rows.items() if part in one}
+        made[0].update(fed, contents(batch, len(labels)).cpu().numpy())
+
+    reading.run(take, data, layers, examples, progress)
+    if len(seen) < 2:
+        raise ValueFault(f"all examples have the label {seen.pop()}; a classifier needs two classes or more.")
+    return made[0]
+
+
+def _both(read: Reader, taps: Taps, features: Mapping[str, Tensor], target: Target) -> Rows:
+    """Return the layers that have gradients with both; refuse one without that was asked for."""
+    gradients = read.gradients[target]
+    if taps.severed and not (read.by_default and gradients):
+        raise ForwardError(f"{next(iter(taps.severed.values()))}; choose layers that the model's output needs.")
+    return {
+        name: {"features": one, "gradients": gradients[name]} for name, one in features.items() if name in gradients
+    }
+
+
+def _labels(batch: Any, classes: int | None) -> np.ndarray:
+    """Return the labels of a batch; refuse those of other classes than the first `classes`."""
+    labels = class_labels(labels_of(batch), batch_length(batch))
+    if classes is not None and labels.max() >= classes:
+        raise ValueFault(f"there are {classes:,} classes, 0 to {classes - 1}, and a label is {labels.max()}.")
+    return labels
+
+
+def _refuse_rows(rows: Mapping[str, Tensor], count: int) -> None:
+    """Refuse a layer that gives several rows for an example."""
+    for name, one in rows.items():
+        if len(one) != count:
+            raise ShapeError(
+                f"layer {name!r} gave {len(one):,} rows for {count:,} examples, and a class is predicted from one row "
+                "each; take shape='pool', 'mean' or 'flatten'."
+            )
