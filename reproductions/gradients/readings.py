@@ -33,7 +33,7 @@ from reproductions.running import tell
 BUCKETS = {"cpu": 128, "gpu": 512}
 BATCH = {"cpu": 200, "gpu": 512}
 NORMED = {"cpu": 400, "gpu": 1024}  # test images whose exact kernels give the norms
-SEEN = {"cpu": 50, "gpu": 128}  # test images of Task2Vec
+SEEN = {"cpu": 50, "gpu": 64}  # test images of Task2Vec
 POOLED = "pooled"
 QUANTITIES = ("norm", "cka factor", "nbs factor")  # ‖μ‖, ‖K‖/N², √Tr K/N
 BOTH = ("features", "gradients")
