@@ -1,6 +1,8 @@
 """Recommending a pretrained model: what each gives, errors by leaving out chunks, and what can't be ranked."""
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFa
 from netkin.results import jackknife
 from netkin.statistics.collector import chunk_of
 
+recommending = import_module("netkin.applications.transfer.recommend")  # whose name the function has too
 RECORD = Path(__file__).parents[3] / "reproductions" / "results" / "gradients" / "recommender.gpu.json"
 
 
@@ -292,6 +295,22 @@ def test_models_and_data_by_name_are_loaded():
     assert {"scoring", "reading"} <= set(heard)
     other = recommend(named, "digits:test", score="knn", examples=100, chunks=5, seed=1, progress=False)
     assert other.provenance["data digest"] != ranking.provenance["data digest"]
+
+
+def test_data_by_name_reach_each_model_as_its_own_folder_says(monkeypatch):
+    """Two models with other processors get the same examples in other forms; labels must agree, inputs need not."""
+    asked, plain = [], recommending.load_data
+
+    def noted(spec, models=()):
+        asked.append(list(models))
+        found = plain(spec)
+        return replace(found, prepare=lambda images: found.prepare(images) * len(models[0]))
+
+    monkeypatch.setattr(recommending, "load_data", noted)
+    monkeypatch.setattr(recommending, "load_model", lambda name: nk.load_model("netkin:digits"))
+    ranking = recommend(["hf:one", "hf:another"], "digits:test", score="knn", chunks=4, progress=False)
+    assert asked == [["hf:one"], ["hf:another"]]
+    assert len(ranking.behind()) == 2
 
 
 def test_what_is_no_set_of_models_is_refused(models, data):
