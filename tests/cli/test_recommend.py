@@ -56,7 +56,7 @@ def test_the_document_is_json_and_can_be_opened(netkin, weights, tmp_path):
 def test_a_model_that_does_not_fit_the_data_is_listed_last(netkin, weights):
     result = netkin(f"recommend netkin:tiny10 {weights} --data digits:test --score knn --examples 100 --chunks 3")
     assert result.exit_code == 0, result.stderr
-    assert "'netkin:tiny10' has by any score no value: it could not be run on inputs of shape" in " ".join(
+    assert "'netkin:tiny10' has no value by any score: it could not be run on inputs of shape" in " ".join(
         result.stdout.split()
     )
 

@@ -93,7 +93,7 @@ def test_models_that_a_score_does_not_serve_come_last_with_the_reason():
     assert "b" not in ranked.behind()
     with pytest.raises(NoValue, match="no value for 'digits' and 'b': the model has no classes"):
         ranked["b"]
-    assert list(ranked.reasons()) == ["'b' has by logme no value: the model has no classes"]
+    assert list(ranked.reasons()) == ["'b' has no value by logme: the model has no classes"]
     assert [cells[0] for cells in ranked.cells()][-1] == "–"
     nothing = ranking(table([np.nan] * 3, holes={("digits", model): "it crashed" for model in "abc"}))
     with pytest.raises(NoValue, match="'logme' has a value for none of the 3 models"):

@@ -169,14 +169,15 @@ class Ranking:
 
     def reasons(self) -> Iterator[str]:
         """Yield why values and standard errors are missing, each reason once for a model, with its scores."""
-        found: dict[tuple[str, str], list[str]] = {}
+        found: dict[tuple[str, str, str], list[str]] = {}
         for score in self.scores:
             table = self.tables[score]
             for what, missing in (("no value", table.holes), ("no standard error", table.error_reasons)):
                 for (_, model), why in missing.items():
-                    found.setdefault((model, f"{what}: {why}"), []).append(score)
-        for (model, why), scores in found.items():
-            yield f"{model!r} has by {'any score' if len(scores) == len(self.tables) else ', '.join(scores)} {why}"
+                    found.setdefault((model, what, why), []).append(score)
+        for (model, what, why), scores in found.items():
+            named = "any score" if len(scores) == len(self.tables) else ", ".join(scores)
+            yield f"{model!r} has {what} by {named}: {why}"
 
     @property
     def cost_in_words(self) -> str:

@@ -160,7 +160,7 @@ class _Reading:
             said = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
             raise ForwardError(
                 f"it could not be run on inputs of shape {shape}: {type(fault).__name__}: {said}; give data of the "
-                "size and channels that it takes, or a function of the inputs as `transform`."
+                "size and channels that it takes, or change its inputs by a function (`transform`, `transforms`)."
             ) from fault
         return self._outputs[-1]
 
