@@ -118,7 +118,7 @@ def test_the_map_names_every_file_of_the_pass():
     assert {name for name in files - {"compare.py"} if f"comparing/{name}" not in text} == set()
 
 
-RESULTS = ("Comparison", "Series", "Statistics")  # made by netkin, not by users
+RESULTS = ("Comparison", "Ranking", "Series", "Statistics")  # made by netkin, not by users
 
 
 @pytest.mark.parametrize("name", sorted(set(nk.__all__) - {*RESULTS, "NetkinError", "__version__", "shapes"}))
@@ -130,7 +130,8 @@ def test_calls_with_many_parameters_describe_each(name):
 
 @pytest.mark.parametrize("name", [
     "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
-    "explain", "gradients", "model_directions", "stitch", "stitch_all", "stitch_many", "train", "train_many",
+    "explain", "gradients", "model_directions", "recommend", "stitch", "stitch_all", "stitch_many", "train",
+    "train_many",
 ])  # fmt: skip
 def test_every_long_call_takes_progress(name):
     assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

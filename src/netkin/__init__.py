@@ -61,7 +61,7 @@ _ROOMS = {
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
     "netkin.representations": ["activations", "gradients", "layers", "recording", "shapes"],
-    "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
+    "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
@@ -70,7 +70,7 @@ _ROOMS = {
     "netkin.applications.stitching": [
         "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
-    "netkin.applications.transfer": ["compare_tasks"],
+    "netkin.applications.transfer": ["compare_tasks", "recommend"],
     "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip

@@ -19,6 +19,7 @@ from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
+from netkin.cli.recommend import recommend
 from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
@@ -52,7 +53,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, report, show, measures, layers, data,
+    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, recommend, report, show, measures, layers,
+    data,
     reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:

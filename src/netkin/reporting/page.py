@@ -16,10 +16,11 @@ from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
 from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
-from netkin.results import Comparison, Comparisons, Series
+from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.listings import is_of_tasks
 from netkin.results.text import buckets_note
 
@@ -31,11 +32,11 @@ BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
 )
 
-Results = Comparison | Comparisons | Series | Iterable[Comparison]
+Results = Comparison | Comparisons | Series | Ranking | Iterable[Comparison]
 
 
 def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write one comparison or several, or a series, as a single HTML page to `path`, and return the path.
+    """Write one comparison or several, a series or a ranking, as a single HTML page to `path`, and return the path.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
     file that is no page of netkin's is written over only with `overwrite`.
@@ -47,11 +48,13 @@ def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def page(results: Results) -> str:
-    """Return the HTML page of one comparison or several, or of a series."""
+    """Return the HTML page of one comparison or several, of a series or of a ranking."""
     if isinstance(results, (list, tuple)) and len(results) == 1:
         results = results[0]
     if isinstance(results, Series):
         return series_page(results)
+    if isinstance(results, Ranking):
+        return ranking_page(results)
     comparisons = listed(results)
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
@@ -78,13 +81,16 @@ def listed(results: Any) -> list[Comparison]:
         return [results]
     found = list(results.values()) if isinstance(results, Comparisons) else results
     found = list(found) if isinstance(found, (list, tuple)) else [found]
-    if len(found) > 1 and any(isinstance(one, Series) for one in found):
-        raise ValueFault(f"a series has a page of its own; got {len(found)} results for one page. Write one for each.")
+    alone = next((type(one).__name__.lower() for one in found if isinstance(one, (Series, Ranking))), None)
+    if len(found) > 1 and alone:
+        raise ValueFault(f"a {alone} has a page of its own; got {len(found)} results for one page. Write one for each.")
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
     if strange is not None:
         saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
         made = " Its `series()` makes one." if hasattr(strange, "series") else ""
-        raise ValueFault(f"a report shows comparisons or a series; got {type(strange).__name__}.{saved}{made}")
+        raise ValueFault(
+            f"a report shows comparisons, a series or a ranking; got {type(strange).__name__}.{saved}{made}"
+        )
     if not found:
         raise ValueFault("a report needs at least one comparison; got none.")
     return found

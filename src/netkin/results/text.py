@@ -280,8 +280,13 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
 def direction(table: Values) -> str:
     """Say which way a measure's numbers run."""
     if is_worth(table):
-        return f"worth of a stitch ({'higher' if table.higher_is_closer else 'lower'} is better)"
+        return f"{worth_of(table)} ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
+
+
+def worth_of(table: Values) -> str:
+    """Say what it is that a table values: models for some data, or stitches."""
+    return "promise of a model" if table.axes[1] == "model" else "worth of a stitch"
 
 
 def _range(table: Values) -> str:
