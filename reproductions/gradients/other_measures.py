@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def other_measures(lab: Lab) -> Finding:
         measured |= {f"{name}, desideratum {d}": one for d, one in zip(DESIDERATA, scores(table, sets), strict=True)}
     controls["Task2Vec, SVHN with itself minus SVHN with others"] = jackknifed(partial(_inside, ours), sets)
     controls["Fisher–Rao distance, CIFAR-100 told from SVHN"] = jackknifed(partial(_told, ours), sets)
-    curves = {}
+    curves: dict[str, dict[str, list[Any]]] = {}
     for name, table in tables.items():
         means = pair_means(table, sets)
         curves[f"Similarity by {name}"] = {"sets": list(means), "similarity": [float(one[0]) for one in means.values()]}
