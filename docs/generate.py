@@ -40,7 +40,8 @@ What papers claim, measured again. Made from the records in `reproductions/resul
 and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scale is small: part of the data and narrow
 networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data go. A value after ± is a
 standard error, and a claim is decided by the 95% interval of Student's t; what the interval does not decide is
-undecided. The control is a case in which the claim should fail, measured by the same code. Records of other code,
+undecided. The control is a case in which the claim should fail, measured by the same code. A time is that of the claim
+alone, without networks and stitches that other claims had made and that lay in the cache. Records of other code,
 criteria or recipes than the present ones are not shown. <a href="claims.html">The same
 with charts</a> is a page of its own; `netkin reproduce --page FILE` writes it.
 """
@@ -174,7 +175,7 @@ def scale_part(claim: Claim) -> str:
     rows = "".join(f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |\n" for cells in numbers)
     facts = [claim.provenance.get(name, "") for name in ("data", "device")]
     seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
-    facts += [seeds, f"{claim.seconds:,.0f} s", f"netkin {claim.version}", claim.created[:10]]
+    facts += [seeds, claim.time, f"netkin {claim.version}", claim.created[:10]]
     lines = [f"At {claim.scale} scale: **{claim.verdict}**. {claim.conclusion}", ""]
     lines += [f"| number | ours | control |\n|---|---|---|\n{rows}"]
     return "\n".join([*lines, *([claim.note, ""] if claim.note else []), f"*{'; '.join(filter(None, facts))}.*", ""])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from netkin import files, training
 from netkin.errors import SourceError, UnknownName, did_you_mean
-from netkin.jobs import Job
+from netkin.jobs import Job, beside
 from netkin.sources import load_data
 from netkin.sources.architectures import seeded
 from netkin.training import Record
@@ -318,6 +319,7 @@ class Lab:
         states = {f"{step}/{key}": value for step, kept in keeping.kept.items() for key, value in kept.items()}
         keep_weights(path, states, history=json.dumps(history))
         unfinished.unlink(missing_ok=True)
+        shutil.rmtree(beside(unfinished), ignore_errors=True)  # the job, whose work is kept now
 
     def _read(self, path: Path, name: str) -> Run:
         with safe_open(path, "pt") as file:

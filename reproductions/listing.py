@@ -59,7 +59,7 @@ def _sentence(outcome: Outcome) -> str:
     claim = outcome.claim
     if claim is None:
         return f"failed: {outcome.fault}"
-    return f"{claim.scale} scale, {claim.seconds:.0f} s: {claim.verdict}. {claim.conclusion}"
+    return f"{claim.scale} scale, {claim.time}: {claim.verdict}. {claim.conclusion}"
 
 
 def _row(statement: Statement, scale: str, out: str | Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import warnings
 from contextlib import suppress
 
@@ -81,6 +82,8 @@ def whole(tmp_path_factory):
         nk.stitch(model, "1", model, "1", data, test=data).save(folder / "stitch")
         nk.save_compressed(nk.compress(model, ["2"], k=2, data=data), folder / "compressed")
         nk.collect(model, data=data, measures=["cka", "cka_rbf"], names=("first", "second")).save(folder / "statistics")
+        gradients = ["kernel_cka", "sketched_cka(buckets=4)", "cka_minibatch"]
+        nk.collect(model, data=data, measures=gradients, names=("first", "second")).save(folder / "gradients")
         recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
         for step in range(2):
             recorder.probe(step)
@@ -89,7 +92,7 @@ def whole(tmp_path_factory):
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "recording")  # fmt: skip
+         "statistics", "gradients", "recording")  # fmt: skip
 
 
 def places(tree, path=()):
@@ -135,7 +138,12 @@ def write_harmed(source, target, draw):
     header, arrays = files.read(source)
     if draw.random() < 0.15 and arrays:
         name = draw.choice(list(arrays))
-        odd = [arrays[name][:1], arrays[name].astype(np.float16), np.zeros((0, 2)), np.full((2, 2), np.inf)]
+        odd = [
+            np.atleast_1d(arrays[name])[:1],
+            arrays[name].astype(np.float16),
+            np.zeros((0, 2)),
+            np.full((2, 2), np.inf),
+        ]
         arrays = {**arrays, name: draw.choice(odd)} if draw.random() < 0.8 else {}
     target.write_bytes(save(arrays, {"netkin": json.dumps(harmed(header, draw))}))
 
@@ -179,12 +187,65 @@ def test_a_harmed_file_opens_as_something_or_is_refused(whole, tmp_path, kind):
     assert opened + len(refusals) == CASES > opened
 
 
-def test_collectors_open_too(tmp_path):
+def nets(count):
+    for seed in range(count):
+        torch.manual_seed(seed)
+        yield nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+def batches():
+    inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(9))
+    return [(part, torch.arange(20) % 3) for part in inputs.split(20)]
+
+
+JOBS = {
+    "training": lambda path: nk.train(*nets(1), batches(), epochs=2, optimizer="adam", save=path, every=2),
+    "sweep": lambda path: nk.stitch_all(
+        *nets(2), batches(), batches(), ["ridge", "task_loss(epochs=1, every=2)"], layers=["1"], save=path
+    ),
+    "study": lambda path: nk.dynamics(dict(enumerate(nets(3))), batches(), "cka", save=path),
+    "stitch": lambda path: nk.stitch(*pairs(), batches(), "task_loss", epochs=1, resume=path),
+}
+
+
+def pairs():
+    a, b = nets(2)
+    return a, "1", b, "1"
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.filterwarnings("ignore")
+def test_work_goes_on_from_harmed_parts_or_refuses_them(tmp_path, name):
+    work, place, harm = JOBS[name], tmp_path / "whole", tmp_path / "harmed"
+    place.mkdir()
+    work(place / "run")
+    written = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name != "lock"]
+    refused = []
+    for case in range(CASES // 2):
+        draw = random.Random(f"{name} {case}")
+        shutil.copytree(place, harm)
+        chosen = draw.choice(written)
+        write_harmed(chosen, harm / chosen.relative_to(place), draw)
+        try:
+            work(harm / "run")
+        except FileFault as refusal:
+            refused.append(str(refusal))
+        except Exception as fault:
+            pytest.fail(f"case {case} of {name}, {chosen.name}, ends in {fault!r}")
+        shutil.rmtree(harm)
+    assert len(refused) > CASES // 10
+    assert all("harmed" in refusal for refusal in refused)
+
+
+def test_collectors_open_too(tmp_path, whole):
     collector = nk.LayerMoments([(["a"], ["b"])])
     collector.update({"a": torch.eye(4), "b": torch.ones(4, 2)})
     collector.to_file(tmp_path / "f")
     assert type(nk.load(tmp_path / "f")) is nk.LayerMoments
     assert nk.load(tmp_path / "f")["a", "b"].n == 4
+    for (one,) in nk.load(whole / "gradients").collectors:
+        one.to_file(tmp_path / one.kind)
+        assert type(nk.load(tmp_path / one.kind)) is type(one)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -124,6 +124,26 @@ def test_overwriting_begins_anew(tmp_path):
     assert jobs.read(result).identity == {"seed": 1}
 
 
+def test_a_job_that_finished_nothing_gives_way_to_another_of_its_kind(tmp_path):
+    with pytest.raises(ValueFault):
+        squares(tmp_path / "job", fail_at=0)
+    assert squares(tmp_path / "job", identity={"data digest": "77ab"})[1] == [0, 1, 2]
+    assert jobs.read(tmp_path / "job").identity == {"data digest": "77ab"}
+
+
+def test_work_without_parts_tells_how_far_it_is_and_can_be_cancelled(tmp_path):
+    with Job(tmp_path / "job", "training", {}) as job:
+        job.advance(2_000, None, "steps")
+        assert str(jobs.read(tmp_path / "job")).endswith("job: training, running, 2,000 steps")
+        job.advance(3_000, 3_000, "steps")
+    assert str(jobs.read(tmp_path / "job")).endswith("job: training, done, 3,000 of 3,000 steps")
+    with Job(tmp_path / "job", "training", {}) as job:
+        jobs.cancel(tmp_path / "job")
+        with pytest.raises(Cancelled, match="cancelled: 7 of 9 steps are done"):
+            job.advance(7, 9, "steps")
+    assert jobs.read(tmp_path / "job").condition == "cancelled"
+
+
 def test_parts_without_their_state_are_refused(tmp_path):
     squares(tmp_path / "job")
     (tmp_path / "job" / "job.json").unlink()

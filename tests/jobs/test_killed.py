@@ -17,6 +17,7 @@ from torch import nn
 import netkin as nk
 from netkin import files, jobs
 from netkin.results import Comparison, Series
+from netkin.training.restarts import unpacked
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
 TIMES = ("created",)
@@ -48,7 +49,20 @@ def followed(path):
     return nk.dynamics(run, batches(), ["svcca", "cka"], transform=lambda inputs: 2 * inputs, save=path, progress=False)
 
 
-WORK = {"sweep": (swept, Comparison), "study": (followed, Series)}
+def learned(path):
+    model = nn.Sequential(*nets(1)[0], nn.Dropout(0.2), nn.BatchNorm1d(3))
+    recipe = nk.Recipe(epochs=4, optimizer="adam", rate=0.01, schedule="cosine")
+    history = nk.train(model, batches(), recipe, test=batches()[:1], seed=3, save=path, every=2, progress=False)
+    return model.state_dict(), history
+
+
+def read_training(path):
+    header, arrays = files.read(path, "training")
+    state = unpacked(header["state"], arrays)
+    return state["model"]["weights"], state["history"]
+
+
+WORK = {"sweep": (swept, nk.load), "study": (followed, nk.load), "training": (learned, read_training)}
 
 
 def worked(name, path):
@@ -67,7 +81,9 @@ def worked(name, path):
 def killed(name, path, after):
     """Do the work in a process of its own, and kill it after so many seconds; tell whether it had not ended before."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["torch._dynamo", "netkin.applications.stitching", "netkin.applications.dynamics"])
+    processes.set_forkserver_preload(
+        ["torch._dynamo", "netkin.applications.stitching", "netkin.applications.dynamics", "netkin.training"]
+    )
     process = processes.Process(target=worked, args=(name, path))
     process.start()
     process.join(after)
@@ -80,25 +96,29 @@ def killed(name, path, after):
 def without_times(result):
     if isinstance(result, Series):
         return replace(result, comparisons=tuple(map(without_times, result.comparisons)))
-    return replace(result, **dict.fromkeys(TIMES, ""))
+    if isinstance(result, Comparison):
+        return replace(result, **dict.fromkeys(TIMES, ""))
+    weights, history = result
+    plain = {name: weight.tolist() for name, weight in weights.items()}
+    return plain, [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_continued_after_kill_9_is_uninterrupted_bit_for_bit(name, tmp_path):
-    work, kind = WORK[name]
+    work, load = WORK[name]
     torch.set_num_threads(1)
     for file in ("warm.netkin", "whole.netkin"):  # the first of all processes imports what the others have
         begun = time.perf_counter()
         assert not killed(name, tmp_path / file, 600)
     took, draw, kills, rounds = time.perf_counter() - begun, random.Random(0), 0, 0
-    whole = without_times(kind.load(tmp_path / "whole.netkin"))
+    whole = without_times(load(tmp_path / "whole.netkin"))
     while kills < KILLS:
         rounds += 1
         path = tmp_path / f"{rounds}.netkin"
         while kills < KILLS and killed(name, path, draw.uniform(0, took)):
             kills += 1
-            assert not path.exists() or kind.load(path)  # never half a file
+            assert not path.exists() or load(path)  # never half a file
         assert without_times(work(path)) == whole
-        assert without_times(kind.load(path)) == whole
+        assert without_times(load(path)) == whole
         assert jobs.read(path).condition == "done"
         assert not list(tmp_path.rglob(".*"))

@@ -10,7 +10,7 @@ from torch import nn
 from netkin import training
 from netkin.errors import SourceError, UnknownName
 from netkin.sources.images import STATISTICS
-from netkin.training import Recipe
+from netkin.training import Recipe, loop
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
 
@@ -63,23 +63,23 @@ def test_another_recipe_is_another_run(lab, monkeypatch):
 def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
     whole = lab.trained("convnet", 0)
     again = Lab("cpu", cache=tmp_path / "elsewhere")
-    keep = laboratory.Keeping.after_step
+    update = loop._Training._update
 
-    def killed(self, model, step):
-        keep(self, model, step)
-        if step == again.total_steps("convnet") * 3 // 4:
+    def killed(self, batch):
+        if self.step == again.total_steps("convnet") * 3 // 4:
             raise KeyboardInterrupt
+        update(self, batch)
 
-    monkeypatch.setattr(laboratory.Keeping, "after_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        again.trained("convnet", 0)
-    monkeypatch.setattr(laboratory.Keeping, "after_step", keep)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "_update", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again.trained("convnet", 0)
     resumed = again.trained("convnet", 0)
     assert resumed.checkpoints.keys() == whole.checkpoints.keys()
     for step, state in whole.checkpoints.items():
         for key, value in state.items():
             assert torch.equal(value, resumed.checkpoints[step][key]), (step, key)
-    assert not list((tmp_path / "elsewhere").glob("*.training"))
+    assert [path.suffix for path in (tmp_path / "elsewhere").iterdir()] == [".safetensors"]
 
 
 def test_an_untrained_network_takes_the_statistics_of_its_data(lab):

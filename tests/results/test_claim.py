@@ -47,6 +47,10 @@ def test_a_saved_claim_comes_back_whole(tmp_path):
     assert Claim.load(path).measured["accuracy kept"] == Measured(0.9721, 0.0042, 3)
 
 
+def test_a_short_time_is_not_told_as_nothing():
+    assert [claim(seconds=seconds).time for seconds in (0.1, 3.5, 12.3, 1234)] == ["0.1 s", "3.5 s", "12 s", "1,234 s"]
+
+
 def test_the_file_is_json_for_people(tmp_path):
     text = claim().save(tmp_path).read_text(encoding="utf-8")
     assert json.loads(text)["kind"] == "claim"

@@ -11,8 +11,9 @@ from scipy.linalg import sqrtm
 
 import netkin as nk
 from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.identity.data import contents
 from netkin.statistics import sketches
-from netkin.statistics.kernel_pairs import KERNELS, Kernels
+from netkin.statistics.kernel_pairs import KERNELS, KernelPair, Kernels
 from netkin.statistics.sketches import (
     LayerSketches,
     Sketch,
@@ -102,6 +103,34 @@ def test_order_batches_and_parts_do_not_matter():
         for part in ALL:
             assert torch.allclose(other._layers["x"].parts[part], whole._layers["x"].parts[part], atol=1e-12)
             assert torch.allclose(other._layers["x"].totals[part], whole._layers["x"].totals[part], atol=1e-12)
+
+
+def test_the_order_of_classes_does_not_leak_between_data_sets():
+    """Two data sets sorted by class: numbered by place their classes share buckets, known by content they do not."""
+    draw = np.random.default_rng(0)
+    classes = np.arange(500) // 100
+    A, B = (torch.tensor(3 * draw.normal(size=(5, 10))[classes] + draw.normal(size=(500, 10))) for _ in range(2))
+    settings = SketchSettings(buckets=64, parts=("features",))
+
+    def alignment(A, B, ids_of):
+        sides = []
+        for rows in (A, B):
+            collector = LayerSketches(["x"], settings)
+            collector.update({"activations": {"x": rows}}, ids_of(rows))
+            sides.append(collector.side("x"))
+        return KernelPair(*sides).alignment("features", "examples").item()
+
+    def by_place(rows):
+        return np.arange(len(rows))
+
+    def by_content(rows):
+        return contents(rows, len(rows)).numpy()
+
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
+    assert alignment(A, B, by_place) > 0.6
+    assert alignment(A, B[order], by_place) < 0.3
+    assert alignment(A, B, by_content) < 0.3
+    assert alignment(A, B, by_content) == pytest.approx(alignment(A, B[order], by_content), abs=1e-10)
 
 
 def test_a_sketch_comes_back_from_its_file_and_goes_on(tmp_path):

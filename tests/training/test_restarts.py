@@ -1,9 +1,9 @@
 """Trainings that stop and go on: bit for bit as if they had not, or refused."""
 
+import json
+import os
 import random
-import subprocess
-import sys
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin import files
+from netkin import files, jobs
 from netkin.errors import FileFault, ValueFault
+from netkin.jobs import Cancelled, Job
 from netkin.training import Hook, Recipe, train
-from netkin.training.restarts import read, write
+from netkin.training.restarts import packed, unpacked
 
 
 def net(seed=0):
@@ -61,8 +62,10 @@ class Averaging(Hook):
 
 
 def stopping(at):
+    places = [at]  # a list may change while a hook works, so that it does not tell it from others
+
     def stop(model, step):
-        if step == at:
+        if step in places:
             raise Stop
 
     return stop
@@ -122,7 +125,7 @@ def test_a_file_with_a_part_missing_is_told_to_be_damaged(tmp_path):
     train(net(), labelled(), epochs=1, save=tmp_path / "run")
     header, arrays = files.read(tmp_path / "run")
     kind, _ = header.pop("kind"), header.pop("format")
-    header["state"]["pairs"] = header["state"]["pairs"][:-1]
+    header["state"]["mapping"].pop()
     files.write(tmp_path / "run", kind, header, arrays)
     with pytest.raises(FileFault, match="is damaged: KeyError"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run")
@@ -153,69 +156,30 @@ def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, shuffling):
     assert everything(parted, history) == expected
 
 
-PROGRAM = """
-import os, random, signal, sys, time
-sys.path[:0] = {paths!r}
-import torch
-from netkin.training import train
-from test_restarts import RECIPES, Averaging, labelled, net
-
-def trained(name):
-    model = net()
-    recipe = RECIPES["sgd, moved"].but(epochs=6)
-    train(model, labelled(120), recipe, seed=4, hooks=[Averaging()], save=name, every=3)
-    torch.save(model.state_dict(), name + ".pt")
-
-def apart(name, seconds=None):
-    # a process of its own, killed after that time: nothing of torch has run in this one, so it can be forked
-    child = os.fork()
-    if not child:
-        trained(name)
-        os._exit(0)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
-
-started = time.monotonic()
-assert apart("whole") == 0
-took, draw = time.monotonic() - started, random.Random(0)
-killed = sum(apart("parted", draw.random() * took / 3) == signal.SIGKILL for _ in range(8))
-assert apart("parted") == 0
-print(killed)
-"""
-
-
-def test_a_training_that_was_killed_again_and_again_ends_as_if_it_had_not(tmp_path):
-    paths = [str(Path(__file__).parent), str(Path(files.__file__).parents[1])]
-    program = PROGRAM.format(paths=paths)
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
-    whole, parted = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "parted"))
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
-
-
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        ({"rate": 0.1}, "another recipe .*rate=0.2.*not .*rate=0.1"),
-        ({"seed": 1}, "another seed .0, not 1."),
-        ({"model": net(1)}, "another model"),
-        ({"data": labelled(seed=2)}, "another set of data .40 examples"),
-        ({"test": labelled(10, seed=5)}, "another set of test data .None, not 10 examples"),
-        ({"loss": lambda outputs, labels: outputs.sum()}, "another loss .cross entropy, not digest"),
-        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "another loss"),
-        ({"hooks": [Averaging()]}, "another list of hooks .none; .*not Averaging"),
+        ({"rate": 0.1}, "recipe .*rate=0.2.*not .*rate=0.1"),
+        ({"seed": 1}, "seed .'0', not '1'.; ask for the same again, .* or begin anew with `overwrite=True`"),
+        ({"model": net(1)}, "model .'digest"),
+        ({"data": labelled(seed=2)}, "data .'40 examples"),
+        ({"test": labelled(10, seed=5)}, "test data .'none', not '10 examples"),
+        ({"loss": lambda outputs, labels: outputs.sum()}, "loss .'cross entropy', not 'digest"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss"),
+        ({"hooks": [Averaging()]}, "hooks .'none; .*not 'Averaging"),
     ],
 )
 def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, sentence):
     given = {"model": net(), "data": labelled(), "epochs": 1, "rate": 0.2, "save": tmp_path / "run"}
     train(**given)
-    before = (tmp_path / "run").read_bytes()
-    with pytest.raises(FileFault, match=sentence):
+    places = tmp_path / "run", tmp_path / "run.job" / "job.json"
+    before = [place.read_bytes() for place in places]
+    with pytest.raises(FileFault, match=f"run' holds a training that differs in {sentence}"):
         train(**given | {"model": net()} | change)
-    assert (tmp_path / "run").read_bytes() == before
+    assert [place.read_bytes() for place in places] == before
+    train(**given | {"model": net()} | change, overwrite=True)
+    assert jobs.read(tmp_path / "run").identity == files.read_header(tmp_path / "run")["identity"]
+    assert places[0].read_bytes() != before[0]
 
 
 def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
@@ -226,29 +190,115 @@ def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
 
     trained(0.3, 0.1)
     trained(0.3, 0.1)
-    with pytest.raises(FileFault, match="another model"):
+    with pytest.raises(FileFault, match="differs in model"):
         trained(0.2, 0.1)
-    with pytest.raises(FileFault, match="another loss"):
+    with pytest.raises(FileFault, match="differs in loss"):
         trained(0.3, 0.2)
 
 
 def test_files_that_hold_no_training_are_refused(tmp_path):
     files.write(tmp_path / "other", "comparison", {}, {})
-    with pytest.raises(FileFault, match="holds 'comparison', not 'training'"):
+    with pytest.raises(FileFault, match="would write over '.*other', which holds no training; choose another name"):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileFault, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
     with pytest.raises(ValueFault, match="`every` is a number of steps, 1 or more, .*got 0"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    train(net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)
+    assert files.kind_of(tmp_path / "other") == "training"
+    with Job.beside(tmp_path / "sweep", "sweep", {}) as job:
+        job.keep("0", {})
+    with pytest.raises(FileFault, match="holds a sweep, not a training; give another path"):
+        train(net(), labelled(), epochs=1, save=tmp_path / "sweep")
 
 
-def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
+def test_a_training_is_a_job_that_is_watched_and_cancelled(tmp_path):
+    seen = []
+
+    def look(model, step):
+        seen.append((jobs.read(tmp_path / "run"), files.read_header(tmp_path / "run")["progress"]["step"]))
+        if step == 3:
+            jobs.cancel(tmp_path / "run")
+
+    given = {"epochs": 3, "batch": 10, "save": tmp_path / "run", "every": 2}
+    model, whole = net(), net()
+    with pytest.raises(Cancelled, match="cancelled: 4 of 12 steps are done in '.*run.job'"):
+        train(model, labelled(), hooks=[look], **given)
+    assert [(state.condition, state.progress, kept) for state, kept in seen] == [
+        ("running", f"{done} of 12 steps", done) for done in (0, 0, 2, 2)
+    ]
+    assert seen[0][0].call == f"nk.train(model=Sequential, recipe='epochs=3, batch=10', seed=0, save='{tmp_path}/run')"
+    assert str(jobs.read(tmp_path / "run")) == f"{tmp_path}/run.job: training, cancelled, 4 of 12 steps"
+    goes_on = train(model := net(), labelled(), hooks=[lambda model, step: None], **given | {"save": tmp_path / "new"})
+    assert everything(whole, train(whole, labelled(), epochs=3, batch=10)) == everything(model, goes_on)
+    with pytest.raises(Stop):
+        train(net(), labelled(), hooks=[stopping(5)], epochs=3, batch=10, save=tmp_path / "failed")
+    assert jobs.read(tmp_path / "failed").error == "Stop: "
+    assert [(state.kind, state.condition) for state in jobs.list_jobs(tmp_path)] == [
+        ("training", condition) for condition in ("failed", "done", "cancelled")
+    ]
+
+
+def test_two_trainings_on_one_file_are_refused(tmp_path):
+    given = {"epochs": 2, "batch": 10, "save": tmp_path / "run"}
+    said = rf"run.job' is being worked on .*{os.getpid()} on .*, 4 of 8 steps done"
+
+    def again(model, step):
+        if step == 5:
+            with pytest.raises(FileFault, match=said):
+                train(net(), labelled(), hooks=[again], **given)
+
+    whole, parted = net(), net()
+    expected = everything(whole, train(whole, labelled(), epochs=2, batch=10))
+    assert everything(parted, train(parted, labelled(), hooks=[again], **given)) == expected
+
+
+def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
+    def pruning(share):
+        def prune(model, step):
+            model[5].weight.mul_(share)
+
+        return prune
+
+    class Changed(Hook):
+        pass
+
+    train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
+    train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
+    with pytest.raises(FileFault, match="differs in hooks .'.*prune, .*Changed; digest"):
+        train(net(), labelled(), epochs=1, hooks=[pruning(0.6), Changed()], save=tmp_path / "run")
+    Changed.after_step = lambda self, model, step: None
+    with pytest.raises(FileFault, match="differs in hooks"):
+        train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
+
+
+def test_a_file_goes_on_without_its_folder_and_a_folder_without_its_file_begins_anew(tmp_path):
+    given = {"epochs": 3, "batch": 10, "save": tmp_path / "run"}
+    with pytest.raises(Stop):
+        train(net(), labelled(), hooks=[stopping(9)], **given)
+    shutil.rmtree(tmp_path / "run.job")
+    model = net()
+    assert train(model, labelled(), hooks=[stopping(None)], **given)[-1]["step"] == 12
+    assert model.hidden == 0
+    (tmp_path / "run").unlink()
+    assert len(train(net(), labelled(), **given | {"rate": 0.3})) == 3
+    assert jobs.read(tmp_path / "run").progress == "12 of 12 steps"
+
+
+def test_a_training_that_is_done_says_so_again(tmp_path):
+    for _ in range(2):
+        train(net(), labelled(), epochs=2, batch=10, save=tmp_path / "run")
+        assert str(jobs.read(tmp_path / "run")).endswith("run.job: training, done, 8 of 8 steps")
+
+
+def test_every_kind_of_state_comes_back_as_it_was():
     state = {
         "half": torch.tensor([1.5, -2]).bfloat16(), "flag": True, "none": None, 3: (1, [2.5, "x"]), "nan": float("nan"),
         "empty": torch.zeros(0), "scalar": torch.tensor(3), "complex": torch.tensor([True]),
     }  # fmt: skip
-    write(tmp_path / "state", {"seed": "0"}, state)
-    found = read(tmp_path / "state", {"seed": "0"})
+    values, arrays = packed(state)
+    found = unpacked(json.loads(json.dumps(values)), arrays)
     assert found["half"].dtype == torch.bfloat16
     assert found["half"].tolist() == [1.5, -2]
     assert found[3] == (1, [2.5, "x"])
@@ -256,6 +306,5 @@ def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
     assert [found[name] for name in ("flag", "none")] == [True, None]
     assert found["empty"].shape == (0,)
     assert found["scalar"].item() == 3
-    assert read(tmp_path / "none", {}) is None
-    with pytest.raises(FileFault, match="can't be saved with a set"):
-        write(tmp_path / "state", {}, {"one": {1, 2}})
+    with pytest.raises(FileFault, match="can't hold a set"):
+        packed({"one": {1, 2}})

@@ -28,10 +28,10 @@ PAUSE = 0.5  # seconds between two looks
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs below a folder, the present one unless PATH names another; watch one, or cancel it.
 
-    A job is what `--save` of `netkin stitch` and `netkin dynamics` and other long work leave in a folder such as
-    ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and `cancel` is that folder or the result
-    beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after the part it is at and keeps what is
-    finished; the same command continues it.
+    A job is what `--save` of `netkin stitch` and `netkin dynamics`, `nk.train(save=...)` and other long work leave in a
+    folder such as ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and `cancel` is that
+    folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after the part it is at
+    and keeps what is finished; the same command or call continues it.
     """
     from netkin.jobs import cancel, list_jobs, read
 
@@ -54,9 +54,9 @@ def _watched(path: str) -> State:
     from netkin.jobs import read
 
     state = read(path)
-    with tqdm(total=state.total, desc=state.kind, unit=" parts", initial=state.done, disable=None) as bar:
+    with tqdm(total=state.total, desc=state.kind, unit=f" {state.unit}", initial=state.done, disable=None) as bar:
         while state.condition == "running":
-            bar.n, bar.total = state.done, state.total
+            bar.n, bar.total, bar.unit = state.done, state.total, f" {state.unit}"
             bar.set_postfix_str(state.message)
             time.sleep(PAUSE)
             state = read(path)

@@ -155,9 +155,9 @@ class Statistics:
 
         collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
-        for measure in found if any(self.collectors) else ():
-            self.collector(measure)
         with showing(progress), self._doubted():
+            for measure in found if any(self.collectors) else ():
+                self.collector(measure)
             made = [comparison_of(self, found, pair) for pair in self.pairs.of]
         return made[0] if len(made) == 1 else Comparisons(made)
 
@@ -273,6 +273,9 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     statistics.collectors = unpacked(header["collectors"], tensors)
+    strange = next((one for one in statistics.every() if not isinstance(one, Collector)), None)
+    if strange is not None:
+        raise TypeError(f"a {type(strange).__name__} is no collector")
     return statistics
 
 

@@ -173,7 +173,7 @@ def _function_text(value: Any, place: str, strict: bool, inner: Callable[[Any, s
     if isinstance(value, FunctionType):
         read = {name: value.__globals__.get(name) for name in value.__code__.co_names}
         plain = {name: one for name, one in read.items() if isinstance(one, PLAIN)}
-        parts = [value.__code__, _cells(value), value.__defaults__, value.__kwdefaults__, plain]
+        parts = [value.__code__, closed_over(value), value.__defaults__, value.__kwdefaults__, plain]
         return f"function {[inner(part, place) for part in parts]}"
     if isinstance(value, CodeType):
         arguments = value.co_varnames[: value.co_argcount + value.co_kwonlyargcount]
@@ -201,7 +201,7 @@ def _qualified(named: Any) -> str:
     return f"{getattr(named, '__module__', None)}.{named.__qualname__}"
 
 
-def _cells(function: FunctionType) -> list[Any]:
+def closed_over(function: FunctionType) -> list[Any]:
     """Return the values that a function closes over, as far as they are there yet."""
     found = []
     for cell in function.__closure__ or ():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -29,6 +29,7 @@ PATIENCE = 10.0  # seconds; workers of a killed process hold its lock a little l
 ANEW = "begin anew with `overwrite=True` or --force"
 LONGEST = 100  # characters of a part's name that its file's name shows
 
+Recalled = TypeVar("Recalled")
 Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
 
 
@@ -51,9 +52,9 @@ class Job:
     """One piece of long work, whose finished parts lie in a folder; the same job continues with the parts missing.
 
     `identity` says what all parts depend on: digests of weights, data, settings and functions, as texts or numbers by
-    name (see `netkin.identity`). A folder of another `kind` or identity is refused in a sentence that names what
-    differs. Its top-level names are fixed; a value that is a mapping may gain entries, as when models are added. What
-    only one part depends on belongs into the part's name.
+    name (see `netkin.identity`). Another `kind`, or finished parts of another identity, are refused in a sentence that
+    names what differs. Its top-level names are fixed; a value that is a mapping may gain entries, as when models are
+    added. What only one part depends on belongs into the part's name.
 
     While the `with` lasts the folder is locked: another process, or another thread, is refused. A process that was
     killed holds no lock. A cancel request (`netkin jobs cancel`) ends the work at the next part by `Cancelled`, a
@@ -118,6 +119,8 @@ class Job:
     @property
     def state(self) -> State:
         """How far the job has come."""
+        if self._state.unit != State.unit:
+            return self._state
         total = None if self._expected is None else len(self._expected)
         return replace(self._state, done=len(self._finished), total=total)
 
@@ -132,6 +135,12 @@ class Job:
         self._finished = {name for name in self._expected if self._has(name)}
         self._write()
 
+    def advance(self, done: int, total: int | None, unit: str) -> None:
+        """Say how far work is that keeps no parts, as a training after so many "steps"; a request to cancel ends it."""
+        self._state = replace(self._state, done=done, total=total, unit=unit)
+        self._write()
+        self.check()
+
     def find(self, name: str) -> Part | None:
         """Return a finished part, or None; a request to cancel ends the work here."""
         self.check()
@@ -143,6 +152,14 @@ class Job:
         self._note(name)
         self._seconds[name] = found.seconds or 0.0
         return found
+
+    def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
+        """Return what `unpack` makes of a finished part, or None; a part that it stumbles over is told as damaged."""
+        part = self.find(name)
+        if part is None:
+            return None
+        with files.damage_reported(name if self.folder is None else self._path(name)):
+            return unpack(part)
 
     def keep(
         self,
@@ -226,8 +243,10 @@ class Job:
         self._clean(folder)
         if (folder / STATE).exists():
             held = read(folder)
-            _refuse_other(held, self._state)
-            self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
+            finished = [*(folder / PARTS).glob("*.netkin"), *filter(Path.exists, filter(None, [self.result]))]
+            if finished or held.kind != self._state.kind:  # else there is nothing to lose
+                refuse_other(held, self._state)
+                self._state = replace(self._state, identity=_united(held.identity, self._state.identity))
         self._state = replace(self._state, status="running", started=now(), pid=os.getpid(), host=socket.gethostname())
         self._write()
         self._stack.callback(self._write)  # the last word
@@ -330,7 +349,8 @@ def _refuse_no_job(folder: Path) -> None:
         raise FileFault(f"{str(folder)!r} holds {strange!r} and no job; give a new or an empty folder.")
 
 
-def _refuse_other(held: State, asked: State) -> None:
+def refuse_other(held: State, asked: State) -> None:
+    """Refuse to go on with work of another kind or identity, in a sentence that names what differs."""
     if held.kind != asked.kind:
         raise FileFault(
             f"{held.folder!r} holds a {held.kind}, not a {asked.kind}; give another path or delete it, or {ANEW}."

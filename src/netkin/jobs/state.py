@@ -22,7 +22,7 @@ SILENT = 60  # seconds without a heartbeat after which a process on another mach
 
 @dataclass(frozen=True)
 class State:
-    """How far a job has come: so many parts of the total are done.
+    """How far a job has come: so many of the total are done, parts or what else `unit` names.
 
     `status` is "running", "done", "interrupted", "cancelled" or "failed", as its process wrote it last; `condition` is
     the same but for a process that was killed. `message` says what is being done, `error` why it failed; `identity`
@@ -42,6 +42,7 @@ class State:
     pid: int = 0
     host: str = ""
     folder: str = ""
+    unit: str = "parts"
 
     @property
     def condition(self) -> str:
@@ -60,8 +61,8 @@ class State:
 
     @property
     def progress(self) -> str:
-        """How many parts are done, in words."""
-        return f"{self.done:,} parts" if self.total is None else f"{self.done:,} of {self.total:,} parts"
+        """How much is done, in words."""
+        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
 
     def __str__(self) -> str:
         said = self.error if self.condition == "failed" else self.message if self.condition == "running" else ""
@@ -146,7 +147,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 def _checked(state: State) -> State:
     """Return a state whose fields are of the kinds they should be."""
-    for name, kind in (("done", int), ("pid", int), ("identity", dict), ("status", str), ("host", str)):
+    for name, kind in (("done", int), ("pid", int), ("identity", dict), ("status", str), ("host", str), ("unit", str)):
         if not isinstance(getattr(state, name), kind):
             raise TypeError(f"`{name}` is of type {type(getattr(state, name)).__name__}")
     datetime.fromisoformat(state.heartbeat)

@@ -173,6 +173,11 @@ class Claim:
         return next((name for name in self.expected if name in self.measured), next(iter(self.measured), ""))
 
     @property
+    def time(self) -> str:
+        """How long the measuring took, in words; networks and stitches that other claims had made are not in it."""
+        return f"{self.seconds:,.{0 if self.seconds >= 10 else 1}f} s"
+
+    @property
     def row(self) -> dict[str, str]:
         """The claim as a row of a table: one number of the paper's, one of ours, and what the control gave."""
         return {

@@ -6,6 +6,7 @@ and `Stored` objects of these. Nothing but such classes is made when a file is r
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from netkin import files
-from netkin.errors import ShapeError
+from netkin.errors import FileFault, ShapeError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,10 +103,10 @@ class Statistic(Stored, ABC):
 def packed(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return `value` as JSON; tensors and arrays are put into `tensors` under their `path`."""
     if isinstance(value, (Tensor, np.ndarray)):
-        tensor = torch.as_tensor(value)
-        tensors[path] = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        kind = "array" if isinstance(value, np.ndarray) else "complex" if tensor.is_complex() else "tensor"
-        return {kind: path}
+        tensor = torch.as_tensor(value).detach()
+        tensors[path] = _plain(tensor)
+        special = {torch.bfloat16: "bfloat16"}.get(tensor.dtype, "complex" if tensor.is_complex() else "tensor")
+        return {"array" if isinstance(value, np.ndarray) else special: path}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, slice):
@@ -123,7 +124,21 @@ def packed(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, (tuple, list)):
         parts = [packed(one, tensors, f"{path}.{i}") for i, one in enumerate(value)]
         return {"tuple": parts} if isinstance(value, tuple) else parts
-    return value
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise FileFault(
+        f"a file can't hold a {type(value).__name__}; let what is saved be tensors, numbers, texts, lists and mappings."
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same bits, of a type that NumPy knows."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -140,6 +155,8 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
     makers = {
         "tensor": lambda: tensors[value],
         "complex": lambda: torch.view_as_complex(tensors[value]),
+        "bfloat16": lambda: tensors[value].view(torch.bfloat16),
+        "float": lambda: float(value),
         "array": lambda: tensors[value].numpy(),
         "dtype": lambda: getattr(torch, value),
         "slice": lambda: slice(*value),

@@ -2,9 +2,9 @@
 
 from netkin.training.course import moved
 from netkin.training.digits import trained_digits_net, untrained_digits_net
-from netkin.training.loop import Hook, Record, accuracy, train
+from netkin.training.loop import accuracy, train
 from netkin.training.many import train_many
-from netkin.training.recipe import Recipe
+from netkin.training.recipe import Hook, Recipe, Record
 
 __all__ = [
     "Hook",

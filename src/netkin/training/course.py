@@ -199,7 +199,10 @@ class Loaded:
         return f"{count:,} examples, digest {total % 2**64:016x}"
 
 
-def course_of(data: Any, recipe: Recipe, seed: int) -> Arrays | Loaded:
+Course = Arrays | Loaded
+
+
+def course_of(data: Any, recipe: Recipe, seed: int) -> Course:
     """Return the course of a training over data of any form."""
     arrays = arrays_in(data)
     return Loaded(data, recipe, seed) if arrays is None else Arrays(arrays, recipe, seed)

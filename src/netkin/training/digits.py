@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LinearLR
 
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
-from netkin.training.loop import Hook, Record, train
-from netkin.training.recipe import Recipe
+from netkin.training.loop import train
+from netkin.training.recipe import Hook, Recipe, Record
 
 
 def untrained_digits_net(seed: int) -> nn.Module:

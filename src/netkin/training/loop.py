@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.files import Location, damage_reported
+from netkin.identity import described_call
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
@@ -22,50 +22,9 @@ from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.training import restarts
 from netkin.training.course import TEST_BATCH, course_of, in_order, placed
-from netkin.training.recipe import Recipe, recipe_of
+from netkin.training.recipe import Recipe, Record, as_hooks, recipe_of
 
 Loss = Callable[[Any, Any], Tensor]
-Record = dict[str, float]
-METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
-
-
-class Hook:
-    """What looks at a training, or changes it, on its way; override what you need.
-
-    Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
-    each step. Steps and epochs are counted from 1. `settings` tells a hook from others of its class: a training that
-    was saved with other settings is not continued.
-
-    Example:
-        >>> class OnlyPositive(Hook):
-        ...     def after_step(self, model, step):
-        ...         for weight in model.parameters():
-        ...             weight.clamp_(min=0)
-    """
-
-    settings: Any = None
-
-    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Come in before the first step, and again where a saved training goes on."""
-
-    def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor | None:
-        """Return what is added to the loss of this step, or None."""
-
-    def after_backward(self, model: nn.Module, step: int) -> None:
-        """Change the gradients before they are clipped and used."""
-
-    def after_step(self, model: nn.Module, step: int) -> None:
-        """Look at the weights, or change them, after an update; no graph is built here."""
-
-    def after_epoch(self, model: nn.Module, record: Record) -> None:
-        """Read the record of an epoch that is done."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the hook must know to go on later: tensors, numbers, texts, lists and mappings."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
 
 
 def train(
@@ -79,6 +38,7 @@ def train(
     hooks: Sequence[Any] = (),
     save: Location | None = None,
     every: int | None = None,
+    overwrite: bool = False,
     progress: ProgressOption = None,
     **settings: Any,
 ) -> list[Record]:
@@ -96,8 +56,10 @@ def train(
         loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
         hooks: Objects with some of the methods of `Hook`, or functions of ``(model, step)``.
         save: A file that the state of the training is written to after each epoch. Where there is one of the same
-            training, it goes on from there, bit for bit as if it had not stopped; that of another is refused.
+            training, it goes on from there, bit for bit as if it had not stopped; that of another, or one that another
+            process is at, is refused. `netkin jobs` tells how far it is, and cancels it.
         every: Save after so many steps, not after each epoch.
+        overwrite: Begin anew where `save` holds another training, or anything else.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 
@@ -112,7 +74,12 @@ def train(
     _refuse_settings(chosen, loss, save, every)
     with model_lock(), evaluating(model), random_states_kept(model), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
-        history = _Training(model, data, chosen, test, seed, loss, hooks, save, every).run(progress)
+        training = _Training(model, data, chosen, test, seed, loss, as_hooks(hooks), every)
+        parts = model, chosen, seed, loss, training.hooks, training.course, test
+        identity = restarts.identity_of(*parts) if save is not None else {}
+        call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
+        with restarts.Saving.opened(save, identity, call, overwrite) as saving:
+            history = training.run(saving, progress)
     model.zero_grad(set_to_none=True)
     return history
 
@@ -133,10 +100,10 @@ class _Training:
 
     def __init__(
         self, model: nn.Module, data: Any, recipe: Recipe, test: Any, seed: int, loss: Loss | None,
-        hooks: Sequence[Any], save: Location | None, every: int | None,
+        hooks: Sequence[Any], every: int | None,
     ):  # fmt: skip
-        self.model, self.recipe, self.test, self.seed, self.save, self.every = model, recipe, test, seed, save, every
-        self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), as_hooks(hooks)
+        self.model, self.recipe, self.test, self.seed, self.every = model, recipe, test, seed, every
+        self.device, self.loss, self.hooks = device_of(model), loss or default_loss(recipe), hooks
         self.dtype = recipe.dtype(self.device)
         self.course = course_of(data, recipe, seed)
         self.optimizer = recipe.optimizer_of(model.parameters())
@@ -147,13 +114,6 @@ class _Training:
         self.seconds, self.losses, self.history = 0.0, list[Tensor](), list[Record]()
         self.epoch_state: Tensor = self.course.state
         self.random_state: dict[str, Any] | None = None  # where a training that stopped within an epoch goes on
-        self.identity = {} if save is None else self._identity(loss)
-        for hook in self.hooks:
-            hook.begin(model, self.optimizer)
-        if save is not None and (found := restarts.read(save, self.identity)) is not None:
-            self._load(save, found)
-        else:
-            self._keep()  # a place that can't be written is found before the work
 
     @property
     def total(self) -> int | None:
@@ -165,7 +125,16 @@ class _Training:
     def done(self) -> bool:
         return self.step == self.recipe.steps or self.epoch == self.recipe.epochs
 
-    def run(self, progress: ProgressOption) -> list[Record]:
+    def run(self, saving: restarts.Saving, progress: ProgressOption) -> list[Record]:
+        """Begin, or go on where it stopped, and return the records of all epochs."""
+        self.saving = saving
+        for hook in self.hooks:
+            hook.begin(self.model, self.optimizer)
+        found = saving.read()
+        if found is None:
+            self._keep()  # a place that can't be written is found before the work
+        else:
+            self._load(found)
         with reporting(self.total, f"training, seed {self.seed}", "steps", progress, done=self.step) as report:
             while not self.done:
                 self._epoch(report)
@@ -175,7 +144,8 @@ class _Training:
         restarts.seed_all(self.model, self.seed, self.epoch)
         batches = self.course.epoch(self.within)
         if self.random_state is not None:
-            restarts.load_random_state(self.model, self.random_state)
+            with damage_reported(str(self.saving.path)):
+                restarts.load_random_state(self.model, self.random_state)
             self.random_state = None
         started, before = self._now(), self.seconds
         for batch in batches:
@@ -187,13 +157,16 @@ class _Training:
             if self.step == self.recipe.steps:
                 break
         self.seconds = before + self._now() - started
-        self._refuse_empty()
+        if not self.within:
+            raise ValueFault(f"the data gave no batches in epoch {self.epoch + 1}; pass data that can be read again.")
         self._finish_epoch()
 
     def _update(self, batch: Any) -> None:
         batch = placed(batch, self.device, dtype_of(self.model))
         inputs, step = inputs_of(batch), self.step + 1
-        self._set_rate()
+        rates = self.rates[self.step if self.recipe.epochs is None else self.epoch]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         with autocasting(self.device, self.dtype):
             outputs = outputs_of(self.model, inputs)
             value = self.loss(outputs, labels_of(batch))
@@ -216,11 +189,6 @@ class _Training:
             for hook in self.hooks:
                 hook.after_step(self.model, step)
 
-    def _set_rate(self) -> None:
-        rates = self.rates[self.step if self.recipe.epochs is None else self.epoch]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
     def _finish_epoch(self) -> None:
         self.epoch, self.within = self.epoch + 1, 0
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
@@ -235,7 +203,7 @@ class _Training:
             self._keep()
 
     def _keep(self) -> None:
-        if self.save is None:
+        if self.saving.path is None:
             return
         state = {
             "model": restarts.model_state(self.model), "optimizer": self.optimizer.state_dict(),
@@ -244,10 +212,11 @@ class _Training:
             "losses": torch.stack(self.losses) if self.losses else None, "seconds": self.seconds,
             "history": self.history, "step": self.step, "epoch": self.epoch, "within": self.within,
         }  # fmt: skip
-        restarts.write(self.save, self.identity, state)
+        self.saving.write(state)
+        self.saving.job.advance(self.step, self.total, "steps")
 
-    def _load(self, path: Location, state: Mapping[str, Any]) -> None:
-        with damage_reported(path):
+    def _load(self, state: Mapping[str, Any]) -> None:
+        with damage_reported(str(self.saving.path)):
             restarts.load_model_state(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
@@ -257,47 +226,16 @@ class _Training:
             self.seconds, self.history = state["seconds"], state["history"]
             self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
             of_hooks = list(zip(self.hooks, state["hooks"], strict=True))
+            if not (0 <= self.within <= self.step <= (self.total or self.step) and self.epoch == len(self.history)):
+                raise ValueError(f"it stands at step {self.step:,} of epoch {self.epoch + 1}")
         for hook, own in of_hooks:
             hook.load_state_dict(own)
-
-    def _identity(self, loss: Loss | None) -> dict[str, str]:
-        restarts.seed_all(self.model, self.seed, -1)
-        data = {"set of data": self.course.digest()}
-        if self.test is not None:
-            data["set of test data"] = course_of(self.test, Recipe(steps=1), 0).digest()
-        return restarts.identity_of(self.model, self.recipe, self.seed, loss, self.hooks, data)
-
-    def _refuse_empty(self) -> None:
-        if not self.within:
-            raise ValueFault(f"the data gave no batches in epoch {self.epoch + 1}; pass data that can be read again.")
+        self.saving.job.advance(self.step, self.total, "steps")
 
     def _now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-class _Called(Hook):
-    """A hook made of whatever methods an object has, or of a function."""
-
-    def __init__(self, what: Any):
-        methods = {name: getattr(what, name) for name in METHODS if callable(getattr(what, name, None))}
-        if not methods and callable(what):
-            methods["after_step"] = what
-        if not methods:
-            raise ValueFault(
-                f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
-                f"{type(what).__name__}."
-            )
-        for name, method in methods.items():
-            setattr(self, name, method)
-        self.name = getattr(what, "__qualname__", type(what).__qualname__)
-        self.settings = getattr(what, "settings", None)
-
-
-def as_hooks(hooks: Iterable[Any]) -> list[Any]:
-    """Return hooks with all methods, made of those that were given."""
-    return [hook if isinstance(hook, Hook) else _Called(hook) for hook in hooks]
 
 
 def default_loss(recipe: Recipe) -> Loss:

@@ -19,8 +19,8 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
 from netkin.training.course import arrays_in, placed
-from netkin.training.loop import Loss, Record, default_loss, judged, train
-from netkin.training.recipe import Recipe, recipe_of
+from netkin.training.loop import Loss, default_loss, judged, train
+from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
 
 Look = Callable[[int, nn.Module, int], Any]

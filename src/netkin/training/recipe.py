@@ -1,18 +1,20 @@
-"""The recipe: how a network is trained, apart from the network, its data and its seed."""
+"""The recipe: how a network is trained, apart from the network, its data and its seed; and hooks that change that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 
+Record = dict[str, float]
+METHODS = ("begin", "loss", "after_backward", "after_step", "after_epoch", "state_dict", "load_state_dict")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "steps", "linear", "cosine")
 ORDERS = ("shuffled", "drawn", "given")
@@ -144,6 +146,68 @@ class Recipe:
         if self.schedule == "linear":
             return LinearLR(optimizer, start_factor=1, end_factor=self.end, total_iters=count)
         return CosineAnnealingLR(optimizer, count, eta_min=self.end * first)
+
+
+class Hook:
+    """What looks at a training, or changes it, on its way; override what you need.
+
+    Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
+    each step. Steps and epochs are counted from 1. `settings` tells a hook from others of its class: a training that
+    was saved with other settings is not continued.
+
+    Example:
+        >>> class OnlyPositive(Hook):
+        ...     def after_step(self, model, step):
+        ...         for weight in model.parameters():
+        ...             weight.clamp_(min=0)
+    """
+
+    settings: Any = None
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Come in before the first step, and again where a saved training goes on."""
+
+    def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor | None:
+        """Return what is added to the loss of this step, or None."""
+
+    def after_backward(self, model: nn.Module, step: int) -> None:
+        """Change the gradients before they are clipped and used."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Look at the weights, or change them, after an update; no graph is built here."""
+
+    def after_epoch(self, model: nn.Module, record: Record) -> None:
+        """Read the record of an epoch that is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hook must know to go on later: tensors, numbers, texts, lists and mappings."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+class _Called(Hook):
+    """A hook made of whatever methods an object has, or of a function."""
+
+    def __init__(self, what: Any):
+        methods = {name: getattr(what, name) for name in METHODS if callable(getattr(what, name, None))}
+        if not methods and callable(what):
+            methods["after_step"] = what
+        if not methods:
+            raise ValueFault(
+                f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
+                f"{type(what).__name__}."
+            )
+        for name, method in methods.items():
+            setattr(self, name, method)
+        self.name = getattr(what, "__qualname__", type(what).__qualname__)
+        self.settings = getattr(what, "settings", None)
+
+
+def as_hooks(hooks: Iterable[Any]) -> list[Any]:
+    """Return hooks with all methods, made of those that were given."""
+    return [hook if isinstance(hook, Hook) else _Called(hook) for hook in hooks]
 
 
 def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:

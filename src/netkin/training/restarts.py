@@ -6,12 +6,15 @@ and that of another model, recipe, seed or of other data is refused.
 
 from __future__ import annotations
 
-import math
+import os
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,43 +22,72 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.errors import FileFault, ValueFault
+from netkin.errors import ValueFault
 from netkin.files import Location
 from netkin.identity import function_digest, settings_digest, weights_digest
+from netkin.identity.digests import PLAIN, closed_over
+from netkin.jobs import Job, State, beside, refuse_other
 from netkin.representations.inputs import device_of
-from netkin.training.recipe import Recipe
+from netkin.statistics import statistic
+from netkin.training.course import Course, course_of
+from netkin.training.recipe import METHODS, Recipe
 
 KIND = "training"
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the training flag, hooks, and where parts are registered
 
 
-def write(path: Location, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
-    """Write where a training stands: nested mappings and lists of tensors, numbers and texts."""
-    arrays: dict[str, np.ndarray] = {}
-    progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for people
-    header = {"identity": dict(identity), "progress": progress, "state": _packed(state, arrays)}
-    files.write(path, KIND, header, arrays)
+@dataclass
+class Saving:
+    """The file of a training that can stop and go on, and the job beside it; without a path neither.
 
+    The job's folder, as ``run.netkin.job``, says how far the training is and keeps other processes away.
+    """
 
-def read(path: Location, identity: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return where a training stood, or None where there is no file; that of another training is refused."""
-    if not Path(path).exists():
-        return None
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        held = dict(header["identity"])
-    for name, mark in identity.items():
-        if held.get(name) != mark:
-            raise FileFault(
-                f"{str(path)!r} holds a training with another {name} ({held.get(name)}, not {mark}); give the same, or "
-                "another file."
-            )
-    with files.damage_reported(path):
-        return _unpacked(header["state"], arrays)
+    path: Location | None
+    identity: Mapping[str, str]
+    overwrite: bool
+    job: Job
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool) -> Iterator[Saving]:
+        """Give the place of a training; what another process is at, or what holds anything else, is refused."""
+        files.refuse_output(path, KIND, overwrite=overwrite)
+        job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
+        saving = cls(path, identity, overwrite, job)
+        saving.is_begun()  # refused before the folder is made
+        with job:
+            yield saving
+
+    def is_begun(self) -> bool:
+        """Return whether there is a training to go on with; the file of another one is refused."""
+        if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
+            return False
+        header = files.read_header(self.path, KIND)
+        with files.damage_reported(self.path):
+            held = State(KIND, dict(header["identity"]), folder=str(self.path))
+        refuse_other(held, State(KIND, self.identity))
+        return True
+
+    def read(self) -> dict[str, Any] | None:
+        """Return where the training stood, or None where it is new."""
+        if self.path is None or not self.is_begun():
+            return None
+        header, arrays = files.read(self.path, KIND)
+        with files.damage_reported(self.path):
+            return unpacked(header["state"], arrays)
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Write where the training stands: nested mappings and lists of tensors, numbers and texts."""
+        if self.path is not None:
+            values, arrays = packed(state)
+            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for people
+            header = {"identity": dict(self.identity), "progress": progress, "state": values}
+            files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
 
 
 def identity_of(
-    model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], data: Mapping[str, str]
+    model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], course: Course, test: Any
 ) -> dict[str, str]:
     """Return what tells a training from others, by name and in words.
 
@@ -65,17 +97,21 @@ def identity_of(
         seed: From which orders, augmentation and dropout follow.
         loss: The loss that was given, None for the cross entropy.
         hooks: Those of the training.
-        data: Digests of the data, by what they are for.
+        course: The examples, which are read.
+        test: The data to test on, which are read, or None.
     """
+    seed_all(model, seed, -1)
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    kinds = [(getattr(hook, "name", type(hook).__qualname__), hook.settings) for hook in hooks]
+    names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
+    codes = [(hook.settings, [_does(getattr(hook, name)) for name in METHODS]) for hook in hooks]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
         "model": f"digest {settings_digest([weights_digest(model), form_of(model), still])}",
         "loss": "cross entropy" if loss is None else f"digest {_loss_digest(loss)}",
-        "list of hooks": f"{', '.join(kind for kind, _ in kinds) or 'none'}; digest {settings_digest(kinds)}",
-        **data,
+        "hooks": f"{', '.join(names) or 'none'}; digest {settings_digest([names, codes])}",
+        "data": course.digest(),
+        "test data": "none" if test is None else course_of(test, Recipe(steps=1), 0).digest(),
     }
 
 
@@ -92,6 +128,22 @@ def form_of(model: nn.Module) -> dict[str, str]:
         own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
         found |= {f"{place}.{name}": _attribute(value) for name, value in own.items()}
     return found
+
+
+def _does(method: Any) -> Any:
+    """Return what a method of a hook does, but for objects that it reads, as these may change while it works."""
+    if isinstance(method, partial):
+        return [_does(method.func), _plain([*method.args, *method.keywords.values()])]
+    function = getattr(method, "__func__", method)
+    if not isinstance(function, FunctionType):  # a callable object, or a builtin
+        function = vars(type(function)).get("__call__")
+    if not isinstance(function, FunctionType):
+        return type(method).__qualname__
+    return [function.__code__, _plain([*closed_over(function), *(function.__defaults__ or ())])]
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, PLAIN)]
 
 
 def _attribute(value: Any) -> str:
@@ -157,43 +209,13 @@ def load_random_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"], device_of(model))
 
 
-def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return JSON for a nested value, whose tensors go to `arrays`."""
-    if isinstance(value, Tensor):
-        key = str(len(arrays))
-        plain = value.detach().cpu().contiguous()
-        arrays[key] = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy()
-        return {"tensor": key, "bf16": plain.dtype == torch.bfloat16}
-    if isinstance(value, np.ndarray):
-        return {"array": _packed(torch.from_numpy(value), arrays)}
-    if isinstance(value, Mapping):
-        return {"pairs": [[_packed(key, arrays), _packed(one, arrays)] for key, one in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_packed(one, arrays) for one in value]}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, np.generic):
-        return _packed(value.item(), arrays)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise FileFault(
-        f"a training can't be saved with a {type(value).__name__} in the state of its optimizer or hooks; let these "
-        "hold tensors, numbers, texts, lists and mappings."
-    )
+def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
+    tensors: dict[str, Tensor] = {}
+    values = statistic.packed(state, tensors, "")
+    return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
-def _unpacked(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        found = torch.from_numpy(arrays[value["tensor"]].copy())
-        return found.view(torch.bfloat16) if value["bf16"] else found
-    (kind, inside), *_ = value.items()
-    if kind == "array":
-        return _unpacked(inside, arrays).numpy()
-    if kind == "pairs":
-        return {_unpacked(key, arrays): _unpacked(one, arrays) for key, one in inside}
-    if kind == "float":
-        return float(inside)
-    items = [_unpacked(one, arrays) for one in inside]
-    return tuple(items) if kind == "tuple" else items
+def unpacked(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what `packed` took apart."""
+    return statistic.unpacked(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

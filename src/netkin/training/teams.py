@@ -18,8 +18,8 @@ from torch.func import functional_call, vmap
 
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training.course import Arrays, Pick, augmented, with_margin
-from netkin.training.loop import Loss, Record, autocasting, outputs_of, refuse_non_finite
-from netkin.training.recipe import Recipe
+from netkin.training.loop import Loss, autocasting, outputs_of, refuse_non_finite
+from netkin.training.recipe import Recipe, Record
 
 EPS, BETAS = 1e-8, (0.9, 0.999)  # torch's defaults of Adam
 WARM_UP = 3  # steps before a recording, in which libraries choose their algorithms

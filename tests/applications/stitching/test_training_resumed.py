@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from netkin import files
+from netkin import files, jobs
 from netkin.applications.stitching import map_training as training_module
-from netkin.applications.stitching import training_states
 from netkin.applications.stitching.map_training import trained
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault
@@ -24,7 +23,7 @@ OPTIONS = [
 
 def interrupted_after(monkeypatch, count):
     """Let training be interrupted once it has written so many files."""
-    written, keep = [], training_states.keep_standing
+    written, keep = [], training_module.keep_standing
 
     def writing(*arguments):
         keep(*arguments)
@@ -168,8 +167,21 @@ def test_the_file_of_an_older_netkin_is_refused(tmp_path):
 
 
 def test_half_precision_is_kept(tmp_path):
-    weights = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}
+    weights, begun = {"w": torch.tensor([1 / 3, 1e30], dtype=torch.bfloat16)}, [{"step": 0, "objective": 1.0}]
     with Job(tmp_path, "training", {}) as job:
-        training_states.keep_standing((job, "standing"), training_states.Standing(weights, weights, weights))
-        found = training_states.find_standing((job, "standing"), weights)
-    assert torch.equal(found.now["w"].to(torch.bfloat16), weights["w"])
+        training_module.keep_standing(
+            (job, "standing"), training_module.Standing(weights, weights, weights, history=begun)
+        )
+        found = training_module.find_standing((job, "standing"), weights)
+    assert found.now["w"].dtype == torch.bfloat16
+    assert torch.equal(found.now["w"], weights["w"])
+
+
+def test_the_job_of_a_training_tells_its_steps(tmp_path):
+    a, b, data = two_perceptrons()
+    for patience, rate in ((None, 0.01), (1, 0.2)):
+        settings = TaskLoss(epochs=9, patience=patience, rate=rate, resume=tmp_path / f"{rate}.job")
+        training = trained(joined(a, "1", b, "1", data), data, settings)
+        assert training.stopped == (training.steps < 72) == (patience is not None)
+        state = jobs.read(settings.resume)
+        assert (state.condition, state.progress) == ("done", f"{training.steps} of {training.steps} steps")

@@ -87,6 +87,17 @@ def test_scores_come_nearer_to_the_exact_ones_with_more_buckets():
         assert errors[1] < errors[0] / 1.8, kernel
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("kernel", ["features", "product", "hadamard", "psi"])
+def test_scales_of_features_and_gradients_change_no_score(kernel, scale):
+    (F, G, labels), (P, Q, _) = five_classes(200, 1, d=6), five_classes(50, 2, d=6)
+    plain, scaled = sketched(F, G, labels, kernel, 32), sketched(scale * F, scale * G, labels, kernel, 32)
+    one, other = (fitted(own.parts, own.n, kernel) for own in (plain, scaled))
+    assert other.ridge == one.ridge
+    wanted = one.scores(new_rows(kernel, P, Q))
+    assert torch.allclose(other.scores(new_rows(kernel, scale * P, scale * Q)), wanted, atol=1e-7)
+
+
 def test_labels_have_signs_where_the_kernel_keeps_them_and_none_where_they_cancel():
     """In the paper's product of sketched kernels the sign of g fᵀ cancels, and signed labels fit nothing."""
     (F, G, labels), (P, Q, wanted) = five_classes(2000, 1), five_classes(1000, 2)

@@ -163,8 +163,9 @@ class _Study:
 
     def _compare_all(self, job: Job, save: str | os.PathLike[str] | None) -> None:
         """Compare the steps that are not finished, and write the series after each."""
-        finished = {step: job.find(self._part(step)) for step in self.run.steps}
-        self.done = {step: unpacked(part.values, part.arrays) for step, part in finished.items() if part is not None}
+        kept = {step: job.recall(self._part(step), lambda part: unpacked(part.values, part.arrays))
+                for step in self.run.steps}  # fmt: skip
+        self.done = {step: found for step, found in kept.items() if found is not None}
         # the final one first: no series is without it, and its rows are there for all others
         waiting = [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step not in self.done]
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):

@@ -18,29 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from netkin import files
 from netkin.applications.stitching.caching import InMemory, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
 from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.stitch_records import Record, Sample, Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training_states import (
-    Place,
-    Standing,
-    Weights,
-    adam_state,
-    find_standing,
-    keep_standing,
-    load_adam,
-)
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, Part
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
+from netkin.results.records import checked
+from netkin.training.restarts import packed, unpacked
+
+Weights = dict[str, Tensor]
+Place = tuple[Job, str]  # a job, and the name of its part
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,23 @@ class Training:
     kept: str
     examples: int
     data: str = ""  # the mark of the examples trained on
+
+
+@dataclass
+class Standing:
+    """How far a training has come: its weights at first, now and at their best, and what was recorded.
+
+    The order of the examples is a function of seed and epoch, so that this is all there is to know.
+    """
+
+    first: Weights
+    now: Weights
+    best: Weights
+    step: int = 0
+    best_step: int = 0
+    waited: int = 0  # records since the best one
+    history: list[Record] = field(default_factory=list)
+    adam: dict[str, Any] = field(default_factory=dict)
 
 
 def trained(
@@ -146,9 +160,10 @@ class _Trainer:
                 f"{str(self.settings.resume)!r} holds a training of {found.step:,} steps, and {self.total:,} are asked "
                 "for; ask for as many or more, or give another path."
             )
-        if found is not None:
-            self.network.transformation.load_state_dict(found.now)
-            load_adam(self.optimizer, found.adam)
+        if found is not None and self.place is not None:
+            with files.damage_reported(str(self.place[0].folder)):
+                self.network.transformation.load_state_dict(found.now)
+                self.optimizer.load_state_dict(found.adam)
         return found
 
     @contextmanager
@@ -191,7 +206,13 @@ class _Trainer:
             with reporting(self.total, "training", "steps", done=self.standing.step) as report:
                 while self.standing.step < self.total and not self._out_of_patience:
                     self._epoch(report)
+            self._tell(self.standing.step)  # which patience may have ended early
             return self._finished()
+
+    def _tell(self, total: int) -> None:
+        """Say how far a job is that is nothing but this training."""
+        if self.place is not None and self.settings.resume is not None:
+            self.place[0].advance(self.standing.step, total, "steps")
 
     def _epoch(self, report: Report) -> None:
         number, start = divmod(self.standing.step, self.course.per_epoch)
@@ -248,8 +269,9 @@ class _Trainer:
         standing.history.append({**passed, "training_loss": float(losses.mean()), **judged})
         self.losses = []
         if self.place is not None:
-            standing.adam = adam_state(self.optimizer)
+            standing.adam = self.optimizer.state_dict()
             keep_standing(self.place, standing)
+            self._tell(self.total)
 
     def _judged(self, when: str) -> Record:
         settings, transformation = self.settings, self.network.transformation
@@ -291,6 +313,42 @@ class _Trainer:
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
             self.course.examples, str(self.digests["data"]),
         )  # fmt: skip
+
+
+def keep_standing(place: Place, standing: Standing) -> None:
+    """Keep where a training stands; a request to cancel ends it here."""
+    job, name = place
+    values, arrays = packed(vars(standing))
+    job.keep(name, {"state": values}, arrays)
+    job.check()
+
+
+def find_standing(place: Place, first: Weights) -> Standing | None:
+    """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
+    job, name = place
+    standing = job.recall(name, _unpacked)
+    if standing is None:
+        return None
+    if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
+        raise FileFault(
+            f"{str(job.folder)!r} holds a training that began from another transformation; give the same one, or "
+            "another path."
+        )
+    return standing
+
+
+def _unpacked(part: Part) -> Standing:
+    standing = checked(Standing, unpacked(part.values["state"], part.arrays))
+    if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
+        raise ValueError(f"it has no record of step {standing.best_step}")
+    return standing
+
+
+def _near(held: Tensor, first: Tensor) -> bool:
+    # solved again on another device a map may differ by rounding
+    if held.shape != first.shape:
+        return False
+    return bool((held.double() - first.double()).norm() <= 1e-2 * first.double().norm().clamp(min=1e-30))
 
 
 def _weights(network: Stitched) -> Weights:

@@ -14,11 +14,10 @@ from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluated_all
 from netkin.applications.stitching.fitting import Fit, fitted, refuse_unsteady
 from netkin.applications.stitching.joining import Cutting, both_lent, stitched_network
-from netkin.applications.stitching.map_training import trained
+from netkin.applications.stitching.map_training import Place, trained
 from netkin.applications.stitching.matching import find
 from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training_states import Place
 from netkin.applications.stitching.transformations import refuse_unfit_rank
 from netkin.comparing.request import name_of
 from netkin.errors import ValueFault

@@ -32,13 +32,14 @@ from netkin.comparing.request import name_of
 from netkin.comparing.study import found_measures
 from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import settings_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, Part
 from netkin.memory import free_memory
 from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import device_of
 from netkin.results import Comparison
 from netkin.results.packing import packed, unpacked
+from netkin.results.records import checked
 
 FLATTERED = (
     "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
@@ -68,13 +69,12 @@ class _Outcome:
         return {**asdict(self), "evaluation": judged and numbers}
 
     @classmethod
-    def unpacked(cls, values: Mapping[str, Any]) -> _Outcome:
+    def unpacked(cls, part: Part) -> _Outcome:
         """Return what `packed` was made from."""
-        found: dict[str, Any] = dict(values["evaluation"] or {})
+        found: dict[str, Any] = dict(part.values["evaluation"] or {})
         for key, number in found.items():
             found[key] = float(number) if isinstance(number, str) and key != "digest" else number
-        evaluation = Evaluation(**found) if found else None
-        return cls(**{**values, "few": tuple(values["few"]), "evaluation": evaluation})
+        return checked(cls, {**part.values, "evaluation": found or None})
 
 
 class Sweep:
@@ -107,9 +107,9 @@ class Sweep:
     def run(self, interruption: Interruption) -> Comparison:
         """Return the comparison; an interruption that was asked for leaves the rest as holes."""
         for key in self.work:
-            part = self.job.find(self._part(key))
-            if part is not None:
-                self.outcomes[key] = _Outcome.unpacked(part.values)
+            known = self.job.recall(self._part(key), _Outcome.unpacked)
+            if known is not None:
+                self.outcomes[key] = known
         with both_lent(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
@@ -243,9 +243,9 @@ class Sweep:
 
     def _similarity(self) -> Comparison:
         """Return the comparison of the same pairs of layers on the test data."""
-        part = self.job.find(self._similarity_part)
-        if part is not None:
-            return unpacked(part.values, part.arrays)
+        known = self.job.recall(self._similarity_part, lambda part: unpacked(part.values, part.arrays))
+        if known is not None:
+            return known
         data, examples = self.asked.judging
         options = self._asked_of_similarity | {"examples": examples, "names": self.names}
         found = compare(self.a, self.b, data, self.asked.measures, **options)

@@ -38,7 +38,7 @@ Rows = dict[str, dict[str, Tensor]]  # of each layer the features and, where the
 Take = Callable[[Any, Rows], None]
 
 KIND = "kernel ridge"  # of a file
-RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, over the mean of the kernel's diagonal
+RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples
 
 
 def kernel_ridge(
@@ -72,8 +72,8 @@ def kernel_ridge(
         buckets: into how many sums the examples go.
         stacks: into how many of these sums each example goes.
         seed: of the buckets and the signs of the examples.
-        ridge: α over the mean of the kernel's diagonal; None for the best of `RIDGES`, for each layer, when every
-            bucket is predicted from the others.
+        ridge: α as a multiple of Tr K̃ over the number of examples; None for the best of `RIDGES`, for each layer,
+            when every bucket is predicted from the others.
         classes: how many there are; None for as many as the labels show.
         shape: what one example is, for all layers or by name; None for `pool` and `mean`.
         beta: the exponent by which the prediction is tempered whose loss gives the gradients.
@@ -116,7 +116,8 @@ def kernel_ridge(
 class LayerRidge:
     """The fit at one layer: the scores of the classes are ``coefficients k(x)``.
 
-    `ridge` is over the mean of the kernel's diagonal; `sums` hold the buckets of each part that the kernel reads.
+    `ridge` is α as a multiple of Tr K̃ over the number of examples; `sums` hold the buckets of each part that the kernel
+    reads.
     """
 
     kernel: str
@@ -216,7 +217,7 @@ class KernelRidge:
 
     @property
     def ridge(self) -> dict[str, float]:
-        """The ridge of each layer, over the mean of its kernel's diagonal."""
+        """The ridge of each layer: α as a multiple of Tr K̃ over the number of examples."""
         return {name: fit.ridge for name, fit in self.fits.items()}
 
     def predict(
