@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,10 @@ def other_measures(lab: Lab) -> Finding:
         measured |= {f"{name}, desideratum {d}": one for d, one in zip(DESIDERATA, scores(table, sets), strict=True)}
     controls["Task2Vec, SVHN with itself minus SVHN with others"] = jackknifed(partial(_inside, ours), sets)
     controls["Fisher–Rao distance, CIFAR-100 told from SVHN"] = jackknifed(partial(_told, ours), sets)
-    curves = {f"Similarity by {name}": pairs_curve(table, sets) for name, table in tables.items()}
+    curves: dict[str, dict[str, list[Any]]] = {}
+    for name, table in tables.items():
+        means = pair_means(table, sets)
+        curves[f"Similarity by {name}"] = {"sets": list(means), "similarity": [float(one[0]) for one in means.values()]}
     note = (
         f"Task2Vec is the diagonal of the Fisher information of all filters but the head's, on {SEEN[lab.scale]} test "
         "images, one y drawn for each; similarity is 1 minus its distance. y of the Fisher–Rao norm is from the "
