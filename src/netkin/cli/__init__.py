@@ -53,9 +53,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, recommend, report, show, measures, layers,
-    data,
-    reproduce, jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, recommend, report, show, measures,
+    layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)
