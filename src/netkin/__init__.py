@@ -67,7 +67,7 @@ _ROOMS = {
     ],
     "netkin.representations": ["activations", "gradients", "layers", "recording", "shapes"],
     "netkin.representations.filters": ["AtomConv2d", "decompose", "recompose"],
-    "netkin.results": ["Comparison", "Comparisons", "Series", "load"],
+    "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
@@ -77,6 +77,7 @@ _ROOMS = {
         "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
     ],
     "netkin.applications.subspaces": ["atom_similarity", "nearest_networks", "share_coefficients"],
+    "netkin.applications.transfer": ["compare_tasks", "recommend"],
     "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
@@ -99,7 +100,7 @@ _UNLISTED = {
     "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
     "netkin.applications.transfer": [
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
-        "mean_embedding_norm", "task2vec", "task2vec_distance", "transfer_scores",
+        "mean_embedding_norm", "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
     ],
     "netkin.applications.subspaces": ["Decorrelation", "NearestNetworks", "Sharing"],
     "netkin.comparing": ["model_directions"],
