@@ -1,6 +1,6 @@
 """Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
 
-With ``--check``, say which of the first three is old.
+In `recommend.md`, a guide, the part between two marks is written. With ``--check``, say which of these is old.
 """
 
 from __future__ import annotations
@@ -186,7 +186,39 @@ def in_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+# --- recommend.md -----------------------------------------------------------------------------------------------------
+
+
+def page_of_recommending() -> str:
+    """Return the guide to the recommender with the table of the recorded claim, at gpu scale where there is one."""
+    start, rest = GUIDE.read_text().split(MARKS[0])
+    found = sorted((one for one in records() if one.id == "gradients/recommender"), key=lambda one: one.scale)
+    table = judged_scores(found[-1]) if found else "The scores are not judged yet.\n"
+    return f"{start}{MARKS[0]}\n{table}{MARKS[1]}{rest.split(MARKS[1])[1]}"
+
+
+def judged_scores(claim: Claim) -> str:
+    """Return how well each score agrees with what fine-tuning and a probe reach, and what it costs."""
+    tuned, probed = (curve for title, curve in claim.curves.items() if title.startswith("Agreement with"))
+    costs = next(curve for title, curve in claim.curves.items() if title.startswith("Behind the best"))
+    head = ["score", "τ, fine-tuning", "weighted τ", "τ, linear probe", "weighted τ", "shuffled labels", "passes"]
+    rows = []
+    for k, name in enumerate(tuned["score"]):
+        numbers = [f"{curve[word][k]:.2f} ± {curve[f'{word} ±'][k]:.2f}" for curve in (tuned, probed)
+                   for word in ("τ", "weighted τ")]  # fmt: skip
+        control = f"{claim.controls[name].value:.2f}" if name in claim.controls else "–"
+        passes = f"{costs['forward passes'][costs['score'].index(name)]:g}" if name in costs["score"] else "–"
+        rows.append(f"| {' | '.join([name, *numbers, control, passes])} |\n")
+    lines = [f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{''.join(rows)}\n"]
+    lines += [f"Random ranks: {claim.measured['random ranks']}. {claim.note}\n\n"]
+    facts = [f"{claim.scale} scale", claim.provenance.get("data", ""), claim.provenance.get("device", "")]
+    return "".join([*lines, f"*{'; '.join(filter(None, [*facts, claim.created[:10]]))}.*\n"])
+
+
 PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}
+GUIDE, MARKS = FOLDER / "recommend.md", ("<!-- the table: made by generate.py -->", "<!-- end of the table -->")
+if GUIDE.exists():
+    PAGES["recommend.md"] = page_of_recommending
 
 
 def out_of_date() -> list[str]:

@@ -10,7 +10,17 @@ from functools import partial
 
 from torch import nn
 
-from netkin.sources.architectures import CharLSTM, ConvNet, ResNet, svcca_convnet, thin, tiny10
+from netkin.sources.architectures import (
+    Bottleneck,
+    CharLSTM,
+    ConvNet,
+    ResNet,
+    resnet18,
+    resnet50,
+    svcca_convnet,
+    thin,
+    tiny10,
+)
 from netkin.training import Recipe
 
 CHARACTERS = 65  # of tiny Shakespeare
@@ -55,6 +65,10 @@ def _narrow_tiny10() -> nn.Module:
 _SMALL = Recipe(epochs=10, batch=64, decay=5e-4, schedule="steps", precision="auto", drop_last=True, shift=4)
 _LARGE = _SMALL.but(epochs=30, batch=512, schedule="cosine", warmup=2)
 _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosine", clip=1.0, order="drawn")
+# of several sets of images, each seen for as many steps; not mirrored, since one holds digits
+_TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
+_FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
         "convnet": Network(lambda: svcca_convnet(width=16), _SMALL.but(rate=0.02)),
@@ -62,6 +76,8 @@ RECIPES: dict[str, dict[str, Network]] = {
         "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, rate=0.05)),
         "resnet20w1": Network(lambda: ResNet((1, 1, 1), (8, 16, 32)), _SMALL.but(epochs=4, batch=50, rate=0.05)),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
+        "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
+        "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),
     },
     "gpu": {
         "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
@@ -71,6 +87,8 @@ RECIPES: dict[str, dict[str, Network]] = {
             f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.2, flip=True))
             for width in (1, 2, 3)
         },
+        "resnet18": Network(resnet18, _TASKS),
+        "resnet50": Network(resnet50, _TASKS),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }

@@ -71,9 +71,9 @@ def test_the_page_of_reproductions_says_what_is_recorded(copied, tmp_path):
         "At cpu scale: **holds**. The paper says “a copy is half as large” (Fig. 3); here size is 0.512 ± 0.012",
         "| number | ours | control |\n|---|---|---|\n| size | 0.512 ± 0.012 (n = 3) | 0.900 ± 0.010 (n = 3) |\n",
         "| time | 2 |  |\n",
-        "One was larger.\n\n*toys, 6 images; CPU, 2 threads; seeds 0, 1; 0 s; netkin 0.1.0; 2025-01-02.*\n",
+        "One was larger.\n\n*toys, 6 images; CPU, 2 threads; seeds 0, 1; 0.0 s; netkin 0.1.0; 2025-01-02.*\n",
         "At gpu scale: **holds in part**. ",
-        "\n*toys, 6 images; CPU, 2 threads; 0 s; netkin 0.1.0; 2025-01-02.*\n",
+        "\n*toys, 6 images; CPU, 2 threads; 0.0 s; netkin 0.1.0; 2025-01-02.*\n",
     ):
         assert line in text
     assert "a copy is half as large" in (tmp_path / "docs" / "claims.html").read_text()
@@ -118,7 +118,7 @@ def test_the_map_names_every_file_of_the_pass():
     assert {name for name in files - {"compare.py"} if f"comparing/{name}" not in text} == set()
 
 
-RESULTS = ("Comparison", "Series", "Statistics")  # made by netkin, not by users
+RESULTS = ("Comparison", "Ranking", "Series", "Statistics")  # made by netkin, not by users
 
 
 @pytest.mark.parametrize("name", sorted(set(nk.__all__) - {*RESULTS, "NetkinError", "__version__", "shapes"}))
@@ -130,7 +130,8 @@ def test_calls_with_many_parameters_describe_each(name):
 
 @pytest.mark.parametrize("name", [
     "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
-    "explain", "gradients", "model_directions", "stitch", "stitch_all", "stitch_many", "train", "train_many",
+    "explain", "gradients", "model_directions", "recommend", "stitch", "stitch_all", "stitch_many", "train",
+    "train_many",
 ])  # fmt: skip
 def test_every_long_call_takes_progress(name):
     assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

@@ -13,13 +13,14 @@ from click.testing import CliRunner
 from netkin.cli import cli
 from netkin.comparing.compare import compare, compare_many
 from netkin.measures import registry
+from netkin.sources import load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
-    "adding-a-measure", "adding-a-statistic", "collecting", "compression", "federated", "gradients",
-    "learning-dynamics", "freeze-training", "interpretation", "jobs", "reproducing", "stitching", "subspaces",
-    "training",
+    "adding-a-measure", "adding-a-statistic", "collecting", "compression", "gradients", "learning-dynamics",
+    "federated",
+    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
@@ -32,7 +33,13 @@ def saved_results():
     compare_many(models).save("many.netkin")
 
 
-BEFORE = {"reading-a-report": saved_results}
+def saved_weights():
+    """Save the weights of the two networks that the guide to the recommender ranks."""
+    for seed, name in enumerate(("a.pt", "b.pt")):
+        torch.save(load_model("netkin:digits", seed=seed).state_dict(), name)
+
+
+BEFORE = {"reading-a-report": saved_results, "recommend": saved_weights}
 
 
 def blocks(page):

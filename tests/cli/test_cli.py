@@ -65,7 +65,7 @@ def test_commands_that_compare_share_their_options(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["collect", "compare", "compress", "dynamics", "explain", "merge", "reproduce", "stitch"]
+    "name", ["collect", "compare", "compress", "dynamics", "explain", "merge", "reproduce", "stitch", "tasks"]
 )
 def test_long_commands_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
@@ -74,7 +74,7 @@ def test_long_commands_can_be_quiet(name, monkeypatch):
     monkeypatch.setattr(cli.commands[name], "callback", look)
     needed = {"compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
               "stitch": "a b --data d", "compress": "a --data d --layer l", "collect": "a --data d --out o",
-              "merge": "1 --out o", "reproduce": "svcca"}  # fmt: skip
+              "merge": "1 --out o", "reproduce": "svcca", "tasks": "a=m,d"}  # fmt: skip
     for line in (f"{name} {needed[name]} --quiet", f"{name} {needed[name]}"):
         assert click.testing.CliRunner().invoke(cli, line.split()).exit_code == 0
     assert chosen == [False, None]

@@ -25,6 +25,7 @@ LINES = {
     "merge": "merge part.stats --out all.stats",
     "dynamics": f"dynamics run --model {MODEL} {PASS} --report run.html",
     "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
+    "tasks": f"tasks a={MODEL},digits:test b={MODEL},digits:train --examples 40 --layers relu1 --report tasks.html",
     "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin",
     "report": "report ab.netkin --out again.html",
     "show": "show ab.netkin",
@@ -40,6 +41,7 @@ NEEDY = {  # what needs a package that is not there, and the extra that brings i
     "compare --figure ab.png": (f"compare {MODEL} {PASS} --figure ab.png", "figures"),
     "dynamics --figure": (f"dynamics run --model {MODEL} {PASS} --figure run.svg", "figures"),
     "stitch --figure": (f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --figure ab.pdf", "figures"),
+    "tasks --figure": (f"tasks a={MODEL},digits:test --figure tasks.png", "figures"),
     "images": (f"compare {MODEL} --data images:pictures", "images"),
     "hf": ("layers hf:bert", "hf"),
 }

@@ -26,6 +26,9 @@ COMMANDS = {
     "stitch --report": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report OUT.html",
     "stitch --figure": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --figure OUT.pdf",
     "stitch --map": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --map OUT",
+    "tasks --save": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --save OUT",
+    "tasks --report": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --report OUT.html",
+    "tasks --figure": f"tasks a={MODEL},digits:test --examples 40 --layers relu1 --seeds 1 --figure OUT.svg",
     "compress --save": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save OUT",
     "report --out": "report ab.netkin --out OUT.html",
 }
@@ -74,7 +77,7 @@ def test_with_force_it_is_written_over_and_then_again_without(netkin, place, nam
         result = netkin(given)
         assert result.exit_code == 0, result.stderr
     assert files.kind_of(output_of(line)) in (
-        "comparison", "page", "figure", "statistics", "series", "stitch", "compressed"
+        "comparison", "comparisons", "page", "figure", "statistics", "series", "stitch", "compressed"
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import netkin as nk
 
 HOUSE = Path(nk.__file__).parent
-REACHED = {"calls": 69, "functions": 44, "files": 13, "changes of room": 13}  # of two models with one layer each
+REACHED = {"calls": 68, "functions": 43, "files": 13, "changes of room": 13}  # of two models with one layer each
 
 
 class Batches(list):

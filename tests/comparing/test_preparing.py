@@ -49,7 +49,7 @@ def test_pairs_that_do_not_fit_in_memory_together_are_prepared_after_each_other(
     whole = nk.compare(model, model, data, measures=MEASURES)
     assert [len(call) for call in prepared] == [10, 10, 5]
     prepared.clear()
-    monkeypatch.setattr(tabulating, "BYTES", 1)
+    monkeypatch.setattr(tabulating, "READ", 1)
     parts = nk.compare(model, model, data, measures=MEASURES)
     assert [len(call) for call in prepared] == [1] * 25
     for measure in MEASURES:

@@ -278,3 +278,26 @@ def test_blocks_of_a_product_find_the_same_neighbours_as_a_sort():
             order = sorted((k for k in range(53) if k != row), key=lambda k: -float(everything[row, k]))
             assert places[row].tolist() == order[:5]
             assert values[row].tolist() == pytest.approx([float(everything[row, k]) for k in order[:5]], abs=1e-12)
+
+
+def test_rounding_does_not_count_as_a_direction():
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nk.AtomConv2d(6, 8, 3, atoms=3)) for _ in range(2)]
+    nets[1][0].atoms.data = torch.einsum("ab,bhw->ahw", torch.randn(3, 3), nets[0][0].atoms.data)
+    plain = [nk.recompose(net) for net in nets]
+    for kind in (torch.float32, torch.bfloat16):
+        found = nk.compare(*(net.to(kind) for net in plain), measures="grassmann(atoms=5)")
+        assert found["0", "0"] == pytest.approx(1, abs=1e-3 if kind is torch.float32 else 0.02)
+
+
+def test_a_strange_number_of_directions_is_refused():
+    with pytest.raises(ValueFault, match="`atoms` is a number of directions, or 0 for the layer's own atoms; got -1"):
+        nk.grassmann(atoms(0), atoms(1), atoms=-1)
+
+
+def test_dependent_atoms_are_not_said_to_span_everything():
+    D = atoms(0, m=9)
+    D[8] = D[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(nk.grassmann(D, D)) == pytest.approx(1)

@@ -234,3 +234,46 @@ def test_the_matrix_of_filters_has_a_row_for_each_pair_of_channels():
     layer = nn.Conv2d(2, 3, 3)
     F = filter_matrix(layer)
     torch.testing.assert_close(F[1 * 3 + 2], layer.weight[2, 1].detach().double().flatten())
+
+
+def test_what_was_frozen_stays_frozen_both_ways():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    model[0].weight.requires_grad_(False)
+    made = nk.decompose(model).model
+    assert [one.requires_grad for one in made[0].parameters()] == [False, False, True]
+    assert all(one.requires_grad for one in made[1].parameters())
+    back = nk.recompose(nk.freeze_except(made, ()))
+    assert not any(one.requires_grad for one in back.parameters())
+    assert [one.requires_grad for one in nk.recompose(nk.decompose(model).model).parameters()] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_networks_of_atoms_are_trained_many_at_once_like_one_by_one():
+    x, y = torch.randn(24, 3, 8, 8), torch.arange(24) % 2
+
+    def build(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nk.AtomConv2d(3, 4, 3, atoms=3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+    together, alone = [build(seed) for seed in (0, 1)], [build(seed) for seed in (0, 1)]
+    nk.train_many(together, (x, y), epochs=2, batch=8, seeds=[0, 1], progress=False)
+    for seed, model in enumerate(alone):
+        nk.train(model, (x, y), epochs=2, batch=8, seed=seed, progress=False)
+    for one, other in zip(together, alone, strict=True):
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_a_state_dict_and_a_copy_hold_all(tmp_path):
+    layer = nk.AtomConv2d(4, 8, 3, atoms=2, block=(2, 4))
+    assert list(layer.state_dict()) == ["atoms", "coefficients", "bias"]
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    other = nk.AtomConv2d(4, 8, 3, atoms=2, block=(2, 4))
+    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    x = torch.randn(1, 4, 5, 5)
+    torch.testing.assert_close(other(x), layer(x))
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))

@@ -77,6 +77,7 @@ def test_each_can_be_built_for_another_number_of_classes(name):
         ("resnet44a", 658_586),
         ("resnet56a", 853_018),
         ("resnet18", 11_173_962),
+        ("resnet50", 23_520_842),
         ("alexnet", 23_272_266),
         ("vgg11", 9_231_114),
         ("efficientnet_lite0", 4_652_008),

@@ -20,11 +20,13 @@ from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
+from netkin.cli.recommend import recommend
 from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
 from netkin.cli.show import show
 from netkin.cli.stitch import stitch
+from netkin.cli.tasks import tasks
 
 
 class Remembering(click.Group):
@@ -52,8 +54,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, compress, report, show, measures, layers, data,
-    reproduce, jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, recommend, report, show, measures,
+    layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -32,6 +32,10 @@ EXAMPLES = click.option(
 )
 BALANCED = click.option("--balanced", is_flag=True, help="With --examples: as many of each class.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
+_RESIZE = click.option(
+    "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
+)
+_EXACT = click.option("--exact-model", is_flag=True, help="On a GPU: don't round float32 to TF32 in the models.")
 _COMPARING = (
     click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`."),
     click.option(
@@ -44,9 +48,7 @@ _COMPARING = (
     click.option(
         "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
     ),
-    click.option(
-        "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
-    ),
+    _RESIZE,
     EXAMPLES,
     BALANCED,
     click.option(
@@ -90,7 +92,20 @@ _ERRORS = (
         callback=_refuse_alone,
         help="With --errors: the number of chunks.",
     ),
-    click.option("--exact-model", is_flag=True, help="On a GPU: don't round float32 to TF32 in the models."),
+    _EXACT,
+)
+_SKETCHING = (
+    click.option(
+        "--seeds",
+        type=click.IntRange(min=1),
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="Seeds over which values are averaged; STATISTICS have their own.",
+    ),
+    click.option(
+        "--independent-buckets", is_flag=True, help="Buckets of its own for each task, also where tasks share data."
+    ),
 )
 
 
@@ -103,6 +118,13 @@ def collecting_options(command: Command) -> Command:
     """Give a command the options of a pass whose statistics are kept; without a measure all linear ones are served."""
     measures = _measures([], "Those to be served; without any all linear ones. See `netkin measures`.")
     return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, QUIET)
+
+
+def task_options(command: Command) -> Command:
+    """Give a command the options of sketches that are made of each task by itself."""
+    text = "Measures of sketches; without any sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS."
+    shared = [one for one in _COMPARING if one is not _RESIZE]
+    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, QUIET)
 
 
 def following_options(command: Command) -> Command:

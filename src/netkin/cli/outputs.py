@@ -13,7 +13,7 @@ import click
 from netkin.errors import FileFault, MissingExtra
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons, Series
+    from netkin.results import Comparison, Comparisons, Ranking, Series
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
@@ -67,7 +67,7 @@ class Outputs:
         if said:
             click.echo(said, err=True)
 
-    def draw(self, result: Comparison | Comparisons | Series, page: Path | None, figure: Path | None) -> None:
+    def draw(self, result: Comparison | Comparisons | Series | Ranking, page: Path | None, figure: Path | None) -> None:
         """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 

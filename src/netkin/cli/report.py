@@ -16,7 +16,7 @@ from netkin.cli.statistics import held_by
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons, Series
+    from netkin.results import Comparison, Comparisons, Ranking, Series
 
 EXAMPLE = """\b
 Example:
@@ -31,9 +31,9 @@ Example:
 @JSON
 @refusing
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
-    """Make one page for the browser of what is saved in each FILE: comparisons, or the series of one run.
+    """Make one page for the browser of what is saved in each FILE: comparisons, the series of one run, or a ranking.
 
-    Such a file is written by `netkin compare --save`, `netkin stitch --save` and `netkin dynamics --save`, or by `save`
+    Such a file is written by the option --save of `netkin compare`, `stitch`, `dynamics` and `recommend`, or by `save`
     in Python.
     """
     from netkin.reporting import report as write_report
@@ -52,13 +52,15 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _one_by_one(saved: list[Comparison | Comparisons | Series]) -> list[Comparison]:
+def _one_by_one(saved: list[Comparison | Comparisons | Series | Ranking]) -> list[Comparison]:
     """Return the comparisons of several files, in order; a file may hold many."""
-    from netkin.results import Series
+    from netkin.results import Ranking, Series
 
     found: list[Comparison] = []
     for result in saved:
         if isinstance(result, Series):
             raise ValueFault(f"the series of run {result.run!r} fills a page by itself; give it a command of its own.")
+        if isinstance(result, Ranking):
+            raise ValueFault(f"the ranking for {result.data} fills a page by itself; give it a command of its own.")
         found += result.values() if isinstance(result, Mapping) else [result]
     return found

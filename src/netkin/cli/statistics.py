@@ -12,7 +12,7 @@ from netkin.errors import FileFault
 if TYPE_CHECKING:
     from netkin.comparing import Statistics
 
-FINISHED = ("comparison", "comparisons", "series")
+FINISHED = ("comparison", "comparisons", "ranking", "series")
 
 
 def held_by(path: str | Path) -> str:

@@ -111,7 +111,8 @@ class Alignment:
         for left, right in rectangles:
             for ours in self._by_size(left):
                 for theirs in self._by_size(right):
-                    self._join(ours, theirs)
+                    if (size := _common(ours[0], theirs[0])) is not None:
+                        self.rectangles.append(([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs]))
 
     def pair(self, a: Key, b: Key) -> tuple[Key, Key]:
         """Return the keys under which layers `a` and `b` meet."""
@@ -148,11 +149,6 @@ class Alignment:
         layers = [self.given[key] for key in keys]
         sizes = dict.fromkeys(map(_size, layers))
         return [[layer for layer in layers if _size(layer) == size] for size in sizes]
-
-    def _join(self, ours: list[LayerSize], theirs: list[LayerSize]) -> None:
-        size = _common(ours[0], theirs[0])
-        if size is not None:
-            self.rectangles.append(([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs]))
 
     def _at(self, layer: LayerSize, size: tuple[int, ...]) -> Key:
         here = _at(layer, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ class Pass:
         self._digest = DataDigest()
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
+        self._numbered = self._paired  # whether one number tells an example, whichever model sees it
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows
@@ -74,7 +75,7 @@ class Pass:
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
-        self._start = feed.start
+        self._start, self._numbered = feed.start, self._paired or feed.is_one
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
@@ -117,16 +118,25 @@ class Pass:
             if self._targets or self._by_content:
                 self._keep_gradients(runner, own)
         self._look(kept, batches)
-        count = self._examples_in(kept, known) if self._paired else _examples_of_all(batches)
+        if self._paired:
+            count = self._examples_in(kept, known)
+        else:  # those of different data together
+            count = sum({id(own): runner.length(own) or 0 for runner, own in batches.items()}.values())
         self._numbers = self._start + self.examples + np.arange(count)
-        if known is not None and self._paired:
+        if known is not None and self._numbered:
             self._digest.update(_contents(batches), self._numbers)
-        with self._protected():
+        with ExitStack() as stack:
+            if self.interruption.wanted:  # which waits for the end of the batch
+                stack.enter_context(self.interruption.held())
+            if self._rounds:
+                stack.enter_context(exact_matrix_products())
             if self.statistics is None:
                 counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
                 self._begin(counts)
-            for part in [kept] if self._paired else [_of_model(kept, runner.name) for runner in batches]:
-                self._fold(part)
+            if self._paired:
+                self._fold(kept)
+            for runner in () if self._paired else batches:
+                self._fold({key: one for key, one in kept.items() if self._layers[key].model == runner.name})
             self.examples, self.batches = self.examples + count, self.batches + 1
         if self.examples > (self.study.examples or 0):
             self._refuse_outgrown()
@@ -227,15 +237,6 @@ class Pass:
             )
         return next(iter(single.values()), None) or known or min(one.length for one in kept.values())
 
-    def _protected(self) -> AbstractContextManager[Any]:
-        """Return a context that Ctrl-C waits for, where it is to end the pass, and in which products are exact."""
-        stack = ExitStack()
-        if self.interruption.wanted:
-            stack.enter_context(self.interruption.held())
-        if self._rounds:
-            stack.enter_context(exact_matrix_products())
-        return stack
-
     def _fold(self, kept: Mapping[Key, KeptLayer]) -> None:
         """Feed the collectors what layers gave for the same examples: all of them, or those of one model."""
         assert self.statistics is not None
@@ -297,12 +298,11 @@ class Pass:
 
     def _begin(self, counts: Mapping[str, int]) -> None:
         """Plan and start the collectors, now that the first batch has told names, widths and examples of each model."""
-        self._layers = {key: replace(layer, examples=counts[layer.model]) for key, layer in self._layers.items()}
-        if not self._paired:  # batches may differ in size; what matters is how many rows an example has
-            self._layers = {
-                key: replace(layer, rows=layer.rows // layer.examples, examples=1)
-                for key, layer in self._layers.items()
-            }
+        for key, layer in self._layers.items():
+            count = counts[layer.model]
+            # where they are not paired, batches may differ in size; what matters is how many rows an example has
+            rows, examples = (layer.rows, count) if self._paired else (layer.rows // count, 1)
+            self._layers[key] = replace(layer, rows=rows, examples=examples)
         everything = list(self._layers.values())
         names = {one.name: [layer.name for layer in everything if layer.model == one.name] for one in self.runners}
         alignment = Alignment(everything, self.pairs.rectangles(names))
@@ -311,7 +311,7 @@ class Pass:
         if alignment.layers:
             plan = make_plan(self.needs, self.study)
             collectors = [self._started(*one) for one in zip(self.needs, plan.kinds, strict=True)]
-            self.statistics.open(plan, collectors)
+            self.statistics.plan, self.statistics.collectors = str(plan), collectors
             for need, own in zip(self.needs, collectors, strict=True):
                 if need in self._of_weights:
                     own[0].update({"weights": self._weights(names)}, np.arange(0))
@@ -362,12 +362,3 @@ def _contents(batches: Mapping[Runner, Any]) -> Any:
     every = [runner.content(own) for runner, own in batches.items()]
     apart = list({id(content): content for content in every}.values())
     return apart[0] if len(apart) == 1 else {f"data {place}": content for place, content in enumerate(apart)}
-
-
-def _of_model(kept: Mapping[Key, KeptLayer], model: str) -> dict[Key, KeptLayer]:
-    return {key: one for key, one in kept.items() if key[0] == model}  # type: ignore[index]
-
-
-def _examples_of_all(batches: Mapping[Runner, Any]) -> int:
-    """Return how many examples there are in the batches of different data together."""
-    return sum({id(batch): runner.length(batch) or 0 for runner, batch in batches.items()}.values())

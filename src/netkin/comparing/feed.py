@@ -50,6 +50,11 @@ class Feed:
         if self._part is not None:
             self._cut(*self._part)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether all runners see the same data."""
+        return len({id(data) for data in self._data.values()}) == 1
+
     def examples_of(self, runner: Runner) -> int | None:
         """Return how many examples a runner will see, if that is known."""
         return self.expected if self.paired else examples_in(self._data[runner], self._examples)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -37,11 +38,11 @@ class Need:
     settings: Any
     measures: tuple[str, ...]
 
-    @property
+    @cached_property
     def feeds(self) -> frozenset[str]:
         return self.candidates[0].feeds_for(self.settings)
 
-    @property
+    @cached_property
     def target(self) -> Target | None:
         """The loss whose gradients are wanted, if any are."""
         return Target(**self.candidates[0].loss_for(self.settings)) if "gradients" in self.feeds else None

@@ -161,8 +161,10 @@ class Request:
             self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
         )
         statistics = one.run(feed)
-        statistics.data, statistics.settings = self._data_name(), self._settings()
-        statistics.warnings += [remark for data in self._all_data() for remark in getattr(data, "remarks", ())]
+        own = {id(one.data): one.data for one in self.runners if one.data is not None}
+        every = list(own.values()) or [self.data]
+        statistics.data, statistics.settings = " and ".join(map(name_of, every)), self._settings()
+        statistics.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
         statistics.asked = [measure.id for measure in measures]
         statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
         return statistics, one.interruption
@@ -196,13 +198,6 @@ class Request:
                 "examples."
             )
         return feed
-
-    def _all_data(self) -> list[Any]:
-        own = {id(one.data): one.data for one in self.runners if one.data is not None}
-        return list(own.values()) or [self.data]
-
-    def _data_name(self) -> str:
-        return " and ".join(map(name_of, self._all_data()))
 
     def _settings(self) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict
 from itertools import chain, pairwise
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from netkin import __version__, files
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.planning import Need, Plan, ready_collectors
+from netkin.comparing.planning import Need, ready_collectors
 from netkin.comparing.subjects import Runner
 from netkin.errors import FileFault, NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import DataDigest, settings_digest
@@ -60,10 +61,6 @@ class Statistics:
         self.warnings: list[str] = []
         self.created = now()
         self.unverified = ""  # the file without a checksum from which it was loaded
-
-    def open(self, plan: Plan, collectors: Sequence[list[Collector]]) -> None:
-        """Take the collectors that a plan has chosen."""
-        self.plan, self.collectors = str(plan), list(collectors)
 
     def finish(self, runners: Sequence[Runner], examples: int, digest: DataDigest, ended: set[str]) -> None:
         """Note what was seen and of what, at the end of a pass."""
@@ -123,11 +120,16 @@ class Statistics:
 
     def pair(self, measure: Measure, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the layers `a` and `b`, each (model, layer), as the measure reads them."""
+        collector, x, y = self.place(measure, a, b)
+        return collector.pair(x, y) if without is None else collector.pair(x, y, without)
+
+    def place(self, measure: Measure, a: Key, b: Key) -> tuple[Collector, Key, Key]:
+        """Return the collector that a measure reads the layers `a` and `b` from, and their keys there."""
         x, y = self.alignment.pair(a, b)
         collector = self.collector(measure, x)
         if y not in getattr(collector, "names", [y]):
             raise NoValue(f"the rows of {name_of(x)!r} and {name_of(y)!r} did not pair up batch by batch.")
-        return collector.pair(x, y) if without is None else collector.pair(x, y, without)
+        return collector, x, y
 
     def collector(self, measure: Measure, key: Key | None = None) -> Collector:
         """Return the collector that a measure is read from, of those that hold the layer `key`."""
@@ -183,7 +185,7 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of the data of both parts; neither is changed."""
         self._refuse_unlike(other)
-        merged = self._shallow()
+        merged = copy(self)
         merged.collectors = [
             [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
             for x, y in zip(self.collectors, other.collectors, strict=True)
@@ -211,11 +213,6 @@ class Statistics:
                         f"these parts overlap: both hold the examples {max(start, begin):,} to "
                         f"{min(stop, end) - 1:,}; merge each part once, and give separate loaders their `start`."
                     )
-
-    def _shallow(self) -> Statistics:
-        copy = object.__new__(Statistics)
-        copy.__dict__.update(self.__dict__)
-        return copy
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""

@@ -19,12 +19,12 @@ from netkin.progress import reported
 from netkin.results import Comparison, Values
 from netkin.results.listings import NOT_ASKED
 from netkin.settings import exact_products
+from netkin.statistics.collector import READ
 
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
-AT_ONCE, BYTES = 128, 2**28  # pairs that are prepared together, and about how much memory they may take
+AT_ONCE = 128  # pairs that are prepared together, at most
 FEW_CHUNKS = 8  # below which a standard error is itself a rough number
-MATRICES = 8  # of the size of a cross moment that a pair holds while it is measured
 
 
 def comparison_of(
@@ -116,20 +116,27 @@ class Tables:
         able = [measure for measure in measures or self.measures if hasattr(measure.facts.reads, "prepare")]
         seen: set[tuple[str, str]] = set()
         for block in self._blocks():
-            reads: list[dict[int, Any]] = [{} for _ in block]
-            given: dict[int, tuple[Any, list[Measure]]] = {}
-            for (x, y), read in zip(block, reads, strict=True):
-                for measure in able:
-                    if self.mirrored and measure.facts.symmetric and (y, x) in seen:
-                        continue  # its value is there already
-                    with suppress(NoValue):  # which is told when the pair is measured
-                        pair = self._read(measure, x, y, read, without)
-                        given.setdefault(id(pair), (pair, []))[1].append(measure)
-                seen.add((x, y))
-            for prepare in dict.fromkeys(type(pair).prepare for pair, _ in given.values()):
-                prepare([(pair, asked) for pair, asked in given.values() if type(pair).prepare is prepare])
-            for (x, y), read in zip(block, reads, strict=True):
+            for (x, y), read in zip(block, self._reads(block, able, seen, without), strict=True):
                 yield x, y, read
+                read.clear()  # or the last pair would be held beside all that is read next
+
+    def _reads(
+        self, block: list[tuple[str, str]], able: Sequence[Measure], seen: set[tuple[str, str]], without: int | None
+    ) -> list[dict[int, Any]]:
+        """Return what collectors gave for some pairs, prepared for the measures that are `able` to share work."""
+        reads: list[dict[int, Any]] = [{} for _ in block]
+        given: dict[int, tuple[Any, list[Measure]]] = {}
+        for (x, y), read in zip(block, reads, strict=True):
+            for measure in able:
+                if self.mirrored and measure.facts.symmetric and (y, x) in seen:
+                    continue  # its value is there already
+                with suppress(NoValue):  # which is told when the pair is measured
+                    pair = self._read(measure, x, y, read, without)
+                    given.setdefault(id(pair), (pair, []))[1].append(measure)
+            seen.add((x, y))
+        for prepare in dict.fromkeys(type(pair).prepare for pair, _ in given.values()):
+            prepare([(pair, asked) for pair, asked in given.values() if type(pair).prepare is prepare])
+        return reads
 
     def _blocks(self) -> Iterator[list[tuple[str, str]]]:
         """Yield the wanted pairs in their order, as many at once as fit in memory."""
@@ -138,8 +145,8 @@ class Tables:
         block: list[tuple[str, str]] = []
         size = 0
         for x, y in self.wanted:
-            one = 8 * MATRICES * rows[x] * columns[y]
-            if block and (len(block) == AT_ONCE or size + one > BYTES):
+            one = rows[x] * columns[y]
+            if block and (len(block) == AT_ONCE or size + one > READ):
                 yield block
                 block, size = [], 0
             block.append((x, y))
@@ -187,10 +194,9 @@ class Tables:
 
     def _read(self, measure: Measure, x: str, y: str, read: dict[int, Any], without: int | None = None) -> Any:
         """Return the pair as its collector gives it, once for all measures that share the collector."""
-        a, b = (self.a, x), (self.b, y)
-        collector = self.statistics.collector(measure, self.statistics.alignment.pair(a, b)[0])
+        collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
         if id(collector) not in read:
-            read[id(collector)] = self.statistics.pair(measure, a, b, without)
+            read[id(collector)] = collector.pair(a, b) if without is None else collector.pair(a, b, without)
         return read[id(collector)]
 
     def _set(self, measure: Measure, x: str, y: str, value: float) -> None:
@@ -209,7 +215,7 @@ class Tables:
         return Values(
             id=measure.id,
             name=measure.name,
-            parameters=measure.settings,
+            parameters=dict(measure.settings),
             layers_a=tuple(self.layers_a),
             layers_b=tuple(self.layers_b),
             values=values,
@@ -246,12 +252,10 @@ class Tables:
         return self.statistics.collector(measure).holds
 
     def _exactness(self, measure: Measure) -> str:
-        alignment = self.statistics.alignment
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         for x, y in self.wanted:
-            if not alignment.apart((self.a, x), (self.b, y)):
-                a, b = alignment.pair((self.a, x), (self.b, y))
-                collector = self.statistics.collector(measure, a)
+            with suppress(NoValue):  # of pairs that do not meet
+                collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
         told = [collector.exactness_of(pairs) for collector, pairs in found.values()]
         return max(told, key=len, default="exact")

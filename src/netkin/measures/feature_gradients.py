@@ -7,21 +7,53 @@ A layer is represented by a kernel matrix over examples, made of its features f 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
 from torch import Tensor
 
-from netkin.measures.registry import measure
+from netkin.measures.registry import MeasureFunction, measure
 from netkin.statistics.kernel_pairs import Kernels
 from netkin.statistics.sketches import Sketch
 
 PAPER = "Tang et al. (2020), arXiv:2003.11498"
-ROTATION = frozenset({"rotation", "scaling"})
 SPREAD = "it is random by its seed: repeat it over seeds"
+EXACT = '"features", "gradients", "sum", "product", "hadamard" or "transport"'
+MEANINGS = {  # of the parameters that these measures share
+    "buckets": "into how many sums the examples of each data set go.",
+    "stacks": "into how many of these sums each example goes.",
+    "seed": "of the buckets and the signs of the examples.",
+    "target": 'the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).',
+    "beta": "the exponent by which the prediction is tempered.",
+    "outputs": 'what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.',
+}
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER,
-    convention="kernels centred over examples; gradients of the tempered loss", shows=("kernel",),
-)  # fmt: skip
+def of_kernels(
+    convention: str, kernels: str = EXACT
+) -> Callable[[Callable[Concatenate[S, P], Tensor]], MeasureFunction[S, P]]:
+    """Register a measure of kernels, and describe its parameters below its docstring; `kernels` are those it takes."""
+
+    def register(function: Callable[Concatenate[S, P], Tensor]) -> MeasureFunction[S, P]:
+        names = list(inspect.signature(function).parameters)[1:]
+        said = [f"        {name}: {({'kernel': f'{kernels}.'} | MEANINGS)[name]}\n" for name in names]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Args:\n{''.join(said)}    "
+        facts: dict[str, Any] = {"shows": ("kernel",)}
+        if "seed" in names:
+            facts = {"shows": ("kernel", "buckets"), "smooth": SPREAD}
+        made = measure(
+            higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=frozenset({"rotation", "scaling"}), reference=PAPER,
+            convention=convention, **facts,
+        )  # fmt: skip
+        return made(function)
+
+    return register
+
+
+@of_kernels("kernels centred over examples; gradients of the tempered loss")
 def kernel_cka(
     pair: Kernels,
     *,
@@ -34,20 +66,11 @@ def kernel_cka(
 
     ``⟨HKH, HLH⟩ / (‖HKH‖ ‖HLH‖)``. With kernel="features" it is `cka`. Called with two layers, each is a tuple
     (features, gradients).
-
-    Args:
-        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
     """
     return pair.alignment(kernel, "examples")
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER,
-    convention="Eq. 10 as printed: not centred", shows=("kernel",),
-)  # fmt: skip
+@of_kernels("Eq. 10 as printed: not centred")
 def kernel_cka_uncentered(
     pair: Kernels,
     *,
@@ -56,21 +79,11 @@ def kernel_cka_uncentered(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1.
-
-    Args:
-        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
-    """
+    """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1."""
     return pair.alignment(kernel)
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER,
-    convention="Eq. 11 as printed: not centred", shows=("kernel",),
-)  # fmt: skip
+@of_kernels("Eq. 11 as printed: not centred")
 def kernel_nbs(
     pair: Kernels,
     *,
@@ -82,20 +95,13 @@ def kernel_nbs(
     """Return the normalised Bures similarity of two layers' kernels of features and gradients, from 0 to 1.
 
     ``tr (K^½ L K^½)^½ / √(tr K tr L)``.
-
-    Args:
-        kernel: "features", "gradients", "sum", "product", "hadamard" or "transport".
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
     """
     return pair.bures(kernel)
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER, smooth=SPREAD,
-    convention="sketched; centred over the examples of each data set", shows=("kernel", "buckets"),
-)  # fmt: skip
+@of_kernels(
+    "sketched; centred over the examples of each data set", '"psi", "features", "gradients", "sum" or "product"'
+)
 def sketched_cka(
     pair: Sketch,
     *,
@@ -107,24 +113,11 @@ def sketched_cka(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1.
-
-    Args:
-        kernel: "psi", "features", "gradients", "sum" or "product".
-        buckets: into how many sums the examples of each data set go.
-        stacks: into how many of these sums each example goes.
-        seed: of the buckets and the signs of the examples.
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
-    """
+    """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1."""
     return pair.alignment(kernel, "examples")
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER, smooth=SPREAD,
-    convention="sketched; centred over buckets, as the authors' code does", shows=("kernel", "buckets"),
-)  # fmt: skip
+@of_kernels("sketched; centred over buckets, as the authors' code does", f'"psi", {EXACT}')
 def sketched_cka_by_buckets(
     pair: Sketch,
     *,
@@ -136,24 +129,11 @@ def sketched_cka_by_buckets(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1.
-
-    Args:
-        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
-        buckets: into how many sums the examples of each data set go.
-        stacks: into how many of these sums each example goes.
-        seed: of the buckets and the signs of the examples.
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
-    """
+    """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1."""
     return pair.alignment(kernel, "buckets")
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER, smooth=SPREAD,
-    convention="sketched; Eq. 10 as printed: not centred", shows=("kernel", "buckets"),
-)  # fmt: skip
+@of_kernels("sketched; Eq. 10 as printed: not centred", f'"psi", {EXACT}')
 def sketched_cka_uncentered(
     pair: Sketch,
     *,
@@ -165,24 +145,11 @@ def sketched_cka_uncentered(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the alignment of two layers' sketched kernels without centring, from 0 to 1.
-
-    Args:
-        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
-        buckets: into how many sums the examples of each data set go.
-        stacks: into how many of these sums each example goes.
-        seed: of the buckets and the signs of the examples.
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
-    """
+    """Return the alignment of two layers' sketched kernels without centring, from 0 to 1."""
     return pair.alignment(kernel)
 
 
-@measure(
-    higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=ROTATION, reference=PAPER, smooth=SPREAD,
-    convention="sketched; Eq. 11 as printed: not centred", shows=("kernel", "buckets"),
-)  # fmt: skip
+@of_kernels("sketched; Eq. 11 as printed: not centred", f'"psi", {EXACT}')
 def sketched_nbs(
     pair: Sketch,
     *,
@@ -194,15 +161,5 @@ def sketched_nbs(
     beta: float = 0.5,
     outputs: str = "categorical",
 ) -> Tensor:
-    """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1.
-
-    Args:
-        kernel: "psi", "features", "gradients", "sum", "product", "hadamard" or "transport".
-        buckets: into how many sums the examples of each data set go.
-        stacks: into how many of these sums each example goes.
-        seed: of the buckets and the signs of the examples.
-        target: the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).
-        beta: the exponent by which the prediction is tempered.
-        outputs: what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.
-    """
+    """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1."""
     return pair.bures(kernel)

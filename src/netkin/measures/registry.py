@@ -91,12 +91,12 @@ class Measure:
         """Every parameter with its default value."""
         return _defaults(self.function)
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """Every parameter with the value it will have."""
         return self.defaults | self.parameters
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """The name with those parameters that differ from their defaults, or are always shown."""
         shows = self.facts.shows
@@ -283,7 +283,11 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         return spec
     known = measures()
     if callable(spec):
-        return _of_function(spec, known)
+        found = next((one for one in known.values() if one.function is spec), None)
+        if found is None:
+            name = getattr(spec, "__name__", repr(spec))
+            raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
+        return found
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
     name, parameters = parsed(spec)
@@ -293,14 +297,6 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
             f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin measures` lists all.{broken}"
         )
     return _with_parameters(known[name], parameters)
-
-
-def _of_function(function: Callable[..., Any], known: dict[str, Measure]) -> Measure:
-    for found in known.values():
-        if found.function is function:
-            return found
-    name = getattr(function, "__name__", repr(function))
-    raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
 
 
 def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:

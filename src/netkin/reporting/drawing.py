@@ -65,6 +65,11 @@ def heatmap_into(ax: Any, grid: Grid, names: tuple[str, str], *, best: bool = Tr
     _hatch(ax, grid)
     if best:
         _mark_best(ax, grid)
+    for place in grid.borders:
+        ax.axhline(place - 0.5, color="white", linewidth=2.5)
+        ax.axvline(place - 0.5, color="white", linewidth=2.5)
+    if grid.note:
+        write_words(ax.set_title, grid.note, fontsize=8)
     name_axis(ax.xaxis, grid.columns, names[1], upright=True, most=most)
     name_axis(ax.yaxis, grid.rows, names[0], most=most)
     ax.spines[:].set_visible(False)

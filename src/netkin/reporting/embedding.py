@@ -121,9 +121,9 @@ def _about_table(table: Values) -> dict[str, Any]:
     return own | {"quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
-def _drawable(grid: Grid) -> dict[str, Any]:
+def _drawable(grid: Grid, unasked: str = NOT_ASKED) -> dict[str, Any]:
     # that a pair was not asked for is said of hundreds of them; the page says it once
-    holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != NOT_ASKED]
+    holes = [[i, j, reason] for (i, j), reason in grid.holes.items() if reason != unasked]
     return {"values": plain(grid.values), "holes": holes, "best": _best(grid), "scale": _scale(grid.scale)}
 
 
@@ -136,12 +136,14 @@ def _best(grid: Grid) -> list[int | None]:
 
 
 def _summary(grid: Grid, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    places = {(c.a, c.b): k for k, c in enumerate(comparisons)}
-    opens = [[places.get((a, b), places.get((b, a))) for b in grid.columns] for a in grid.rows]
+    places, models = {(c.a, c.b): k for k, c in enumerate(comparisons)}, grid.models or grid.rows
+    opens = [[places.get((a, b), places.get((b, a))) for b in models] for a in models]
     about = {
         "id": grid.id,
         "models": list(grid.rows),
         "labels": shortened(grid.rows),
         "higher_is_closer": grid.scale.higher_is_closer,
     }
-    return about | {"opens": opens, "errors": None} | _drawable(grid)
+    errors = None if grid.errors is None else plain(grid.errors)
+    kind = {"sides": "tasks" if grid.models else "models", "unasked": grid.elsewhere}
+    return about | kind | {"opens": opens, "errors": errors} | _drawable(grid, grid.elsewhere)

@@ -23,10 +23,11 @@ from netkin.reporting.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, grids_of, summary_grids
+from netkin.reporting.ranking_page import ranking_figure, ranking_into
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
 from netkin.reporting.wording import shortened, told_apart
-from netkin.results import Comparison, Comparisons, Series, Values
+from netkin.results import Comparison, Comparisons, Ranking, Series, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors
 
@@ -36,7 +37,7 @@ Profiled = tuple[Comparison, list[Values]]
 
 
 def plot(
-    results: Comparison | Comparisons | Series,
+    results: Comparison | Comparisons | Series | Ranking,
     measure: str | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
@@ -50,10 +51,11 @@ def plot(
     With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF.
     A series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go
     the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
-    95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`.
+    95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking
+    becomes a panel for each score, or for the score that `measure` names.
 
     Args:
-        results: A comparison, several, or a series.
+        results: A comparison, several, a series or a ranking.
         measure: The one measure to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
@@ -64,15 +66,26 @@ def plot(
     kind = kind_of(path)
     refuse_file(measure)
     matplotlib("matplotlib")
+    if isinstance(results, Comparisons) and len(results) == 1:
+        (results,) = results.values()  # there is nothing to sum up
     if profile and not isinstance(results, Comparison):
         raise ValueFault(f"`profile` is for a comparison; this is a {type(results).__name__}.")
     if isinstance(results, Series):
         figure = _of_series(results, measure, ax, steps)
+    elif isinstance(results, Ranking):
+        figure = _of_ranking(results, measure, ax)
     else:
         figure = _of(results, measure, ax, steps, profile)
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure
+
+
+def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
+    if ax is None:
+        return ranking_figure(ranking, ranking.scores if score is None else [ranking.table(score).id])
+    ranking_into(ax, ranking if score is None else ranking.by(score))
+    return ax.figure
 
 
 def _of_series(series: Series, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:

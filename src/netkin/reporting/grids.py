@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
-from netkin.results.listings import by_name, column_label, listing, pair_label
+from netkin.results.listings import by_name, column_label, is_apart, is_of_tasks, listing, pair_label
 from netkin.results.text import cells, values_and_errors
 
 SAME_MODEL = "a model is not compared with itself here"
 NOT_COMPARED = "these two were not compared"
 ROOM = 30  # columns, up to which cells have room for standard errors
+MOST_BLOCKS = 200  # rows, up to which the blocks of tasks are shown in one picture
+SHARED, APART = "pairs with the same examples in the same buckets", "pairs with other examples or other buckets"
 NOTHING_SHARED = "compared, but without a value for any pair of layers that count"
 
 
@@ -37,6 +40,14 @@ class Grid:
     written: Sequence[Sequence[str]] | None = None  # where another picture decides how the numbers are written
     widest: int = 4
     listed: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # whose rows, and columns, these are where there are several
+    note: str = ""  # which pairs of models it shows, where not all
+    elsewhere: str = ""  # why the others have no value here
+
+    @property
+    def borders(self) -> list[int]:
+        """The places at which the rows, and columns, of another model begin."""
+        return [k for k, (one, other) in enumerate(pairwise(self.models), start=1) if one != other]
 
     @property
     def texts(self) -> Sequence[Sequence[str]]:
@@ -107,11 +118,17 @@ def _picked(matrices: Sequence[np.ndarray | None], pairs: Sequence[tuple[int, in
 
 
 def summary_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
-    """Return for each measure the models × models heatmap of means; none where a pair of models occurs twice."""
+    """Return for each measure the models × models heatmap of means, or the blocks of tasks.
+
+    There are none where a pair of models occurs twice.
+    """
     pairs = [(c.a, c.b) for c in comparisons]
     if len(pairs) < 2 or len(set(pairs)) < len(pairs):
         return []
     tables = {table.id: table for c in comparisons for table in c.tables.values()}
+    layers = {name: own for c in comparisons for name, own in ((c.a, c.layers_a), (c.b, c.layers_b))}
+    if all(map(is_of_tasks, tables.values())) and sum(map(len, layers.values())) <= MOST_BLOCKS:
+        return [grid for id_ in tables for grid in _blocks(comparisons, id_, layers)]
     grids = {id_: _summary([c for c in comparisons if id_ in c.tables], table) for id_, table in tables.items()}
     for own in by_name(tables.values()).values():
         together = np.concatenate([grids[table.id].values.ravel() for table in own])
@@ -125,6 +142,33 @@ def _summary(found: Sequence[Comparison], table: Values) -> Grid:
     values, models = comparisons.summary(table.id), comparisons.models
     holes = {(i, j): _why(comparisons, models[i], models[j]) for i, j in np.argwhere(np.isnan(values)).tolist()}
     return Grid(table.id, models, models, values, Scale.of(table, values), holes=holes)
+
+
+def _blocks(comparisons: Sequence[Comparison], id_: str, layers: Mapping[str, Sequence[str]]) -> Iterator[Grid]:
+    """Yield all layers of all tasks against each other: the pairs that share examples and buckets, and the others."""
+    keys = [(name, layer) for name, own in layers.items() for layer in own]
+    for apart, note, other in ((False, SHARED, APART), (True, APART, SHARED)):
+        chosen = [c for c in comparisons if id_ in c.tables and is_apart(c.tables[id_]) is apart]
+        if chosen:
+            grid = _block_grid(chosen, id_, keys, f"{other} have a picture of their own")
+            yield replace(grid, models=tuple(name for name, _ in keys), note=note)
+
+
+def _block_grid(chosen: Sequence[Comparison], id_: str, keys: Sequence[tuple[str, str]], elsewhere: str) -> Grid:
+    place = {key: k for k, key in enumerate(keys)}
+    values, reasons = np.full((len(keys), len(keys)), np.nan), dict[tuple[int, int], str]()
+    errors = values.copy()
+    for c in chosen:
+        table, a, b = c.tables[id_], [place[c.a, x] for x in c.layers_a], [place[c.b, y] for y in c.layers_b]
+        for whole, own in ((values, table.values), (errors, table.to_errors())):
+            whole[np.ix_(a, b)], whole[np.ix_(b, a)] = own, own.T
+        for (x, y), reason in table.holes.items():
+            i, j = place[c.a, x], place[c.b, y]
+            reasons[i, j] = reasons[j, i] = reason
+    holes = {(i, j): reasons.get((i, j), elsewhere) for i, j in np.argwhere(np.isnan(values)).tolist()}
+    labels, known = tuple(map("/".join, keys)), bool(np.isfinite(errors).any())
+    scale = Scale.of(chosen[0].tables[id_], values)
+    return Grid(id_, labels, labels, values, scale, errors if known else None, holes, elsewhere=elsewhere)
 
 
 def frames(series: Series, measure: str) -> list[Grid]:

@@ -25,7 +25,8 @@ def heatmap(grid: Grid, caption: str) -> Markup:
     counts = f"--rows:{len(rows)};--cols:{len(columns)};--letters:{grid.letters}"
     sizes = f"{counts};--label:{_room(rows)}px;--head:{_room(columns)}px"
     table = tag("table", tag("caption", caption), _head(grid, columns), _body(grid, rows), role="grid", class_="heat")
-    sheet = tag("div", table, None if grid.listed else best_line(grid), class_="sheet")
+    over = (None if grid.listed else best_line(grid), border_lines(grid) if grid.borders else None)
+    sheet = tag("div", table, *over, class_="sheet")
     return tag("div", sheet, class_="box with-errors" if grid.tails else "box", style=sizes)
 
 
@@ -52,6 +53,14 @@ def best_line(grid: Grid) -> Markup:
     dots = [tag("circle", cx=j + 0.5, cy=i + 0.5, r=0.13) for i, j in grid.best.items()]
     view = f"0 0 {len(grid.columns)} {len(grid.rows)}"
     return tag("svg", *lines, *dots, viewBox=view, class_="path", aria_hidden="true", focusable="false")
+
+
+def border_lines(grid: Grid) -> Markup:
+    """Return a drawing, one unit a cell, of the borders between the rows and columns of different models."""
+    rows, columns = len(grid.rows), len(grid.columns)
+    path = "".join(f"M0 {k}H{columns}M{k} 0V{rows}" for k in grid.borders)
+    lines = tag("path", d=path)
+    return tag("svg", lines, viewBox=f"0 0 {columns} {rows}", class_="borders", aria_hidden="true", focusable="false")
 
 
 def _gaps(grid: Grid) -> str:

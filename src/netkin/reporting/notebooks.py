@@ -11,11 +11,12 @@ from netkin.reporting.colours import depths, ink, level, palette
 from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
 from netkin.reporting.layer_lines import drawing, tick_names, zoomed
 from netkin.reporting.markup import Markup, joined, name, tag
+from netkin.reporting.origins import plain_table
 from netkin.reporting.panes import picture
 from netkin.reporting.settling_marks import series_headline
 from netkin.reporting.step_axis import StepAxis, spread
 from netkin.reporting.wording import number_with_error, shortened
-from netkin.results import Comparison, Comparisons, Series
+from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.text import NO_DATA, error_lines
 
 FEW = 16  # columns, up to which cells show their values
@@ -28,8 +29,10 @@ HATCHED = "background:repeating-linear-gradient(45deg,#fff 0 3px,#aaa 3px 4.5px)
 FIELD = "position:relative;height:220px;margin:10px 12px 28px 44px"
 
 
-def notebook_view(results: Comparison | Comparisons | Series) -> str:
-    """Return the heatmaps of a comparison, or of the summaries of many, or a series, as HTML for a notebook."""
+def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
+    """Return the heatmaps of a comparison, or of the summaries of many, a series or a ranking, for a notebook."""
+    if isinstance(results, Ranking):
+        return ranking_view(results)
     if isinstance(results, Series):
         return series_view(results)
     if isinstance(results, Comparison):
@@ -50,6 +53,15 @@ def notebook_view(results: Comparison | Comparisons | Series) -> str:
     errors = [f"{table.id}: {line}" for table in tables for line in error_lines([table])]
     notes = [*(f"warning: {warning}" for warning in warnings), *errors, *rest]
     return tag("div", tag("p", words), pictures, *(tag("p", tag("small", note)) for note in notes))
+
+
+def ranking_view(ranking: Ranking) -> str:
+    """Return a ranking as HTML for a notebook: what it says and its table."""
+    rows = [[name(model), *cells] for model, cells in zip(ranking.models, ranking.cells(), strict=True)]
+    notes = [*ranking.reasons(), *(f"warning: {warning}" for warning in ranking.warnings)]
+    words = tag("p", f"{ranking.data}, {ranking.examples:,} examples. {ranking.conclusion}")
+    table = plain_table(["model", *ranking.columns()], rows)
+    return tag("div", words, table, *(tag("p", tag("small", note)) for note in notes))
 
 
 def _summaries(results: Comparisons) -> list[Grid]:

@@ -11,27 +11,32 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.articles import article, holes
-from netkin.reporting.documents import document, footer, header, toolbar
+from netkin.reporting.documents import document, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
 from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
-from netkin.results import Comparison, Comparisons, Series
-from netkin.results.listings import has_networks
+from netkin.results import Comparison, Comparisons, Ranking, Series
+from netkin.results.listings import has_networks, is_of_tasks
+from netkin.results.text import buckets_note
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 ENDINGS = (".html", ".htm")
 FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+BLOCKS = (
+    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
+)
 
-Results = Comparison | Comparisons | Series | Iterable[Comparison]
+Results = Comparison | Comparisons | Series | Ranking | Iterable[Comparison]
 
 
 def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write one comparison or several, or a series, as a single HTML page to `path`, and return the path.
+    """Write one comparison or several, a series or a ranking, as a single HTML page to `path`, and return the path.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
     file that is no page of netkin's is written over only with `overwrite`.
@@ -43,11 +48,13 @@ def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def page(results: Results) -> str:
-    """Return the HTML page of one comparison or several, or of a series."""
+    """Return the HTML page of one comparison or several, of a series or of a ranking."""
     if isinstance(results, (list, tuple)) and len(results) == 1:
         results = results[0]
     if isinstance(results, Series):
         return series_page(results)
+    if isinstance(results, Ranking):
+        return ranking_page(results)
     comparisons = listed(results)
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
@@ -58,7 +65,7 @@ def page(results: Results) -> str:
     best = True if any(grid.best for own in grids for grid in own) else None
     main = _main(comparisons, names, grids, summaries)
     shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
-    data, kind = embedded(comparisons, grids, summaries, names), _values(grids)
+    data, kind = embedded(comparisons, grids, summaries, names), _values([*grids, [s for s in summaries if s.models]])
     return document(title, shown, data, styles=("page",), scripts=SCRIPTS, kind=kind)
 
 
@@ -74,13 +81,16 @@ def listed(results: Any) -> list[Comparison]:
         return [results]
     found = list(results.values()) if isinstance(results, Comparisons) else results
     found = list(found) if isinstance(found, (list, tuple)) else [found]
-    if len(found) > 1 and any(isinstance(one, Series) for one in found):
-        raise ValueFault(f"a series has a page of its own; got {len(found)} results for one page. Write one for each.")
+    alone = next((type(one).__name__.lower() for one in found if isinstance(one, (Series, Ranking))), None)
+    if len(found) > 1 and alone:
+        raise ValueFault(f"a {alone} has a page of its own; got {len(found)} results for one page. Write one for each.")
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
     if strange is not None:
         saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
         made = " Its `series()` makes one." if hasattr(strange, "series") else ""
-        raise ValueFault(f"a report shows comparisons or a series; got {type(strange).__name__}.{saved}{made}")
+        raise ValueFault(
+            f"a report shows comparisons, a series or a ranking; got {type(strange).__name__}.{saved}{made}"
+        )
     if not found:
         raise ValueFault("a report needs at least one comparison; got none.")
     return found
@@ -96,6 +106,8 @@ def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
         return f"{len(comparisons[0].layers_a)} networks, each with every other"
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
+    if all(is_of_tasks(table) for c in comparisons for table in c.tables.values()):
+        return f"{len(names)} tasks, block by block"
     return f"{len(names)} models in {len(comparisons)} comparisons"
 
 
@@ -130,15 +142,22 @@ def _main(
         article(comparison, own, names, place, len(comparisons) > 1)
         for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
     ]
-    return tag("main", _summary_section(summaries), spread_section(comparisons), *articles)
+    return tag("main", _summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
 
 
-def _summary_section(summaries: Sequence[Grid]) -> Markup | None:
+def _summary_section(summaries: Sequence[Grid], note: str) -> Markup | None:
     if not summaries:
         return None
-    words = tag("p", f"{MEANS} Choose a cell to open its comparison.")
+    blocks = bool(summaries[0].models)
+    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    title = "Tasks by tasks, block by block" if blocks else "Models by models"
     figures = [
-        figure_of(grid, f"{grid.id}, models by models", f"summary {k}", holes(grid), heading=tag("h3", grid.id))
+        figure_of(grid, f"{grid.id}, {title.lower()}", f"summary {k}", holes(grid), heading=_heading(grid))
         for k, grid in enumerate(summaries)
     ]
-    return tag("section", tag("h2", "Models by models"), words, tag("div", *figures, class_="cards"), class_="summary")
+    cards = tag("div", *figures, class_="cards")
+    return tag("section", tag("h2", title), words, warnings([note] if note else []), cards, class_="summary")
+
+
+def _heading(grid: Grid) -> Markup:
+    return joined(tag("h3", grid.id), tag("p", grid.note, class_="facts-line") if grid.note else None)

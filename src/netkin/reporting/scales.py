@@ -10,7 +10,7 @@ import numpy as np
 
 from netkin.reporting.colours import SHADES
 from netkin.results import Values
-from netkin.results.listings import by_name, is_worth
+from netkin.results.listings import by_name, is_apart, is_worth
 
 EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
 
@@ -27,9 +27,12 @@ class Scale:
 
     @classmethod
     def of(cls, table: Values, values: np.ndarray | None = None) -> Scale:
-        """Return the scale of a measure: its bounds or, where one is open, the range of the values."""
+        """Return the scale of a measure: its bounds or, where one is open, the range of the values.
+
+        So it is between tasks of different data too, whose values lie far from the upper bound whatever they are.
+        """
         values = table.values if values is None else values
-        if all(map(math.isfinite, table.bounds)):
+        if all(map(math.isfinite, table.bounds)) and not is_apart(table):
             return cls(*table.bounds, table.higher_is_closer, worth=is_worth(table))
         known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)

@@ -13,7 +13,7 @@ from netkin.reporting.best_matches import partners
 from netkin.reporting.grids import Grid
 from netkin.results import Comparison, Match, Values
 from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
-from netkin.results.text import brief
+from netkin.results.text import brief, worth_of
 
 LONGEST = 22
 _FOLDERS = re.compile(r"[^@:\s]*[/\\]")
@@ -60,7 +60,7 @@ def bound(value: float) -> str:
 def direction(table: Values) -> str:
     """Say whether more is closer, or better."""
     if is_worth(table):
-        return f"worth of a stitch: {'higher' if table.higher_is_closer else 'lower'} is better"
+        return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
 

@@ -304,6 +304,8 @@ def with_atoms(
         made.coefficients.copy_(U.T.reshape(made.coefficients.shape))
         if layer.bias is not None and made.bias is not None:
             made.bias.copy_(layer.bias)
+    for name, parameter in made.named_parameters():  # of a plain layer atoms and coefficients learn as its filters do
+        parameter.requires_grad_(getattr(layer, name, layer.weight).requires_grad)
     return made.train(layer.training)
 
 
@@ -321,7 +323,8 @@ def _plain(layer: AtomConv2d) -> nn.Conv2d:
     with torch.no_grad():
         made.weight.copy_(layer.weight)
         if layer.bias is not None and made.bias is not None:
-            made.bias.copy_(layer.bias)
+            made.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    made.weight.requires_grad_(layer.atoms.requires_grad or layer.coefficients.requires_grad)
     return made.train(layer.training)
 
 

@@ -4,6 +4,7 @@ from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
 from netkin.results.comparisons import Comparisons
 from netkin.results.packing import document, load
+from netkin.results.ranking import Ranking
 from netkin.results.series import Series
 from netkin.results.spreads import Spread
 from netkin.results.trends import THRESHOLDS, Trend
@@ -16,6 +17,7 @@ __all__ = [
     "Comparisons",
     "Match",
     "Measured",
+    "Ranking",
     "Series",
     "Spread",
     "Trend",

@@ -53,6 +53,16 @@ def is_worth(table: Values) -> bool:
     return table.kind == "worth"
 
 
+def is_of_tasks(table: Values) -> bool:
+    """Tell whether a table compares two tasks, each with data of its own."""
+    return "shared_examples" in table.parameters
+
+
+def is_apart(table: Values) -> bool:
+    """Tell whether a table compares tasks that do not have the same examples in the same buckets."""
+    return is_of_tasks(table) and table.parameters["shared_examples"] != 1
+
+
 def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
     """Return the name of a pair of layers: one name where both have the same."""
     return a if a == b else f"{a} {'→' if any(map(is_worth, tables)) else '×'} {b}"

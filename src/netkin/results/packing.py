@@ -18,6 +18,7 @@ from netkin.results.records import checked, plain_fields
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
+    from netkin.results.ranking import Ranking
     from netkin.results.series import Series
     from netkin.results.values import Values
 
@@ -36,9 +37,10 @@ _APART = (
 )  # written in ways of their own
 _DERIVED = ("best_matches", "low", "high")  # of a table in a document
 _DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
+_DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 
-def facts(record: Comparison | Series | Values) -> Facts:
+def facts(record: Comparison | Ranking | Series | Values) -> Facts:
     """Return what a result says of itself in words and numbers fit for JSON, without its arrays and its parts."""
     return {name: plain(value) for name, value in plain_fields(record).items() if name not in _APART}
 
@@ -60,13 +62,13 @@ def plain(value: Any) -> Any:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def packed(comparison: Comparison, key: str = "") -> tuple[Facts, Arrays]:
-    """Return a comparison as a header fit for JSON and its arrays, whose names begin with `key`."""
+def packed(result: Comparison | Ranking, key: str = "") -> tuple[Facts, Arrays]:
+    """Return a comparison or ranking as a header fit for JSON and its arrays, whose names begin with `key`."""
     arrays: Arrays = {}
-    for position, table in enumerate(comparison.tables.values()):
+    for position, table in enumerate(result.tables.values()):
         found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}
         arrays |= {f"{key}{position}/{name}": array for name, array in found.items() if array is not None}
-    return facts(comparison) | {"tables": [_table_header(table) for table in comparison.tables.values()]}, arrays
+    return facts(result) | {"tables": [_table_header(table) for table in result.tables.values()]}, arrays
 
 
 def packed_many(comparisons: Iterable[Comparison]) -> tuple[list[Facts], Arrays]:
@@ -83,8 +85,19 @@ def unpacked(header: Mapping[str, Any], arrays: Arrays, key: str = "") -> Compar
     """Return the comparison that `packed` took apart into a header and arrays."""
     from netkin.results.comparison import Comparison
 
+    return checked(Comparison, _without(header, "tables") | {"tables": _tables(header, arrays, key)})
+
+
+def ranking_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Ranking:
+    """Return the ranking that `packed` took apart into a header and arrays."""
+    from netkin.results.ranking import Ranking
+
+    return checked(Ranking, _without(header, "tables") | {"tables": _tables(header, arrays, "")})
+
+
+def _tables(header: Mapping[str, Any], arrays: Arrays, key: str) -> dict[str, Values]:
     tables = [_table(own, arrays, f"{key}{i}", header) for i, own in enumerate(_listed(header, "tables"))]
-    return checked(Comparison, _without(header, "tables") | {"tables": {table.id: table for table in tables}})
+    return {table.id: table for table in tables}
 
 
 def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
@@ -153,17 +166,21 @@ def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def document(result: Comparison | Comparisons | Series) -> Facts:
+def document(result: Comparison | Comparisons | Series | Ranking) -> Facts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
     It is what `--json` prints; written to a file, `nk.load` makes the same result of it.
     """
     from netkin.results.comparison import Comparison
+    from netkin.results.ranking import COLUMNS, Ranking
     from netkin.results.series import Series
 
-    if isinstance(result, Comparison):
-        tables = {name: _table_document(table) for name, table in result.tables.items()}
-        return {"kind": "comparison", "format": files.FORMAT, **facts(result), "tables": tables}
+    if isinstance(result, (Comparison, Ranking)):
+        own = facts(result) | {"tables": {name: _table_document(table) for name, table in result.tables.items()}}
+        if isinstance(result, Comparison):
+            return {"kind": "comparison", "format": files.FORMAT, **own}
+        ranks = [dict(zip(COLUMNS, plain(row), strict=True)) for row in result.rows()]
+        return {"kind": "ranking", "format": files.FORMAT, "conclusion": result.conclusion, "ranks": ranks, **own}
     if not isinstance(result, Series):
         found = [document(one) for one in result.values()]
         return {"kind": "comparisons", "format": files.FORMAT, "comparisons": found}
@@ -178,9 +195,8 @@ def document(result: Comparison | Comparisons | Series) -> Facts:
 def from_document(content: Mapping[str, Any]) -> Any:
     """Return the result that `document` described."""
     kind = content["kind"]
-    if kind == "comparison":
-        headers, arrays = _taken_apart(content, "")
-        return unpacked(headers, arrays)
+    if kind in ("comparison", "ranking"):
+        return RESULTS[kind](*_taken_apart(_without(content, *_DERIVED_OF_RANKING), ""))
     taken = [_taken_apart(one, f"{k}/") for k, one in enumerate(_listed(content, "comparisons"))]
     arrays = {name: array for _, own in taken for name, array in own.items()}
     header = _without(content, *_DERIVED_OF_SERIES) | {"comparisons": [one for one, _ in taken]}
@@ -243,6 +259,7 @@ def _trend_document(series: Series, threshold: float, measure: str) -> Facts:
 RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
     "comparison": unpacked,
     "comparisons": all_unpacked,
+    "ranking": ranking_unpacked,
     "series": series_unpacked,
 }
 # who reads the other kinds, from a path and, for some, that many models; modules are imported for this table's sake
@@ -250,9 +267,9 @@ RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
 READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
+    "federation": ("netkin.applications.federated.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
-    "federation": ("netkin.applications.federated.federation", "load_federation", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
@@ -264,9 +281,9 @@ COLLECTORS = (
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Series` or `Claim`, also as a JSON document; statistics to compare from, and single
-    collectors; a recording to make series of; a federation; a stitch, with the two `models` that it joins; a compressed
-    model, with the original one; and fits of `nk.kernel_ridge`, with their model.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; statistics to compare from,
+    and single collectors; a recording to make series of; a federation; a stitch, with the two `models` that it joins; a
+    compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":

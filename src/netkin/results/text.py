@@ -21,6 +21,7 @@ from netkin.results.listings import (
     column_label,
     has_classes,
     has_networks,
+    is_apart,
     is_worth,
     listed_pairs,
     listing,
@@ -104,10 +105,26 @@ def _about(table: Values) -> str:
 def summary_as_text(comparisons: Comparisons) -> str:
     """Return for each measure a table of models by models: the mean over corresponding layers."""
     width, models = terminal_width(), comparisons.models
-    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: means over layers of the same name", width)]
+    apart = any(set(one.layers_a).isdisjoint(one.layers_b) for one in comparisons.values())
+    means = f"means over layers of the same name{', or over best matches where none is shared' if apart else ''}"
+    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: {means}", width)]
     for measure in comparisons.measures:
         lines += ["", measure, *grid(models, models, cells(comparisons.summary(measure)), width)]
-    return "\n".join(lines)
+    note = buckets_note(list(comparisons.values()))
+    return "\n".join([*lines, *(["", wrapped(f"warning: {note}", width)] if note else [])])
+
+
+def buckets_note(comparisons: Sequence[Comparison]) -> str:
+    """Return which pairs of tasks can be held against each other; empty where all can."""
+    apart = {(one.a, one.b): any(map(is_apart, one.tables.values())) for one in comparisons}
+    if not any(apart.values()):
+        return ""
+    alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
+    return (
+        "values of pairs with the same examples in the same buckets "
+        f"({'; '.join(['each task with itself', *alike])}) can't be held against those of all other pairs, which lie "
+        "lower whatever the networks are: between different data nothing but the spectra of kernels is compared."
+    )
 
 
 def cells(values: np.ndarray) -> list[list[str]]:
@@ -266,8 +283,13 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
 def direction(table: Values) -> str:
     """Say which way a measure's numbers run."""
     if is_worth(table):
-        return f"worth of a stitch ({'higher' if table.higher_is_closer else 'lower'} is better)"
+        return f"{worth_of(table)} ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
+
+
+def worth_of(table: Values) -> str:
+    """Say what it is that a table values: models for some data, or stitches."""
+    return "promise of a model" if table.axes[1] == "model" else "worth of a stitch"
 
 
 def _range(table: Values) -> str:
@@ -299,6 +321,8 @@ def error_summary(table: Values) -> str:
     """Return the median and the largest standard error of a table that has some, and how they came to be."""
     known = table.to_errors()[np.isfinite(table.to_errors())]
     size = f"{known[0]:.2g}" if known.size == 1 else f"median {np.median(known):.2g}, largest {known.max():.2g}"
+    if "seeds" in table.parameters:  # of which values are means, and replicates the means without each
+        return f"{size}, of the mean over {table.parameters['seeds']} seeds"
     return f"{size}, by the jackknife over {len(table.chunk_sizes)} chunks" if table.chunk_sizes else size
 
 

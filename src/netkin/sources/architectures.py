@@ -21,15 +21,14 @@ Built = TypeVar("Built")
 class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions and a shortcut around them."""
 
+    growth = 1
+
     def __init__(self, inputs: int, outputs: int, stride: int, option: str) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        (self.conv1, self.bn1), self.relu1 = _convolution(inputs, outputs, 3, stride), nn.ReLU()
+        self.conv2, self.bn2 = _convolution(outputs, outputs, 3)
         changes = stride != 1 or inputs != outputs
-        projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        projection = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
         self.downsample = (
             (projection if option == "B" else PaddedShortcut(outputs - inputs, stride)) if changes else None
         )
@@ -39,6 +38,31 @@ class BasicBlock(nn.Module):
         """Return the block's output for a batch of feature maps."""
         inner = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(features)))))
         return self.relu2(inner + (features if self.downsample is None else self.downsample(features)))
+
+
+class Bottleneck(nn.Module):
+    """A 3 × 3 convolution between two of 1 × 1, the last with four times the channels, and a shortcut around them."""
+
+    growth = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, option: str) -> None:
+        super().__init__()
+        outputs = self.growth * width
+        (self.conv1, self.bn1), self.relu1 = _convolution(inputs, width, 1), nn.ReLU()
+        (self.conv2, self.bn2), self.relu2 = _convolution(width, width, 3, stride), nn.ReLU()
+        (self.conv3, self.bn3), self.relu3 = _convolution(width, outputs, 1), nn.ReLU()
+        projection = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+        self.downsample = projection if stride != 1 or inputs != outputs else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the block's output for a batch of feature maps."""
+        inner = self.relu2(self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(features))))))
+        shortcut = features if self.downsample is None else self.downsample(features)
+        return self.relu3(self.bn3(self.conv3(inner)) + shortcut)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
 class PaddedShortcut(nn.Module):
@@ -55,22 +79,21 @@ class PaddedShortcut(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages `layer1`, `layer2`, ... of basic blocks; each stage after the first halves the maps."""
+    """Stages `layer1`, `layer2`, ... of blocks, basic ones or others; each stage after the first halves the maps."""
 
     def __init__(
-        self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc", classes: int = 10
-    ) -> None:
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], option: str = "B", head: str = "fc", classes: int = 10,
+        block: type[BasicBlock | Bottleneck] = BasicBlock,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.relu = nn.ReLU()
+        (self.conv1, self.bn1), self.relu = _convolution(3, widths[0], 3), nn.ReLU()
         inputs = widths[0]
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             strides = [1 if number == 1 else 2] + [1] * (count - 1)
             stage = nn.Sequential()
             for place, stride in enumerate(strides):
-                stage.add_module(str(place), BasicBlock(inputs, width, stride, option))
-                inputs = width
+                stage.add_module(str(place), block(inputs, width, stride, option))
+                inputs = block.growth * width
             self.add_module(f"layer{number}", stage)
         self.stages, self.head = len(blocks), head
         self.add_module(head, nn.Linear(inputs, classes))
@@ -91,6 +114,11 @@ def thin(depth: int, option: str = "B", head: str = "fc", width: int = 1, classe
 def resnet18(classes: int = 10) -> ResNet:
     """Return a fresh ResNet-18 for 3 × 32 × 32 images: four stages of two blocks, 64 to 512 channels."""
     return ResNet((2, 2, 2, 2), (64, 128, 256, 512), classes=classes)
+
+
+def resnet50(classes: int = 10) -> ResNet:
+    """Return a fresh ResNet-50 for 3 × 32 × 32 images: stages of 3, 4, 6 and 3 bottlenecks, up to 2,048 channels."""
+    return ResNet((3, 4, 6, 3), (64, 128, 256, 512), classes=classes, block=Bottleneck)
 
 
 Step = tuple[str, nn.Module]
@@ -324,6 +352,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(thin, depth, "B", "fc") for depth in (20, 32, 44, 56)},
     **{f"resnet{depth}a": partial(thin, depth, "A", "linear") for depth in (20, 32, 44, 56)},
     "resnet18": resnet18,
+    "resnet50": resnet50,
     "alexnet": alexnet,
     "vgg11": vgg11,
     "svcca_convnet": svcca_convnet,

@@ -139,6 +139,13 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
     return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
 
 
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return parts of the rows of a layer as one, and let go of them."""
+    together = torch.cat(parts) if len(parts) > 1 else parts[0]
+    parts.clear()
+    return together
+
+
 def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
     """Return the order that sorts rows by their chunk, and where each chunk then lies."""
     every = np.concatenate(chunks)

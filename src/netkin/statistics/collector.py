@@ -7,8 +7,9 @@ study before anything runs, and it hands out the pair of two layers that a measu
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
+READ = 2**22  # entries of the cross moments of pairs that are read together
 WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
@@ -98,13 +100,24 @@ class Study:
         for left, right in self.rectangles:
             yield from ((self.layers[x], self.layers[y]) for x in left for y in right)
 
+    def read_at_once(self, entries: Callable[[LayerSize, LayerSize], int]) -> int:
+        """Return how many entries the pairs that are read together have at most, if one has so many `entries`."""
+        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for x, y in self.pairs():
+            found.setdefault((x.model, y.model), []).append((x.width * y.width, entries(x, y)))
+        most = 0.0
+        for pairs in found.values():  # together are those whose products of widths add up to `READ`, or one alone
+            share = max(own / full for full, own in pairs)
+            most = max(most, min(sum(own for _, own in pairs), share * max(READ, *(full for full, _ in pairs))))
+        return math.ceil(most)
+
 
 @dataclass(frozen=True)
 class Price:
-    """What a collector would cost: bytes held, multiply-adds, and the text that a plan shows.
+    """What a collector would cost: bytes at its peak, multiply-adds, and the text that a plan shows.
 
     Of the candidates that fit the memory the one of the lowest `rank` is taken. `why` follows the words where a
-    measure's collector is explained.
+    measure's collector is explained, and `held` of the bytes are taken for longer than a moment.
     """
 
     bytes: int
@@ -114,6 +127,7 @@ class Price:
     rank: int = 0
     why: str = ""
     ways: str = WAYS
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -244,17 +258,15 @@ def keys_of(rectangles: Sequence[Rectangle]) -> list[Key]:
     return list(dict.fromkeys(key for pair in rectangles for side in pair for key in side))
 
 
-def place_of(rectangles: Sequence[Rectangle], a: Key, b: Key, known: Sequence[Key], where: str) -> tuple[int, bool]:
-    """Return which rectangle holds the pair, and whether it stands there the other way round."""
+def refuse_unknown(a: Key, b: Key, known: Sequence[Key], where: str, rectangles: Sequence[Rectangle] = ()) -> None:
+    """Refuse a pair of which a layer is not known, or that is in none of the `rectangles`, either way round."""
     for key in (a, b):
         if key not in known:
             hint = did_you_mean(name_of(key), map(name_of, known))
             raise UnknownName(f"no layer {name_of(key)!r} in these {where}{hint}")
-    for turned, (x, y) in ((False, (a, b)), (True, (b, a))):
-        for place, (left, right) in enumerate(rectangles):
-            if x in left and y in right:
-                return place, turned
-    raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
+    sides = (side for left, right in rectangles for side in ((left, right), (right, left)))
+    if rectangles and not any(a in left and b in right for left, right in sides):
+        raise NoValue(f"the pair {name_of(a)!r}, {name_of(b)!r} was not collected.")
 
 
 def refuse_missing(names: Sequence[Key], rows: Mapping[Any, Any]) -> None:

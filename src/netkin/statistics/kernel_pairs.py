@@ -119,12 +119,12 @@ class KernelPair:
     def alignment(self, kernel: str, centring: str = "") -> Tensor:
         """Return the cosine of the two kernel matrices."""
         K, L = (side.kernel(kernel, centring) for side in (self.x, self.y))
-        return (K * L).sum() / self._size(K, self.x) / self._size(L, self.y)
+        return (K * L.to(K)).sum() / self._size(K, self.x) / self._size(L, self.y).to(K)
 
     def bures(self, kernel: str, centring: str = "") -> Tensor:
         """Return the normalised Bures similarity of the two kernel matrices."""
         R, S = (side.root(kernel, centring) for side in (self.x, self.y))
-        return torch.linalg.svdvals(R.mT @ S).sum() / self._size(R, self.x) / self._size(S, self.y)
+        return torch.linalg.svdvals(R.mT @ S.to(R)).sum() / self._size(R, self.x) / self._size(S, self.y).to(R)
 
     @staticmethod
     def _size(matrix: Tensor, side: KernelSide) -> Tensor:

@@ -30,10 +30,15 @@ class FilterSide(Stored):
     spread: Tensor | None = None  # FᵀF of the filters as a matrix, k² × k²
     kernel: tuple[int, ...] = ()
     weight: Tensor | None = None
-    stored: ClassVar[tuple[str, ...]] = ("name", "atoms", "coefficients", "gram", "spread", "kernel", "weight")
+    resolution: float = 0.0  # the rounding unit of the filters as they came
+    stored: ClassVar[tuple[str, ...]] = (
+        "name", "atoms", "coefficients", "gram", "spread", "kernel", "weight", "resolution",
+    )  # fmt: skip
 
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueFault(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
         if self.atoms is None and not count:
             raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
         self.refuse_no_filters()
@@ -44,9 +49,9 @@ class FilterSide(Stored):
             assert self.spread is not None
             values, vectors = torch.linalg.eigh(self.spread)
             S, Vt = values.flip(0).clamp(min=0).sqrt(), vectors.flip(1).T
-        eps = torch.finfo(S.dtype).eps
         # of a Gram matrix half of the digits are left
-        least = S[0] * (eps * max(Vt.shape) if not count else (eps * len(Vt)) ** 0.5)
+        eps = (torch.finfo(S.dtype).eps * len(Vt)) ** (0.5 if count else 1)
+        least = S[0] * max(eps, 4 * self.resolution)
         rank = int((least < S).sum())
         return Vt[: min(rank, count or rank)]
 
@@ -151,7 +156,11 @@ class Filters:
     def _fullness(self, atoms: int) -> str:
         if self.x.spread is None or self.x.kernel != self.y.kernel:
             return ""
-        count, size = atoms or (0 if self.x.atoms is None else len(self.x.atoms)), len(self.x.spread)
+        size = len(self.x.spread)
+        try:
+            count = min(len(basis) for basis in self.bases(atoms))
+        except NoValue:
+            return ""
         if count < size:
             return ""
         return (
@@ -181,8 +190,9 @@ def _given(array: Any, name: str) -> FilterSide:
         raise ShapeError(
             f"`{name}` must hold atoms, m × height × width, or the weights of a layer; got shape {tuple(tensor.shape)}."
         )
-    atoms = tensor.double().flatten(1)
-    return FilterSide(f"`{name}`", atoms, "given", None, atoms.T @ atoms, tuple(tensor.shape[1:]), tensor.double())
+    atoms = tensor.cpu().double().flatten(1)
+    kernel, eps = tuple(tensor.shape[1:]), torch.finfo(tensor.dtype).eps
+    return FilterSide(f"`{name}`", atoms, "given", None, atoms.T @ atoms, kernel, atoms, eps)
 
 
 def _unit(tensor: Tensor, what: str) -> Tensor:
@@ -276,15 +286,15 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
         return FilterSide(name, weight=_raised(weight) if whole and weight is not None else None)
     if "atoms" not in tensors:
         kernels = tensors["weight"].detach()
-        F = kernels.double().flatten(2).flatten(0, 1)
-        held = _raised(kernels) if whole else None
-        return FilterSide(name, None, "", None, (F.T @ F).cpu(), tuple(kernels.shape[2:]), held)
-    atoms, alpha = (tensors[part].detach().double() for part in ("atoms", "coefficients"))
-    D, A = atoms.flatten(1), alpha.flatten(1)
+        F = kernels.cpu().double().flatten(2).flatten(0, 1)
+        held, eps = _raised(kernels) if whole else None, torch.finfo(kernels.dtype).eps
+        return FilterSide(name, None, "", None, F.T @ F, tuple(kernels.shape[2:]), held, eps)
+    atoms, alpha = (tensors[part].detach().cpu().double() for part in ("atoms", "coefficients"))
+    D, A, eps = atoms.flatten(1), alpha.flatten(1), torch.finfo(tensors["atoms"].dtype).eps
     gram = A @ A.T
-    filters = torch.einsum("aio,ahw->oihw", alpha, atoms).cpu() if whole else None
+    filters = torch.einsum("aio,ahw->oihw", alpha, atoms) if whole else None
     digest = weights_digest({"coefficients": tensors["coefficients"]})
-    return FilterSide(name, D.cpu(), digest, gram.cpu(), (D.T @ gram @ D).cpu(), tuple(atoms.shape[1:]), filters)
+    return FilterSide(name, D, digest, gram, D.T @ gram @ D, tuple(atoms.shape[1:]), filters, eps)
 
 
 def _raised(tensor: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_numbers,
     summed,
 )
@@ -101,13 +101,16 @@ class LayerGrams(Collector):
         if study.spectral:
             return None
         batch, layers = settings.batch, study.sizes
-        waiting = sum((batch + layer.rows) * layer.width * layer.itemsize for layer in layers if layer.rows != batch)
+        waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
+        # one layer in order, about its mean and in its unit; all kernel matrices as they came, together and U-centred
+        passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
+        kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
         operations = None
         if study.examples is not None:
             operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
             operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
         return Price(
-            len(layers) * batch**2 * 8 + waiting, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
+            waiting + passing + kernels, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
             "the Gram matrices", operations, why=", by which it is defined",
         )  # fmt: skip
 
@@ -145,7 +148,10 @@ class LayerGrams(Collector):
         rows = one_feed(self, rows)
         refuse_missing(self.names, rows)
         given = {name: rows[name] for name in self.names}
-        self._take({name: _as_given(name, one) for name, one in given.items()}, numbers, bool(owners))
+        for name, one in given.items():
+            if not isinstance(one, Kernel):
+                given[name] = as_matrix(one, name_of(name), check=False).detach()
+        self._take(given, numbers, bool(owners))
 
     def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
         counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
@@ -155,7 +161,11 @@ class LayerGrams(Collector):
         places = self._numbered(numbers, count, uneven)
         self._finished, self.batch = None, self.batch or max(4, count)
         if self._is_whole(places):
-            self._add(int(places[0]) // self.batch, {name: self._as_kernel(name, one) for name, one in rows.items()})
+            kernels = {
+                name: one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
+                for name, one in rows.items()
+            }
+            self._add(int(places[0]) // self.batch, kernels)
             return
         matrices = {name: self._as_rows(name, one) for name, one in rows.items()}
         for place in np.unique(places // self.batch).tolist():
@@ -172,9 +182,6 @@ class LayerGrams(Collector):
         if numbers is None or not self._each:
             return self._numbers.take(None, count)
         return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
-
-    def _as_kernel(self, name: Key, one: Tensor | Kernel) -> Tensor:
-        return one.matrix if isinstance(one, Kernel) else self._kernel(name, self._as_rows(name, one))
 
     def _as_rows(self, name: Key, one: Tensor | Kernel) -> Tensor:
         assert not isinstance(one, Kernel), "a mini-batch that was whole when reduced is whole when folded in"
@@ -198,18 +205,20 @@ class LayerGrams(Collector):
             self._waiting[place] = part
 
     def _kernels(self, part: _Incomplete) -> dict[Key, Tensor]:
-        return {name: self._kernel(name, rows) for name, rows in part.in_order().items()}
+        order = torch.from_numpy(np.argsort(part.numbers))
+        return {name: self._kernel(name, _in_order(rows, order)) for name, rows in part.rows.items()}
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
         """Return the HSIC of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.names, "Gram matrices")
+        refuse_unknown(a, b, self.names, "Gram matrices", self.rectangles)
         sums, counts, weights = self._with_remainder()
         stays = np.arange(len(counts)) != (-1 if without is None else without)
         batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
         if batches == 0 or self.batch is None:
-            raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {self._left} were seen.")
+            waiting = sum(len(part.numbers) for part in self._waiting.values())
+            raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {waiting} were seen.")
         x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
@@ -222,11 +231,6 @@ class LayerGrams(Collector):
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
         return tuple(self._with_remainder()[1].tolist()) if self.chunks else ()
-
-    @property
-    def _left(self) -> int:
-        """How many rows wait for a full mini-batch."""
-        return sum(len(part.numbers) for part in self._waiting.values())
 
     @property
     def _left_out(self) -> int:
@@ -385,15 +389,10 @@ class _Incomplete(Stored):
     def restricted(self, keys: Sequence[Key]) -> _Incomplete:
         return _Incomplete(self.numbers, {key: self.rows[key] for key in keys})
 
-    def in_order(self) -> dict[Key, Tensor]:
-        """Return the rows of every layer by rising numbers."""
-        order = torch.from_numpy(np.argsort(self.numbers))
-        together = {name: torch.cat([part.to(parts[0].device) for part in parts]) for name, parts in self.rows.items()}
-        return {name: rows[order.to(rows.device)] for name, rows in together.items()}
 
-
-def _as_given(name: Key, one: Any) -> Tensor | Kernel:
-    return one if isinstance(one, Kernel) else as_matrix(one, name_of(name), check=False).detach()
+def _in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor:
+    together = torch.cat([part.to(parts[0].device) for part in parts])
+    return together[order.to(together.device)]
 
 
 def _centred(rows: Tensor) -> Tensor:

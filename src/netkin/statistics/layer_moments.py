@@ -30,6 +30,7 @@ from netkin.statistics.block_sums import (
     by_chunk,
     common_blocks,
     first_shift,
+    joined,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -45,12 +46,12 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_examples,
 )
-from netkin.statistics.linear_costs import LinearSettings, price_of_moments
+from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
 from netkin.statistics.products import power_of_two
 from netkin.statistics.sides import Side
@@ -160,8 +161,8 @@ class LayerMoments(Collector):
             self.settle()
 
     def _enough(self, rows: Tensor) -> int:
-        """Return how many rows are worth a product: a GPU is kept busy by few large ones."""
-        return (CHUNKED_FOLD if self.chunks else FOLD) * (8 if rows.is_cuda else 1)
+        """Return how many rows are worth a product."""
+        return (CHUNKED_FOLD if self.chunks else FOLD) * (ON_GPU if rows.is_cuda else 1)
 
     def _matrices(self, rows: Mapping[Key, Any], owned: bool) -> dict[Key, Tensor]:
         """Return one batch as matrices of the widths seen before, free of NaN and Inf."""
@@ -178,17 +179,16 @@ class LayerMoments(Collector):
         """Take the products of the rows that wait."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._fold(
-                {name: [parts[name] for parts, _ in waiting] for name in self.names},
-                {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks},
-            )
+            chunks = {name: [chunks[name] for _, chunks in waiting] for name in self.names if self.chunks}
+            # nothing else holds the rows then, so that they go as they are folded in
+            self._fold({name: [parts.pop(name) for parts, _ in waiting] for name in self.names}, chunks)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.settle()
-        place_of(self.rectangles, a, b, self.names, "moments")
+        refuse_unknown(a, b, self.names, "moments", self.rectangles)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -199,13 +199,16 @@ class LayerMoments(Collector):
 
     def _side(self, key: Key, without: int | None) -> Side:
         if (key, without) not in self._sides:
-            layer = self._layers[key]
-            if not bool(torch.isfinite(layer.own.detach().sum())):
+            side = self._new_side(key, without)
+            if not bool(torch.isfinite(side.total.detach())):
                 raise ValueFault(
-                    f"{label(key)} gave NaN or Inf; mend the model or leave out the examples that cause them."
+                    f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
                 )
-            self._sides[key, without] = layer.side(without, torch.finfo(self.precision).eps)
+            self._sides[key, without] = side
         return self._sides[key, without]
+
+    def _new_side(self, key: Any, without: int | None) -> Side:
+        return self._layers[key].side(without, torch.finfo(self.precision).eps)
 
     def release(self) -> None:
         self._sides: dict[tuple[Key, int | None], Side] = {}
@@ -282,8 +285,8 @@ class LayerMoments(Collector):
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
-        rows = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
         lengths = {name: tuple(map(len, parts)) for name, parts in waiting.items()}
+        rows = {name: joined(parts) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
                 resolution = self.resolutions.get(name, 0.0)
@@ -294,8 +297,8 @@ class LayerMoments(Collector):
 
         def columns_of(name: Key) -> tuple[Tensor, Parts]:
             order, parts = sorted_rows.get(name, (None, [(0, slice(None))]))
-            matrix = rows[name] if order is None else rows[name][order.to(rows[name].device)]
-            return self._columns(name, matrix), parts
+            matrix = rows.pop(name)  # columns are made once
+            return self._columns(name, matrix if order is None else matrix[order.to(matrix.device)]), parts
 
         self._add_columns(columns_of)
 
@@ -375,7 +378,7 @@ class LayerMoments(Collector):
         weights[: layer.width] = ratio
         if self.debiased:
             weights[-2] = ratio**2
-        layer.own = layer.own * weights.unsqueeze(1) * weights
+        layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
         for block in self._blocks:
             if key in block.rows:
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)

@@ -15,7 +15,7 @@ from netkin.statistics.collector import (
     Study,
     chunk_of,
     keys_of,
-    place_of,
+    refuse_unknown,
 )
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_costs import LinearSettings, price_of_rows
@@ -40,7 +40,7 @@ class LinearRows(LayerRows):
     @classmethod
     def price(cls, settings: LinearSettings, study: Study) -> Price | None:
         streamed = LayerMoments.price(settings, study)
-        return None if streamed is None else price_of_rows(settings, study, streamed.bytes)
+        return None if streamed is None else price_of_rows(settings, study, streamed)
 
     @classmethod
     def start(cls, settings: LinearSettings, study: Study) -> Self:
@@ -53,7 +53,7 @@ class LinearRows(LayerRows):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order."""
-        place_of(self.rectangles, a, b, self.names, "rows")
+        refuse_unknown(a, b, self.names, "rows", self.rectangles)
         return super().pair(a, b, without).moments(self.precision)
 
     def like(self, other: Collector) -> Collector:
@@ -67,7 +67,7 @@ class LinearRows(LayerRows):
             chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
             moments._counts += self._counts
             moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
-            moments._fold({name: layer.parts for name, layer in layers.items()}, chunks)
+            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
         return moments
 
     def merge(self, other: Self) -> Self:

@@ -244,11 +244,9 @@ class Moments:
             return (x.whitened.mT @ y.whitened.to(x.whitened.dtype)).unsqueeze(0)
         if self.needs_gradient or not self._centred:  # a mean may outweigh all else: whitened before it is multiplied
             return x.whitener.mH @ self.cross @ y.whitener
-        return self.weighed(x.inverse_roots, y.inverse_roots)
-
-    def weighed(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `principal` with weights for the leading directions of either side, (blocks, k) and (blocks, l)."""
-        return self.principal[..., : x.shape[-1], : y.shape[-1]] * x.unsqueeze(-1) * y.unsqueeze(-2)
+        left, right = x.inverse_roots, y.inverse_roots
+        leading = self.principal[..., : left.shape[-1], : right.shape[-1]]
+        return leading * left.unsqueeze(-1) * right.unsqueeze(-2)
 
     def leading_alignment(self, keep_x: Tensor, keep_y: Tensor) -> Tensor:
         """Return `alignment` of the principal directions marked for either side, (blocks, k, l)."""

@@ -62,14 +62,13 @@ def u_centred(kernel: Tensor) -> Tensor:
     The mean product of two such matrices is HSIC₁. What is added to all features alike falls out here.
     """
     m, rounding = kernel.shape[-1], torch.finfo(kernel.dtype).eps
-    kernel = kernel.to(summing_dtype(kernel.device))
+    kernel = kernel.to(summing_dtype(kernel.device), copy=True)  # and then in place: copies cost more than the sums
     size = kernel.detach().norm(dim=(-2, -1), keepdim=True)
     diagonal = torch.eye(m, dtype=torch.bool, device=kernel.device)
-    kernel = kernel.masked_fill(diagonal, 0)
-    sums = kernel.sum(-1, keepdim=True)
+    sums = kernel.masked_fill_(diagonal, 0).sum(-1, keepdim=True)
     shares = sums / (m - 2) - sums.sum(-2, keepdim=True) / (2 * (m - 1) * (m - 2))
-    kernel = (kernel - shares - shares.mT).masked_fill(diagonal, 0)
-    return kernel * _above_rounding(kernel, size, rounding)
+    kernel.sub_(shares).sub_(shares.mT).masked_fill_(diagonal, 0)
+    return kernel.mul_(_above_rounding(kernel, size, rounding))
 
 
 def centred(kernel: Tensor) -> Tensor:
@@ -159,10 +158,12 @@ def rbf_kernel(rows: Tensor, fraction: float) -> Tensor:
     gram = _gram_about_medians(rows)
     norms = torch.diagonal(gram)
     squares = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0)
-    distinct = squares[tuple(torch.triu_indices(len(gram), len(gram), 1, device=gram.device))]
+    del gram, norms
+    distinct = squares[tuple(torch.triu_indices(len(rows), len(rows), 1, device=rows.device))]
     if distinct.numel() == 0:
         raise NoValue("an RBF kernel needs at least two examples; got one.")
     width = median(distinct)  # of the squares: the square of the median, as the root is monotone
+    del distinct
     if not float(width.detach()) > 0:
         raise NoValue(
             "more than half of the examples are the same point, so the RBF width is zero; use other examples."

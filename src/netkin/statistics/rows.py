@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, paired, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
@@ -28,11 +28,12 @@ from netkin.statistics.collector import (
     one_feed,
     refuse_missing,
     refuse_other_width,
+    refuse_unknown,
     row_examples,
     row_numbers,
 )
 from netkin.statistics.moments import Moments
-from netkin.statistics.products import centred, few_for_bias, rbf_kernel
+from netkin.statistics.products import ENTRIES, centred, few_for_bias, rbf_kernel
 from netkin.statistics.row_sides import RowsSide
 from netkin.statistics.statistic import Stored
 
@@ -124,15 +125,8 @@ class LayerRows(Collector):
     kind = "LayerRows"
     holds = "Rows"
     stored: ClassVar[tuple[str, ...]] = (
-        "names",
-        "cap",
-        "seed",
-        "chunks",
-        "resolutions",
-        "_numbers",
-        "_layers",
-        "_counts",
-    )
+        "names", "cap", "seed", "chunks", "resolutions", "_numbers", "_layers", "_counts",
+    )  # fmt: skip
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         if cap is not None and cap < 1:
@@ -152,20 +146,26 @@ class LayerRows(Collector):
     def price(cls, settings: Any, study: Study) -> Price | None:
         if study.spectral:
             return None
-        total, n, cap = 0, study.examples, settings.cap
+        total, passing, n, cap = 0, 0, study.examples, settings.cap
         for layer in study.sizes:
             seen = layer.rows_of(n) if n else 2 * cap
-            kept = min(seen, cap)
+            kept, rows = min(seen, cap), layer.itemsize * min(seen, 2 * cap + layer.rows) * layer.width
             centred = kept * layer.width if layer.width <= kept else 0
             measuring = layer.itemsize * (kept * layer.width + centred + kept**2) + 8 * settings.kernels * kept**2
-            total += max(layer.itemsize * min(seen, 2 * cap) * layer.width, measuring)
+            total += max(rows, measuring)
+            # rows put in order, or about their medians, and the steps from their products to a kernel
+            passing = max(passing, 2 * rows, 8 * (3 * min(kept * layer.width, max(ENTRIES, kept)) + 5 * kept**2))
         operations = None
         if n is not None:
             own = sum(min(layer.rows_of(n), cap) ** 2 * layer.width for layer in study.sizes)
             operations = settings.kernels * (own + sum(min(x.rows_of(n), cap) ** 2 for x, _ in study.pairs()))
         words = f"Rows, a sample of at most {cap:,}"
         return Price(
-            total, words, "the sampled rows", operations, why=", as its kernel grows with the square of the examples"
+            total + passing,
+            words,
+            "the sampled rows",
+            operations,
+            why=", as its kernel grows with the square of the examples",
         )
 
     @classmethod
@@ -255,10 +255,7 @@ class LayerRows(Collector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         """Return the rows of the layers `a` and `b`, in that order."""
-        for key in (a, b):
-            if key not in self._layers:
-                hint = did_you_mean(name_of(key), map(name_of, self.names))
-                raise UnknownName(f"no layer {name_of(key)!r} in these rows{hint}")
+        refuse_unknown(a, b, self.names, "rows")
         rows = Rows(self.sample(a, without), self.sample(b, without))
         x, y = self._layers[a], self._layers[b]
         if not np.array_equal(x.numbers[0], y.numbers[0]):

@@ -280,10 +280,7 @@ class CovarianceSide(Side):
     def in_complex(self) -> CovarianceSide:
         """The same side in complex numbers, to meet one that has several frequencies."""
         made = copy(self)
-        made.mean, made.chosen = (
-            self.mean.to(self.mean.dtype.to_complex()),
-            self.chosen.to(self.chosen.dtype.to_complex()),
-        )
+        made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
         return made
 
     @property

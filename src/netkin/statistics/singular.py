@@ -49,8 +49,8 @@ def left_vectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         return [_left_vectors(one) for one in matrices]
     squares, vectors = torch.linalg.eigh(torch.cat([_product(one) for one in matrices]))
     lost = squares[..., 0] <= APART * squares[..., -1]
-    sizes, roots = [len(one) for one in matrices], squares.flip(-1).clamp(min=0).sqrt()
-    parts = zip(matrices, vectors.flip(-1).split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
+    sizes, roots, vectors = [len(one) for one in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+    parts = zip(matrices, vectors.split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
     return [_left_vectors(one) if bool(lost.any()) else (_left(one, V, s), s) for one, V, s, lost in parts]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.block_sums import Parts, by_chunk, first_shift
+from netkin.statistics.block_sums import Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -30,8 +30,8 @@ from netkin.statistics.collector import (
     label,
     name_of,
     one_feed,
-    place_of,
     refuse_missing,
+    refuse_unknown,
 )
 from netkin.statistics.frequencies import (
     Grid,
@@ -160,7 +160,7 @@ class LayerSpectra(LayerMoments):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         """Return the spectra of the layers `a` and `b`, in that order."""
         self.settle()
-        place_of(self.rectangles, a, b, self.names, "spectra")
+        refuse_unknown(a, b, self.names, "spectra", self.rectangles)
         if not self._shifts:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
@@ -170,7 +170,7 @@ class LayerSpectra(LayerMoments):
         block, turned = self._find(x, y)
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
         cross = cross.mH if turned else cross
-        first, second = (self._spectral_side(view, cross.is_complex(), without) for view in (x, y))
+        first, second = (self._side((view, cross.is_complex()), without) for view in (x, y))
         if not grid and cross.is_complex():  # a layer without space meets the zero frequency of a map alone
             others = math.prod(x[1] or y[1]) - 1
             return Spectra(first, second, torch.cat([cross, cross.new_zeros(others, *cross.shape[1:])]))
@@ -179,25 +179,18 @@ class LayerSpectra(LayerMoments):
     def _grid(self, key: Key) -> Grid:
         return tuple(self._shifts[key].shape[1:])
 
-    def _spectral_side(self, view: View, in_complex: bool, without: int | None) -> CovarianceSide:
-        if (view, in_complex, without) not in self._spectral_sides:
-            layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
-            n, mean, half = layer.centred(without)
-            side = CovarianceSide(
-                self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
-                rounding=torch.finfo(self.precision).eps, frequencies=here,
-            )  # fmt: skip
-            if not bool(torch.isfinite(side.total)):
-                raise ValueFault(
-                    f"{side.name} gave NaN or Inf; mend the model or leave out the examples that cause them."
-                )
-            side = side.in_complex if in_complex and not side.mean.is_complex() else side
-            self._spectral_sides[view, in_complex, without] = side
-        return self._spectral_sides[view, in_complex, without]
+    def _new_side(self, key: Any, without: int | None) -> CovarianceSide:
+        view, in_complex = key
+        layer, here = self._layers[view], frequencies(view[1], self._shifts[view[0]].device)
+        n, mean, half = layer.centred(without)
+        side = CovarianceSide(
+            self._label(view[0]), n, here.whole(mean), half, scale=layer.scale, resolution=layer.resolution,
+            rounding=torch.finfo(self.precision).eps, frequencies=here,
+        )  # fmt: skip
+        return side.in_complex if in_complex and not side.mean.is_complex() else side
 
     def release(self) -> None:
         super().release()
-        self._spectral_sides: dict[tuple[View, bool, int | None], CovarianceSide] = {}
         self._shares: dict[View, float] = {}
         self._workspace = torch.empty(0)
 
@@ -273,7 +266,7 @@ class LayerSpectra(LayerMoments):
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
         """Transform what waits, some examples at a time."""
-        maps = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in waiting.items()}
+        maps = {name: joined(parts) for name, parts in waiting.items()}
         self.release()
         if not self._shifts:
             self._begin(maps)

@@ -105,7 +105,7 @@ def federate(
     pretrains = plan.algorithm.pretrains or coefficients == "pretrained"
     asked = Asked(
         model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
-        recipe=_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
+        recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
         public=_public(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
         wire=wire or plain_wire, how=how, seed=seed,
     )  # fmt: skip
@@ -121,7 +121,8 @@ def federate(
     return found
 
 
-def _recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
+def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
+    """Return how a client trains in a round: the usual way, or a recipe, with some settings changed."""
     start = USUAL if recipe is None else recipe
     if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
         settings = settings | {"epochs": None}

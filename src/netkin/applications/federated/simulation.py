@@ -132,7 +132,9 @@ class Simulation:
         return _Standing(shared, kept, records)
 
     def _keep(self, standing: _Standing) -> None:
-        arrays = self._packed(standing.kept) | {f"shared/{name}": _array(one) for name, one in standing.shared.items()}
+        arrays = self._packed(standing.kept) | {
+            f"shared/{name}": as_array(one) for name, one in standing.shared.items()
+        }
         self.job.keep(STANDING, {"records": [_plain(one) for one in standing.records]}, arrays)
         self.job.keep(_part_name(standing.records[-1].round), _plain(standing.records[-1]))
 
@@ -202,12 +204,12 @@ class Simulation:
         history = train(made, self.asked.public, recipe, seed=self.asked.seed, progress=False)
         state, whole = state_of(made), self.plan.algorithm.pretrains
         names = [name for name in state if whole or self.plan.parts[name] == "coefficients"]
-        return {"loss": history[-1]["loss"]}, {f"base/{name}": _array(state[name]) for name in names}
+        return {"loss": history[-1]["loss"]}, {f"base/{name}": as_array(state[name]) for name in names}
 
     # --- to and from files --------------------------------------------------------------------------------------------
 
     def _packed(self, kept: Sequence[State]) -> dict[str, np.ndarray]:
-        return {f"kept/{name}": _array(torch.stack([own[name] for own in kept])) for name in kept[0]}
+        return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
 
     def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> State:
         """Return the tensors of one kind in their own precision, where they lay."""
@@ -224,7 +226,7 @@ class Simulation:
     def _finished(self, standing: _Standing, call: str) -> Federation:
         judged, unjudged = self._accuracies(standing)
         personal = standing.kept[0].keys()
-        common = {name: _array(one) for name, one in (self.base | standing.shared).items() if name not in personal}
+        common = {name: as_array(one) for name, one in (self.base | standing.shared).items() if name not in personal}
         found = Federation(
             algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
             examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=judged,
@@ -271,6 +273,7 @@ def _plain(record: RoundRecord) -> dict[str, Any]:
     return asdict(record) | {"faults": dict(record.faults)}
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor for a file or a message, bfloat16 as float32."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,26 +11,44 @@ import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_matrix
-from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.identity.data import DataDigest
 from netkin.progress import ProgressOption, reported
 from netkin.representations import Reader, guest, layers
-from netkin.representations.gradients import logits_of
-from netkin.representations.inputs import Forward, Transform, batches_of, call, labels_of
+from netkin.representations.gradients import Taps, Target, logits_of
+from netkin.representations.inputs import Forward, Transform, batches_of, call, inputs_of, labels_of
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a model gives for labelled data: features and probabilities, a row for each example, and the labels."""
+    """What a model gives for labelled data: features and probabilities, a row for each example, and the labels.
+
+    `gradients` are those of the tempered loss at the features, where they were asked for. `digest` tells inputs and
+    labels, in their order, from others; `numbers` are the examples' places in that order, which a part keeps.
+    """
 
     features: Array
     labels: Array
     probabilities: Array | None = None
+    gradients: Array | None = None
+    digest: str = ""
+    numbers: Array = field(default_factory=lambda: np.arange(0))
 
     @classmethod
-    def of(cls, features: Any, labels: Any, probabilities: Any = None) -> Evidence:
-        """Return checked evidence, in float64, with labels counted from 0 without gaps."""
+    def of(
+        cls, features: Any, labels: Any, probabilities: Any = None, gradients: Any = None, digest: str = ""
+    ) -> Evidence:
+        """Return checked evidence, in float64, with labels counted from 0 without gaps.
+
+        Args:
+            features: a row for each example.
+            labels: the number of each example's class.
+            probabilities: those of the classes that the model knows.
+            gradients: those of each example's loss at its features.
+            digest: what tells the data from others.
+        """
         rows = as_matrix(features, "features").detach().cpu().double().numpy()
         given = np.asarray(labels)
         if given.shape != (len(rows),):
@@ -44,7 +62,20 @@ class Evidence:
             raise ValueFault(
                 f"all {len(rows):,} examples have the label {classes[0]}; a score needs two classes or more."
             )
-        return cls(rows, compact, None if probabilities is None else _probabilities(probabilities, len(rows)))
+        known = None if probabilities is None else _probabilities(probabilities, len(rows))
+        pulls = None if gradients is None else _gradients(gradients, rows.shape)
+        return cls(rows, compact, known, pulls, digest, np.arange(len(rows)))
+
+    def part(self, rows: Array) -> Evidence:
+        """Return the evidence of some examples, chosen by a mask; a part that lacks a class is refused."""
+        missing = self.classes - len(np.unique(self.labels[rows]))
+        if missing:
+            raise NoValue(
+                f"{missing} of the {self.classes} classes {'have' if missing > 1 else 'has'} no example in a part of "
+                f"{int(np.sum(rows)):,}; take more examples or fewer chunks."
+            )
+        known, pulls = (None if one is None else one[rows] for one in (self.probabilities, self.gradients))
+        return Evidence(self.features[rows], self.labels[rows], known, pulls, numbers=self.numbers[rows])
 
     @property
     def classes(self) -> int:
@@ -64,6 +95,15 @@ class Evidence:
             )
         return self.probabilities
 
+    @property
+    def pulls(self) -> Array:
+        """The gradients of the model's own loss at the features."""
+        if self.gradients is None:
+            raise NoValue(
+                "this score reads gradients of the model's own loss, and the model has no classes of its own."
+            )
+        return self.gradients
+
     def by_class(self) -> Iterator[Array]:
         """Yield the features of each class."""
         for one in range(self.classes):
@@ -78,6 +118,7 @@ def evidence_of(
     forward: Forward | None = None,
     transform: Transform | None = None,
     progress: ProgressOption = None,
+    gradients: bool = False,
 ) -> Evidence:
     """Return what a model gives for labelled data.
 
@@ -89,42 +130,86 @@ def evidence_of(
         forward: a function ``forward(model, batch)`` that runs the model.
         transform: a function of the inputs of a batch.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        gradients: whether to take the gradients of the tempered loss at the features, by a backward pass.
     """
-    chosen, outputs = layer or _before_last(model), list[Any]()
-
-    def noted(whole: nn.Module, batch: Any) -> Any:
-        outputs.append(call(whole, batch, forward))
-        return outputs[-1]
-
-    read, rows, labels, logits = Reader(model, [chosen], forward=noted, transform=transform), [], [], []
+    chosen, target, read = layer or feature_layer(model), Target(), _Reading(forward)
+    taps = Taps(model, [target]) if gradients else None
+    reader = Reader(model, [chosen], forward=read.forward, transform=transform, taps=taps)
     with guest(model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            given = labels_of(batch)
-            if given is None:
-                raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
-            rows.append(read(batch)[chosen].cpu())
-            labels.append(torch.as_tensor(given).cpu())
-            logits.append(_class_logits(outputs[-1]))
-            outputs.clear()
-    known = [one for one in logits if one is not None]
-    probabilities = torch.cat(known).softmax(1) if len(known) == len(rows) else None
-    return Evidence.of(torch.cat(rows), torch.cat(labels).numpy(), probabilities)
+            rows = reader(batch)[chosen]
+            read.add(batch, rows, reader.gradients[target][chosen] if gradients else None)
+    return read.evidence()
 
 
-def _before_last(model: nn.Module) -> str:
+class _Reading:
+    """What is kept of a pass: the model's outputs are noted as it runs, and cut to what scores read."""
+
+    def __init__(self, forward: Forward | None):
+        self._forward, self._outputs = forward, list[Any]()
+        self._rows, self._labels, self._pulls = list[Tensor](), list[Tensor](), list[Tensor]()
+        self._logits, self._digest = list[Tensor | None](), DataDigest(labels=True)
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        try:
+            self._outputs.append(call(model, batch, self._forward))
+        except (RuntimeError, TypeError, ValueError) as fault:
+            if isinstance(fault, NetkinError):
+                raise
+            shape = tuple(getattr(inputs_of(batch), "shape", ()))
+            said = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
+            raise ForwardError(
+                f"it could not be run on inputs of shape {shape}: {type(fault).__name__}: {said}; give data of the "
+                "size and channels that it takes, or change its inputs by a function (`transform`, `transforms`)."
+            ) from fault
+        return self._outputs[-1]
+
+    def add(self, batch: Any, rows: Tensor, pulls: Tensor | None) -> None:
+        given = labels_of(batch)
+        if given is None:
+            raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
+        start = self._digest.count
+        self._digest.update(batch, np.arange(start, start + len(rows)))
+        self._rows.append(rows.detach().cpu())
+        self._labels.append(torch.as_tensor(given).cpu())
+        self._logits.append(_class_logits(self._outputs, len(rows)))
+        if pulls is not None:
+            self._pulls.append(pulls.cpu())
+        self._outputs.clear()
+
+    def evidence(self) -> Evidence:
+        known = [one for one in self._logits if one is not None]
+        probabilities = torch.cat(known).softmax(1) if len(known) == len(self._rows) else None
+        pulls = torch.cat(self._pulls) if self._pulls else None
+        features, labels = torch.cat(self._rows), torch.cat(self._labels).numpy()
+        return Evidence.of(features, labels, probabilities, pulls, self._digest.hex)
+
+
+def feature_layer(model: nn.Module) -> str:
+    """Return the layer whose outputs are the features: the last one before the model's output."""
     names = layers(model)
     if len(names) < 2:
         raise ValueFault(f"the model has {len(names)} layer to choose from; name the one whose outputs are features.")
     return names[-2]
 
 
-def _class_logits(output: Any) -> Tensor | None:
-    """Return the logits of the model's own classes; None where it has none, such as a model without a head."""
-    try:
-        found = logits_of(output)
-    except ForwardError:
-        return None
-    return found.float().cpu() if found.ndim == 2 and found.shape[1] > 1 else None
+def _class_logits(outputs: list[Any], count: int) -> Tensor | None:
+    """Return the logits of the model's own classes for `count` examples; None where it has none, as without a head."""
+    for output in reversed(outputs):  # which may hold those of a few examples, from which axes were learnt
+        try:
+            found = logits_of(output)
+        except ForwardError:
+            return None
+        if len(found) == count:
+            return found.detach().float().cpu() if found.ndim == 2 and found.shape[1] > 1 else None
+    return None
+
+
+def _gradients(given: Any, shape: tuple[int, ...]) -> Array:
+    found = as_matrix(given, "gradients").detach().cpu().double().numpy()
+    if found.shape != shape:
+        raise ShapeError(f"`gradients` must be like the features, of shape {shape}; got {found.shape}.")
+    return found
 
 
 def _probabilities(given: Any, count: int) -> Array:

@@ -156,7 +156,8 @@ def fitted(sums: Mapping[str, Tensor], n: int, kernel: str, ridge: float | None 
     mean = float(K.trace()) / n
     if not 0 < mean < float("inf"):
         raise NoValue(f"its kernel is {'zero for all examples' if mean == 0 else 'not finite'}.")
-    values, vectors = torch.linalg.eigh(K / mean)
+    # torch's own gives up on kernels of low rank with many empty buckets
+    values, vectors = map(torch.from_numpy, np.linalg.eigh((K / mean).numpy()))
     values = values.clamp(min=0)
     turned = vectors.mT @ wanted
     if ridge is None:

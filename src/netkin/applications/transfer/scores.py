@@ -6,43 +6,91 @@ classes that it was trained on, and the labels of the data. A higher score promi
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
+from netkin.applications.transfer.ridge import fitted
 from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
+from netkin.statistics.collector import hashes
+from netkin.statistics.kernel_pairs import KERNELS
+from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
+from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
 
+DEFAULT = "logme"  # of `recommend`: see the table in docs/recommend.md
+PAPER = "Tang et al. (2020), arXiv:2003.11498"
+FEEDS = ("activations", "gradients")
+BUCKETS = 512  # of sketched kernels
 NEIGHBOURS = 5
 GBC_WIDTH = 64  # principal directions, as its paper has it
+FOLDS = 0x666F6C64  # salt of the hash that gives an example its fold
 STEPS = 100  # of LogME's fixed point at most
 
 
 @dataclass(frozen=True)
 class TransferScore:
-    """A transfer score by its name."""
+    """A transfer score by its name: a function of evidence, what it costs, and which way it runs.
+
+    `passes` is its cost in forward passes over the examples, a backward pass counted as two. One that `needs_head`
+    has no value for a model without classes of its own.
+    """
 
     function: Callable[[Evidence], float]
     reference: str
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    passes: int = 1
+    higher_is_better: bool = True
+    needs_head: bool = False
 
     @property
     def name(self) -> str:
         return self.function.__name__
 
+    @property
+    def summary(self) -> str:
+        """The first line of what the function says of itself."""
+        first = inspect.cleandoc(self.function.__doc__ or "").partition("\n")[0]
+        return first.removeprefix("Return ").replace("``", "").rstrip(".")
+
+    @property
+    def needs_gradients(self) -> bool:
+        return self.passes > 1
+
 
 SCORES: dict[str, TransferScore] = {}
+Scoring = Callable[[Evidence], float]
 
 
-def score(reference: str) -> Callable[[Callable[[Evidence], float]], Callable[[Evidence], float]]:
-    """Register a transfer score."""
+def score(
+    reference: str,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    passes: int = 1,
+    higher_is_better: bool = True,
+    needs_head: bool = False,
+) -> Callable[[Scoring], Scoring]:
+    """Register a transfer score.
 
-    def register(function: Callable[[Evidence], float]) -> Callable[[Evidence], float]:
-        SCORES[function.__name__] = TransferScore(function, reference)
+    Args:
+        reference: where it comes from.
+        bounds: between which numbers it lies.
+        passes: its cost in forward passes, a backward pass counted as two; with more than one it reads gradients.
+        higher_is_better: whether a higher score promises more.
+        needs_head: whether it reads the model's own classes.
+    """
+
+    def register(function: Scoring) -> Scoring:
+        head = needs_head or passes > 1
+        SCORES[function.__name__] = TransferScore(function, reference, bounds, passes, higher_is_better, head)
         return function
 
     return register
@@ -61,21 +109,24 @@ def transfer_scores(
 ) -> dict[str, float]:
     """Return how well a pretrained model suits labelled data, by each score, from one forward pass over them.
 
-    Scores that read the model's own classes are left out where it has none, unless they are asked for.
+    Scores that read the model's own classes are left out where it has none, unless they are asked for. Those that read
+    gradients take a backward pass too, and are there when they are asked for.
 
     Args:
         model: the model, which is left as it was.
         data: a loader, or an iterable of batches of (inputs, labels).
-        scores: the names of scores, by default all in `SCORES`.
+        scores: the names of scores, by default all in `SCORES` that read no gradients.
         layer: the layer whose outputs are the features, by default the last one before the model's output.
         examples: how many examples to read; None for all.
         forward: a function ``forward(model, batch)`` that runs the model.
         transform: a function of the inputs of a batch.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
-    evidence = evidence_of(model, data, layer, examples, forward, transform, progress)
-    found = {}
-    for one in map(find_score, SCORES if scores is None else scores):
+    named = [name for name, one in SCORES.items() if not one.needs_gradients] if scores is None else scores
+    wanted, found = [find_score(name) for name in named], {}
+    gradients = any(one.needs_gradients for one in wanted)
+    evidence = evidence_of(model, data, layer, examples, forward, transform, progress, gradients)
+    for one in wanted:
         try:
             found[one.name] = one.function(evidence)
         except NoValue:
@@ -93,7 +144,7 @@ def find_score(name: str) -> TransferScore:
     return SCORES[name]
 
 
-@score("Nguyen et al. (2020), arXiv:2002.12462")
+@score("Nguyen et al. (2020), arXiv:2002.12462", (-math.inf, 0), needs_head=True)
 def leep(evidence: Evidence) -> float:
     """Return the mean log-likelihood of the labels, predicted from the model's own classes.
 
@@ -106,7 +157,7 @@ def leep(evidence: Evidence) -> float:
     return float(np.log(likelihood).mean())
 
 
-@score("Tran et al. (2019), arXiv:1908.08142")
+@score("Tran et al. (2019), arXiv:1908.08142", (-math.inf, 0), needs_head=True)
 def nce(evidence: Evidence) -> float:
     """Return minus the entropy of the labels, given the class that the model names: ``-H(Y | Z)`` in nats."""
     named = np.eye(evidence.source.shape[1])[evidence.source.argmax(1)]
@@ -115,7 +166,7 @@ def nce(evidence: Evidence) -> float:
     return float((joint * np.log(np.where(given > 0, given, 1))).sum())
 
 
-@score("Bao et al. (2019), arXiv:2212.10082")
+@score("Bao et al. (2019), arXiv:2212.10082", (0, math.inf))
 def h_score(evidence: Evidence) -> float:
     """Return ``tr(cov(f)⁺ cov(E[f | y]))``, the share of the features' whitened variance that the labels explain."""
     centred, means = _about_mean(evidence)
@@ -123,7 +174,7 @@ def h_score(evidence: Evidence) -> float:
     return float(np.trace(np.linalg.pinv(covariance, hermitian=True) @ (means.T @ means) / len(means)))
 
 
-@score("Ibrahim et al. (2021), arXiv:2110.06893")
+@score("Ibrahim et al. (2021), arXiv:2110.06893", (0, math.inf))
 def h_score_regularised(evidence: Evidence) -> float:
     """Return the H-score with covariances shrunk by the rule of Ledoit and Wolf, for few examples or many features."""
     centred, means = _about_mean(evidence)
@@ -182,7 +233,7 @@ def _coding_rate(rows: Array, precision: float = 1e-4) -> float:
     return float(np.log1p(values / (len(rows) * precision)).sum() / 2)
 
 
-@score("Pándy et al. (2022), arXiv:2111.12780")
+@score("Pándy et al. (2022), arXiv:2111.12780", (-math.inf, 0))
 def gbc(evidence: Evidence) -> float:
     """Return minus the overlap of the classes, seen as Gaussians with diagonal covariances in 64 principal directions.
 
@@ -204,7 +255,7 @@ def gbc(evidence: Evidence) -> float:
     return -total
 
 
-@score("leave-one-out accuracy of the five nearest neighbours")
+@score("leave-one-out accuracy of the five nearest neighbours", (0, 1))
 def knn(evidence: Evidence) -> float:
     """Return how often the five nearest other examples, by the cosine of centred features, vote for the label."""
     centred = evidence.features - evidence.features.mean(0)
@@ -221,15 +272,22 @@ def knn(evidence: Evidence) -> float:
     return right / len(unit)
 
 
-@score("accuracy of a ridge classifier, five folds")
+@score("accuracy of a ridge classifier, five folds", (0, 1))
 def linear_probe(evidence: Evidence) -> float:
-    """Return the cross-validated accuracy of ridge regression onto the labels, at the best of its ridges."""
-    folds = np.random.default_rng(0).permutation(len(evidence.labels)) % 5
-    right = np.zeros(len(RIDGES))
-    for fold in range(5):
-        inside = folds != fold
-        right += _ridge_right(evidence, inside)
+    """Return the cross-validated accuracy of ridge regression onto the labels, at the best of its ridges.
+
+    An example's fold follows from its number, so that it stays where it is when others are left out.
+    """
+    folds, right = folds_of(evidence), np.zeros(len(RIDGES))
+    for fold in np.unique(folds):
+        right += _ridge_right(evidence, folds != fold)
     return float(right.max() / len(folds))
+
+
+def folds_of(evidence: Evidence, count: int = 5) -> Array:
+    """Return the fold of each example, by its number; one example at least stays outside each fold."""
+    folds = (hashes(FOLDS, evidence.numbers) % np.uint64(count)).astype(np.int64)
+    return folds if len(np.unique(folds)) > 1 else np.arange(len(folds)) % count
 
 
 RIDGES = 10.0 ** np.arange(-6, 3)
@@ -241,12 +299,77 @@ def _ridge_right(evidence: Evidence, inside: Array) -> Array:
     mean, level = rows.mean(0), wanted.mean(0)
     U, S, V = np.linalg.svd(rows - mean, full_matrices=False)
     turned, seen = U.T @ (wanted - level), (evidence.features[~inside] - mean) @ V.T
-    scale = float((S**2).max())
+    scale = float((S**2).max()) or 1.0  # of constant features no weight matters
     found = []
     for ridge in RIDGES:
         guess = seen @ ((S / (S**2 + ridge * scale))[:, None] * turned) + level
         found.append((guess.argmax(1) == evidence.labels[~inside]).sum())
     return np.array(found)
+
+
+@score(f"{PAPER}, appendix G; five folds", (0, 1))
+def kernel_ridge_features(evidence: Evidence) -> float:
+    """Return the cross-validated accuracy of ridge regression from the features' kernel, sketched in 512 buckets."""
+    return _kernel_ridge(evidence, "features")
+
+
+@score(f"{PAPER}, appendix G; five folds", (0, 1), passes=3)
+def kernel_ridge_hadamard(evidence: Evidence) -> float:
+    """Return that accuracy from the product of the sketched kernels of features and gradients, as the paper has it."""
+    return _kernel_ridge(evidence, "hadamard")
+
+
+@score(f"{PAPER}, appendix G; five folds", (0, 1), passes=3)
+def kernel_ridge(evidence: Evidence) -> float:
+    """Return that accuracy from the sketched kernel of g fᵀ, with features f and gradients g."""
+    return _kernel_ridge(evidence, "psi")
+
+
+def _kernel_ridge(evidence: Evidence, kernel: str) -> float:
+    """Return how often the label is predicted from the sketch of the other folds."""
+    if evidence.classes > BUCKETS:
+        raise NoValue(f"the labels of {evidence.classes:,} classes do not fit {BUCKETS} buckets.")
+    folds, right = folds_of(evidence), 0
+    labels = torch.from_numpy(evidence.labels)
+    read = torch.from_numpy(evidence.features), None if kernel == "features" else torch.from_numpy(evidence.pulls)
+    rows = {part: sketched_part(part, *read, 0) for part in KERNELS[kernel]}
+    settings = SketchSettings(BUCKETS, parts=(*KERNELS[kernel], "labels"))
+    sums = {fold: _bucket_sums(evidence, read, settings, folds == fold) for fold in np.unique(folds)}
+    for fold in sums:
+        others = reduce(BucketSums.merged, (own for other, own in sums.items() if other != fold))
+        chosen = torch.from_numpy(folds == fold)
+        guess = fitted(others.parts, others.n, kernel).scores({part: own[chosen] for part, own in rows.items()})
+        right += int((guess.argmax(1) == labels[chosen]).sum())
+    return right / len(folds)
+
+
+def _bucket_sums(
+    evidence: Evidence, read: tuple[Tensor, Tensor | None], settings: SketchSettings, inside: Array
+) -> BucketSums:
+    """Return the sketch of some examples."""
+    sketch, chosen = LayerSketches(["features"], settings), torch.from_numpy(inside)
+    parts = {feed: {"features": own[chosen]} for feed, own in zip(FEEDS, read, strict=True) if own is not None}
+    sketch.update(parts | {"outputs": {"features": (None, evidence.labels[inside])}}, evidence.numbers[inside])
+    return sketch.sums("features")
+
+
+@score(f"{PAPER}, section 5.3", (0, math.inf), passes=3)
+def mean_embedding_norm(evidence: Evidence) -> float:
+    """Return ``‖Σ g fᵀ‖ / n``, the norm of the mean of g fᵀ over features f and gradients g; it reads no labels."""
+    return _embedding(evidence).norm
+
+
+@score(f"{PAPER}, Eq. 48", passes=3)
+def adaptation_score(evidence: Evidence) -> float:
+    """Return ``log(‖μ‖ / (‖K‖ / n²))``, μ the mean of g fᵀ and K the exact kernel K_f ∘ K_g; it reads no labels."""
+    return _embedding(evidence).adaptation_score
+
+
+def _embedding(evidence: Evidence) -> MeanEmbedding:
+    made = LayerEmbeddings(["features"], sample=len(evidence.labels))
+    rows, pulls = ({"features": torch.from_numpy(own)} for own in (evidence.features, evidence.pulls))
+    made.update(rows, pulls, evidence.numbers)
+    return made.embedding("features")
 
 
 def _about_mean(evidence: Evidence) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 /* How the page is shown: values, best matches, size, choice of comparison and of measures. */
 
 const room = Math.min(12, (innerWidth - 140) / 30);
-const fewCells = all("[data-chosen] figure[data-grid]").every((figure) => grid(figure).columns.length <= room);
+const layered = all("figure[data-grid]").filter((figure) => figure.closest("[data-chosen]") || grid(figure).sides === "tasks");
+const fewCells = layered.every((figure) => grid(figure).columns.length <= room);
 const values = find("#values");
 const path = find("#path");
 const zoom = find("#zoom");

@@ -5,7 +5,7 @@ function gridOf(figure) {
   if (kind === "series") return frame(Number(first));
   if (kind === "summary") {
     const summary = data.summaries[first];
-    return { ...summary, rows: summary.models, columns: summary.models, a: "models", b: "models" };
+    return { ...summary, rows: summary.models, columns: summary.models, a: summary.sides, b: summary.sides };
   }
   const comparison = data.comparisons[first];
   const [a, b] = comparison.shown;
@@ -40,7 +40,7 @@ function told(g, i, j) {
   const [rows, columns] = [g.labels ?? g.rows, g.labels ?? g.columns];
   const pair = `${g.ids ? `${rows[i]}, ${g.ids[j]}` : `${rows[i]} × ${columns[j]}`}${g.when ?? ""}: `;
   const value = g.values[i][j];
-  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.comparison.unasked}`;
+  if (value === null) return `${pair}no value, ${g.reasons.get(`${i} ${j}`) ?? g.unasked ?? g.comparison.unasked}`;
   const spread = toldError(...(g.facts ? g.facts[i][j] : [g, i, j]));
   return pair + number(value) + spread + (g.best[i] === j ? `, best match of ${g.rows[i]}${toldMargin(g, i)}` : "");
 }

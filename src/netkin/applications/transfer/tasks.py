@@ -1,0 +1,309 @@
+"""Tasks: networks with data of their own, compared block by block from sketches of features and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import torch
+
+from netkin.comparing import Statistics, Subject, collect
+from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.study import found_measures
+from netkin.comparing.tabulating import comparison_of
+from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.measures.registry import Measure, find
+from netkin.progress import ProgressOption, reported, showing
+from netkin.representations.layers import Spec
+from netkin.representations.shapes import Shape
+from netkin.results import Comparison, Comparisons
+from netkin.results.values import Values
+from netkin.statistics.sketches import LayerSketches
+
+MEASURES = ("sketched_cka", "sketched_cka_by_buckets")  # by ψ itself, and the paper's product of two sketches
+SEEDS = 5
+CERTAIN = 5  # standard deviations above which two data sets have examples in common
+SAME, APART = "the same examples in the same buckets", "no examples in common buckets"
+
+
+def compare_tasks(
+    tasks: Mapping[str, Any],
+    measures: str | Callable[..., Any] | Sequence[Any] | None = None,
+    *,
+    layers: Spec | Mapping[str, Spec] = None,
+    seeds: int = SEEDS,
+    share_buckets: bool = True,
+    pairs: Any = "all",
+    examples: int | None = None,
+    shape: Shape | Mapping[str, Shape] = None,
+    memory: int | None = None,
+    device: torch.device | str | None = None,
+    transforms: Any = None,
+    forward: Any = None,
+    exact_model: bool = False,
+    progress: ProgressOption = None,
+) -> Comparisons:
+    """Return how alike all tasks are, block by block, each task also with itself; a task is a model with its data.
+
+    Models may be of any architecture and data sets of any size. Each task takes one pass over its data, forward and
+    backward, whatever the number of measures, seeds and tasks; all pairs are read from the sketches that the passes
+    leave. Values are means over `seeds` of the sketch, and their standard errors those of these means: one sketch alone
+    varies √seeds times as much. They hold nothing of how other data or networks of another training would differ.
+
+    A pair that has the same examples in the same buckets can't be held against one that does not: between different
+    data no row belongs to another, and even one network with other buckets falls to a fraction of 1.
+
+    Args:
+        tasks: from names to (model, data), `nk.Subject`, or sketches: what `nk.collect` gave, or `nk.load` of its file.
+        measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
+        layers: which layers, for all tasks or by name of the task.
+        seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.
+        share_buckets: whether tasks that hold the same examples put them into the same buckets.
+        pairs: "all", "corresponding" or a list of (layer, layer).
+        examples: how many examples of each task to read; None for all.
+        shape: what one example is (see `nk.shapes`).
+        memory: the most bytes that the sketches of a task may take.
+        device: where the models run.
+        transforms: a function of the inputs, or a mapping from tasks to functions.
+        forward: a function ``forward(model, batch)``, or a mapping from tasks to functions.
+        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        >>> many = compare_tasks({"few": (model, inputs[:20]), "many": (model, inputs[20:])}, "sketched_cka", seeds=2)
+        >>> list(many), round(many["few", "few"]["0", "0"], 6)
+        ([('few', 'few'), ('few', 'many'), ('many', 'many')], 1.0)
+    """
+    if not isinstance(tasks, Mapping) or not tasks:
+        raise ValueFault(f"`tasks` is a mapping from names to (model, data), with one task at least; got {tasks!r}.")
+    by_task = {"layers": layers, "transforms": transforms, "forward": forward}
+    for what, given in by_task.items():
+        _refuse_strangers(what, given, tasks)
+    groups = _replicates(tasks, measures, seeds)
+    step = 0 if share_buckets else max(map(len, groups))
+    how = {"examples": examples, "shape": shape, "memory": memory, "device": device, "exact_model": exact_model}
+    found: dict[str, Statistics] = {}
+    with showing(progress):
+        for place, (name, task) in enumerate(reported(list(tasks.items()), "sketching", "tasks")):
+            own = {what: given.get(name) if isinstance(given, Mapping) else given for what, given in by_task.items()}
+            wanted = [_shifted(one, place * step) for group in groups for one in group]
+            found[name] = _sketched(name, task, wanted, step, how | own)
+        return _read(found, groups, step, pairs)
+
+
+def seed_values(table: Values) -> np.ndarray:
+    """Return the values of each seed by itself, seeds × rows × columns, of a table that `compare_tasks` made."""
+    if table.replicates is None:
+        return table.values[None].copy()
+    n = len(table.replicates)  # each of which is the mean without one seed
+    return n * table.values - (n - 1) * table.replicates
+
+
+# --- the passes -------------------------------------------------------------------------------------------------------
+
+
+def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
+    """Return for each measure that measure with each seed: those of the first sketches where none are asked for."""
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ValueFault(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
+    made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
+    if measures is None and made is not None:
+        groups: dict[str, list[Measure]] = {}
+        for one in filter(_is_sketched, map(find, made.asked)):
+            groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
+        if groups:
+            return list(groups.values())
+    found = found_measures(MEASURES if measures is None else measures)
+    for one in found:
+        if not _is_sketched(one):
+            raise ValueFault(
+                f"{one.name!r} pairs the examples of two models, and tasks have examples of their own; take a measure "
+                "of sketches, such as 'sketched_cka(kernel=features)'."
+            )
+    return [[_shifted(one, seed) for seed in range(seeds)] for one in found]
+
+
+def _is_sketched(measure: Measure) -> bool:
+    return LayerSketches in getattr(measure.facts.reads, "collectors", ())
+
+
+def _shifted(measure: Measure, by: int) -> Measure:
+    """Return the measure with another seed, so many further."""
+    return replace(measure, parameters=measure.parameters | {"seed": measure.settings["seed"] + by})
+
+
+def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Statistics:
+    """Return the sketches of one task: from one pass over its data, or those that were made before."""
+    try:
+        if not isinstance(task, Statistics):
+            return collect(_subject(task), None, None, list(wanted), names=(name, name), **how)
+        if len(task.models) > 1:
+            raise ValueFault(f"a task is one model with its data; these sketches are of {len(task.models)}.")
+        if step:
+            raise ValueFault("the buckets of these sketches are made already; pass (model, data) to make others.")
+        for measure in wanted:
+            task.collector(measure)
+        return task
+    except NetkinError as fault:
+        raise type(fault)(f"task {name!r}: {fault}") from fault
+
+
+def _subject(task: Any) -> Subject:
+    found = task if isinstance(task, Subject) else Subject(*task) if isinstance(task, (tuple, list)) else None
+    if found is None or (isinstance(task, (tuple, list)) and len(task) != 2):
+        raise ValueFault(f"a task is (model, data), an `nk.Subject` or sketches; got {type(task).__name__}.")
+    if isinstance(found.thing, Mapping) or found.data is None:
+        raise ValueFault("a task needs a model that can be run, and data to run it on; got one of the two.")
+    return found
+
+
+def _refuse_strangers(what: str, given: Any, tasks: Iterable[str]) -> None:
+    strange = next((name for name in given if name not in tasks), None) if isinstance(given, Mapping) else None
+    if strange is not None:
+        hint = did_you_mean(str(strange), tasks) or "."
+        raise UnknownName(f"`{what}` names the task {strange!r}, which there is not{hint}")
+
+
+# --- all pairs --------------------------------------------------------------------------------------------------------
+
+
+def _read(found: Mapping[str, Statistics], groups: Sequence[Sequence[Measure]], step: int, pairs: Any) -> Comparisons:
+    """Return the comparisons of all pairs of tasks, a table for each measure, its seeds taken together."""
+    wanted = Pairs(list(combinations_with_replacement(found, 2)), pairs)
+    made: dict[tuple[str, str], list[list[Comparison]]] = {pair: [[] for _ in groups] for pair in wanted.of}
+    shared: dict[tuple[str, str], list[float]] = {pair: [] for pair in wanted.of}
+    every = [(place, measure) for place, group in enumerate(groups) for measure in group]
+    for place, measure in reported(every, "measuring", "sketches"):
+        beside = _beside(found, measure, step, wanted)
+        for pair in wanted.of:
+            with showing(False):
+                made[pair][place].append(comparison_of(beside, [measure], pair))
+            if place == 0:  # whose seeds the other measures have as well
+                shared[pair].append(_share(beside, *pair))
+    return Comparisons([_finished(found, pair, own, shared[pair]) for pair, own in made.items()])
+
+
+def _beside(found: Mapping[str, Statistics], measure: Measure, step: int, pairs: Pairs) -> Statistics:
+    """Return the sketches that one measure reads of all tasks, as if one pass had made them."""
+    sizes = [
+        replace(one, model=name, rows=max(one.rows // one.examples, 1), examples=1)
+        for name, own in found.items()
+        for one in own.alignment.given.values()
+    ]
+    alignment = Alignment(sizes, pairs.rectangles(_layers(found)))
+    first = next(iter(found.values()))
+    study = replace(first.study, layers=alignment.layers, rectangles=alignment.rectangles, examples=None, chunks=0)
+    made = Statistics([], pairs, study, alignment, [])
+    made.models, made.plan, made.settings = list(found), first.plan, first.settings
+    made.examples = sum(own.examples for own in found.values())
+    made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
+    parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
+    made.collectors = [[_joined(parts)]]
+    return made
+
+
+def _joined(parts: Mapping[str, Any]) -> LayerSketches:
+    """Return sketches of several models in one collector, with the settings of the first, whatever others' seeds."""
+    layers: dict[Any, Any] = {(name, key[1]): own for name, one in parts.items() for key, own in one._layers.items()}
+    made = LayerSketches(list(layers), next(iter(parts.values())).settings)
+    made._layers = layers
+    return made
+
+
+def _layers(found: Mapping[str, Statistics]) -> dict[str, list[str]]:
+    return {name: [one.name for one in own.alignment.given.values()] for name, own in found.items()}
+
+
+def _share(beside: Statistics, a: str, b: str) -> float:
+    """Return the cosine of the sums of signs in two tasks' buckets: on average shared examples over √(n n')."""
+    x, y = (_signs(beside, name) for name in (a, b))
+    return 0.0 if x is None or y is None else float(x @ y.to(x) / x.norm() / y.to(x).norm())
+
+
+def _signs(beside: Statistics, task: str) -> Any:
+    collector: Any = beside.collectors[0][0]
+    for layer in beside.layers[task]:
+        with suppress(NoValue):  # another layer has been fed
+            return collector.sums(layer.key).signs
+    return None
+
+
+def _finished(
+    found: Mapping[str, Statistics],
+    pair: tuple[str, str],
+    made: Sequence[Sequence[Comparison]],
+    shares: Sequence[float],
+) -> Comparison:
+    """Return the comparison of two tasks with all that must be said of it."""
+    (a, b), first = (found[name] for name in pair), made[0][0]
+    pooled = [_pooled([next(iter(one.tables.values())) for one in group]) for group in made]
+    share = _shared_examples(pair[0] == pair[1], shares, int(pooled[0].parameters["buckets"] or 1))
+    buckets, caution = _in_common(pair, (a.examples, b.examples), share)
+    tables = [replace(one, parameters=dict(one.parameters) | {"shared_examples": share}) for one in pooled]
+    said = [*a.warnings, a.missing, *b.warnings, b.missing, caution]
+    said += [warning for group in made for one in group for warning in one.warnings]
+    n, origin = len(made[0]), dict(first.provenance)
+    del origin["data digest"]  # of no data at all
+    for side, own in (("a", a), ("b", b)):
+        origin |= {f"data {side}": own.data, f"examples {side}": f"{own.examples:,}"}
+        origin |= {f"data {side} digest": own.digest.hex} if own.digest.count else {}
+    origin |= {"buckets": buckets, "values": f"mean over {n} seeds of the sketch" if n > 1 else "of one sketch"}
+    origin |= {"standard errors": f"of the mean over {n} seeds; one sketch varies √{n} times as much"} if n > 1 else {}
+    return replace(
+        first,
+        tables={table.id: table for table in tables},
+        data=" and ".join(dict.fromkeys([a.data, b.data])),
+        examples=a.examples if share == 1 else a.examples + b.examples,
+        seed=int(tables[0].parameters["seed"] or 0),
+        warnings=tuple(dict.fromkeys(filter(None, said))),
+        provenance=origin,
+    )
+
+
+def _shared_examples(is_one: bool, cosines: Sequence[float], buckets: int) -> float:
+    """Return how many examples two tasks have in the same buckets, over √(n n'); 0 where that may be chance."""
+    found, chance = float(np.mean(cosines)), CERTAIN * (buckets * len(cosines)) ** -0.5
+    if is_one or found > max(chance, 1 - 1e-6):
+        return 1.0
+    return min(round(found, 2), 0.99) if found > chance else 0.0
+
+
+def _in_common(pair: tuple[str, str], counts: tuple[int, int], share: float) -> tuple[str, str]:
+    """Return what two tasks have in common, in words, and what a reader must know of it."""
+    (a, b), (n, m) = map(repr, pair), counts
+    if share == 1:
+        return SAME, ""
+    against = "they can't be held against pairs with the same examples in the same buckets, such as a task with itself"
+    if not share:
+        spectra = "so that the values say how alike the spectra of their kernels are"
+        return APART, f"{a} and {b} have no examples in common buckets, {spectra}: {against}."
+    common = f"about {round(share * (n * m) ** 0.5):,} of the {n:,} and {m:,} examples"
+    return f"{common} in the same buckets", f"{a} and {b} share {common}, which raises the values: {against}."
+
+
+def _pooled(tables: Sequence[Values]) -> Values:
+    """Return the means of tables that differ by their seed; a value that some seed lacks is a hole.
+
+    The replicates are the means without each seed in turn, of which the jackknife makes the standard error of the mean.
+    """
+    first, n = tables[0], len(tables)
+    if n == 1:
+        return first
+    values = np.array([table.values for table in tables])
+    mean = values.mean(axis=0)  # NaN where one is
+    return replace(
+        first,
+        id=f"{first.id.removesuffix(')')}{', ' if '(' in first.id else '('}seeds={n})",
+        parameters=dict(first.parameters) | {"seeds": n},
+        values=mean,
+        holes={pair: reason for table in reversed(tables) for pair, reason in table.holes.items()},
+        exactness=f"sketched, mean over {n} seeds",
+        replicates=(n * mean - values) / (n - 1),
+        chunk_sizes=(1,) * n,
+    )

@@ -1,0 +1,325 @@
+"""A ranking: which of several pretrained models promises most for some data, by a named score, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.results import jackknife
+from netkin.results.packing import packed, ranking_unpacked
+from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.text import HOLE, cells, grid, terminal_width, wrapped
+from netkin.results.values import Match, Values
+
+COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How far a model is behind the first: the difference, its standard error, and whether that tells them apart.
+
+    The difference is taken chunk by chunk, so that what moves both models alike does not count. `clear` is whether the
+    95 % interval of the difference leaves out zero; None where there is no error.
+    """
+
+    value: float
+    error: float | None = None
+    clear: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Ranking:
+    """Pretrained models, ranked for some data by `score`: frozen, labelled, and with its provenance.
+
+    `tables` holds a table for each score, whose one row is the data and whose columns are the models; where a score
+    does not serve a model there is a hole with the reason. `costs` says how many forward passes over the examples a
+    score takes, a backward pass counted as two; scores share them. `parameters` are the weights of each model.
+
+    `ranking.models` are the models from the first to the last, `ranking["model"]` is the value of one, and
+    `ranking["model", "knn"]` that of another score. `ranking.by("knn")` ranks by another score.
+    """
+
+    score: str
+    tables: Mapping[str, Values]
+    costs: Mapping[str, float]
+    parameters: Mapping[str, int]
+    data: str
+    examples: int
+    classes: int
+    version: str
+    created: str = field(default_factory=now)
+    warnings: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("tables", "costs", "parameters", "provenance"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        freeze(self, warnings=tuple(self.warnings))
+        if self.score not in self.tables:
+            raise UnknownName(f"{self.score!r}, by which models are ranked, is none of {', '.join(self.tables)}.")
+        distinct(self._given, "models")
+        for name, table in self.tables.items():
+            self._refuse_stranger(name, table)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models by rank, the best first; those without a value come last."""
+        values, sign = self._row(self.score), self._sign(self.score)
+        order = np.where(np.isnan(values), np.inf, -sign * values).argsort(kind="stable")
+        return tuple(self._given[place] for place in order)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of the scores, that of the rank first."""
+        return self.score, *(name for name in self.tables if name != self.score)
+
+    @property
+    def best(self) -> str:
+        """The model that is ranked first."""
+        return self.lead.layer
+
+    @property
+    def lead(self) -> Match:
+        """The first model and its value; `second`, `margin`, `margin_error` and `clear` tell its lead over the next."""
+        found = self.tables[self.score].best_matches()
+        if not found:
+            raise NoValue(f"{self.score!r} has a value for none of the {len(self._given)} models.")
+        return found[self.data]
+
+    def __getitem__(self, key: str | tuple[str, str]) -> float:
+        """Return a model's value by the score of the rank, or by another of the scores."""
+        model, score = (key, self.score) if isinstance(key, str) else key
+        return self.table(score)[self.data, self._known(model)]
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.models)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, Ranking) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Ranking, plain_fields(self))
+
+    def __repr__(self) -> str:
+        return f"Ranking({self.score!r}, {list(self.models)}, data={self.data!r}, {self.examples:,} examples)"
+
+    def table(self, score: str | None = None) -> Values:
+        """Return the table of a score, by default that of the rank."""
+        name = self.score if score is None else score
+        if name not in self.tables:
+            hint = did_you_mean(name, self.tables) or "."
+            raise UnknownName(f"no score {name!r} in this ranking{hint} It holds {', '.join(self.tables)}.")
+        return self.tables[name]
+
+    def by(self, score: str) -> Ranking:
+        """Return the ranking of the same models by another of its scores."""
+        return replace(self, score=self.table(score).id)
+
+    def behind(self, score: str | None = None) -> dict[str, Behind]:
+        """Return how far each model with a value is behind the first of that score, which is 0 behind."""
+        ranking = self if score is None else self.by(score)
+        if ranking._holes(ranking.score) == len(self):
+            return {}
+        table, best = ranking.table(), self._given.index(ranking.best)
+        found = {model: ranking._difference(table, best, self._given.index(model)) for model in ranking.models}
+        return {model: one for model, one in found.items() if not math.isnan(one.value)}
+
+    def unclear(self) -> tuple[str, ...]:
+        """Return the models, by rank, that the score does not tell from the first."""
+        return tuple(model for model, one in self.behind().items() if model != self.best and not one.clear)
+
+    @property
+    def conclusion(self) -> str:
+        """Two sentences: which model comes first, and whether its lead exceeds its error."""
+        if not self.behind():
+            return f"{self.score} has a value for none of the {len(self)} models."
+        lead, rest = self.lead, self.unclear()
+        first = f"Of {len(self)} models {lead.layer!r} comes first by {self.score}"
+        if lead.second is None:
+            return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
+        by = f"its lead over {lead.second!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
+        if lead.clear is None:
+            return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
+        if rest:
+            shown = [repr(model) for model in (rest if len(rest) <= 4 else rest[:3])]
+            named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
+            within = "more" if lead.clear else "not more"
+            return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
+        return f"{first}; {by}, more than its error (95 % interval), and so is that over each other model."
+
+    def __str__(self) -> str:
+        width = terminal_width()
+        lines = [
+            wrapped(f"{len(self)} models for {self.data}: {self.examples:,} examples, {self.classes} classes", width)
+        ]
+        lines += ["", *grid(self.models, self.columns(), self.cells(), width), "", wrapped(self.conclusion, width)]
+        lines += [wrapped(line, width) for line in (*self.reasons(), self.cost_in_words)]
+        return "\n".join([*lines, *(wrapped(f"warning: {warning}", width) for warning in self.warnings)])
+
+    def reasons(self) -> Iterator[str]:
+        """Yield why values and standard errors are missing, each reason once for a model, with its scores."""
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for score in self.scores:
+            table = self.tables[score]
+            for what, missing in (("no value", table.holes), ("no standard error", table.error_reasons)):
+                for (_, model), why in missing.items():
+                    found.setdefault((model, what, why), []).append(score)
+        for (model, what, why), scores in found.items():
+            named = "any score" if len(scores) == len(self.tables) else ", ".join(scores)
+            yield f"{model!r} has {what} by {named}: {why}"
+
+    @property
+    def cost_in_words(self) -> str:
+        """What the ranking took of each model."""
+        most = max(self.costs.values(), default=0.0)
+        return f"cost: {most:g} forward pass{'es' if most != 1 else ''} of each model over the examples, for all scores"
+
+    def columns(self) -> list[str]:
+        """Return the heads of the columns that a table of the ranking shows beside its models."""
+        return [self.score, "behind", *self.scores[1:], "parameters"]
+
+    def cells(self) -> list[list[str]]:
+        """Return what stands in these columns, a row for each model by rank."""
+        order = [self._given.index(model) for model in self.models]
+        behind = [self.behind().get(model, Behind(math.nan)) for model in self.models]
+        columns = [_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores]
+        columns.insert(
+            1, _texts(np.array([one.value for one in behind]), np.array([_nan(one.error) for one in behind]))
+        )
+        columns.append([f"{self.parameters[model]:,}" if model in self.parameters else HOLE for model in self.models])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield `COLUMNS` for each score and each model by its rank; what is not known is None."""
+        for score in self.scores:
+            table, ranking = self.tables[score], self.by(score)
+            behind = ranking.behind()
+            for model in ranking.models:
+                place = self._given.index(model)
+                value, error = float(table.values[0, place]), float(table.to_errors()[0, place])
+                why = table.holes.get((self.data, model), table.error_reasons.get((self.data, model), ""))
+                own = behind.get(model, Behind(math.nan))
+                known = (None if math.isnan(one) else one for one in (value, error, own.value))
+                yield model, score, *known, own.error, own.clear, why
+
+    def to_pandas(self, *, long: bool = False) -> Any:
+        """Return a data frame with a row for each model by rank and a column for each score.
+
+        With `long` there is a row for each score and model, with standard errors and differences to the first.
+        """
+        pandas = optional("pandas")
+        if long:
+            return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
+        order = [self._given.index(model) for model in self.models]
+        columns = {score: self._row(score)[order] for score in self.scores}
+        return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
+
+    def plot(
+        self,
+        score: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ax: Any = None,
+        *,
+        overwrite: bool = False,
+    ) -> Any:
+        """Return the scores as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
+
+        Args:
+            score: the only one to draw; all of them if not given, into `ax` that of the rank.
+            path: a file that ends in .png, .svg or .pdf.
+            ax: axes of yours to draw into.
+            overwrite: write also over a file that is no figure of netkin's.
+        """
+        return import_module("netkin.reporting").plot(self, score, path, ax, overwrite=overwrite)
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the ranking to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        files.write(path, "ranking", *packed(self), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Ranking:
+        """Return the ranking that was saved at `path`."""
+        header, arrays = files.read(path, "ranking")
+        with files.damage_reported(path):
+            return ranking_unpacked(header, arrays)
+
+    @property
+    def _given(self) -> tuple[str, ...]:
+        """The models in the order in which they were given, that of the tables."""
+        return self.tables[self.score].layers_b
+
+    def _row(self, score: str) -> np.ndarray:
+        return self.tables[score].values[0]
+
+    def _sign(self, score: str) -> int:
+        return 1 if self.tables[score].higher_is_closer else -1
+
+    def _holes(self, score: str) -> int:
+        return int(np.isnan(self._row(score)).sum())
+
+    def _known(self, model: str) -> str:
+        if model not in self._given:
+            hint = did_you_mean(str(model), self._given) or "."
+            raise UnknownName(f"no model {model!r} in this ranking{hint} It holds {', '.join(self._given)}.")
+        return model
+
+    def _difference(self, table: Values, best: int, other: int) -> Behind:
+        sign = self._sign(table.id)
+        value = sign * float(table.values[0, best] - table.values[0, other])
+        if table.replicates is None or best == other:
+            return Behind(value)
+        apart = sign * (table.replicates[:, 0, best] - table.replicates[:, 0, other])
+        error = float(jackknife.standard_error(value, apart, table.chunk_sizes))
+        if math.isnan(error):
+            return Behind(value)
+        return Behind(value, error, value > jackknife.quantile(len(table.chunk_sizes)) * error)
+
+    def _refuse_stranger(self, name: str, table: Values) -> None:
+        if table.id != name:
+            raise ValueFault(f"the table under {name!r} calls itself {table.id!r}; file it under its id.")
+        if (table.layers_a, table.layers_b) != ((self.data,), self._given):
+            raise ShapeError(
+                f"the table of {name!r} has the rows {', '.join(table.layers_a)} and {len(table.layers_b)} columns; "
+                f"it must have the row {self.data} and the {len(self)} models in one order."
+            )
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _texts(values: np.ndarray, errors: np.ndarray) -> list[str]:
+    """Return values with their errors as texts, to two digits of the median error.
+
+    Example:
+        >>> _texts(np.array([0.91234, 0.5, np.nan]), np.array([0.0312, np.nan, np.nan]))
+        ['0.912 ±0.031', '0.500', '–']
+    """
+    known = errors[np.isfinite(errors) & (errors > 0)]
+    if not known.size:
+        return [row[0] for row in cells(values[:, None])]
+    places = max(1 - math.floor(math.log10(float(np.median(known)))), 0)
+    style = f".{places}f" if places <= 6 else ".2e"
+    shown = [HOLE if math.isnan(value) else f"{value:{style}}" for value in values.tolist()]
+    return [
+        f"{text} ±{error:{style}}" if error > 0 else text for text, error in zip(shown, errors.tolist(), strict=True)
+    ]
+
+
+def _told(value: float, error: float | None) -> str:
+    return _texts(np.array([value]), np.array([_nan(error)]))[0]

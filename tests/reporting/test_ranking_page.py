@@ -1,0 +1,104 @@
+"""The page, the figure and the notebook's view of a ranking."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from netkin.errors import ValueFault
+from netkin.reporting import notebook_view, plot, report
+from netkin.reporting.page import page
+from netkin.results import Ranking, Values
+from netkin.results.packing import from_document
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def ranking(models=("a", "b", "c"), errors=True, **changes):
+    values = np.linspace(0.4, 0.8, len(models))[None]
+    noise = 0.01 * np.random.default_rng(0).normal(size=(6, *values.shape))
+    tables = {}
+    for name, scale in (("knn", 1.0), ("logme", -2.0)):
+        facts = {"replicates": scale * (values + noise), "chunk_sizes": (9,) * 6} if errors else {}
+        tables[name] = Values(
+            id=name, name=name, parameters={}, layers_a=("digits",), layers_b=models, values=scale * values,
+            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, conventions=f"{name} counts",
+            statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
+        )  # fmt: skip
+    facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
+    facts |= {"parameters": dict.fromkeys(models, 12), "classes": 3, "version": "0.1.0", "warnings": ("mind this",)}
+    facts["provenance"] = {f"features of {models[0]}": "64 wide", f"weights of {models[0]}": "12ab", "chunks": "6"}
+    return Ranking(**(facts | changes))
+
+
+def words(text):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script).*?</\1>", "", text)))
+
+
+def test_the_page_says_what_the_ranking_says(tmp_path):
+    ranked = ranking()
+    text = words(page(ranked))
+    for said in ("3 models for digits", "54 examples", "3 classes", "mind this", "comes first by knn", "knn counts",
+                 "jackknife over 6 chunks of examples", "64 wide", "12ab", "Standard errors speak of the examples",
+                 "1 forward pass of each model"):  # fmt: skip
+        assert said in text
+    rows = re.findall(r'<th scope="row">(\d)\. <bdi>(\w)</bdi></th><td>([^<]*)</td><td>([^<]*)</td>', page(ranked))
+    assert [row[:2] for row in rows] == [("1", "c"), ("2", "b"), ("3", "a")]
+    assert [row[2] for row in rows] == [cells[0] for cells in ranked.cells()]
+    assert report(ranked, tmp_path / "r.html").exists()
+    with pytest.raises(ValueFault, match="a ranking has a page of its own; got 2 results"):
+        page([ranked, ranked])
+
+
+def test_the_page_holds_the_whole_ranking():
+    ranked = ranking()
+    held = re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', page(ranked))[1]
+    assert from_document(json.loads(held)["ranking"]) == ranked
+
+
+def test_dots_stand_where_the_values_lie_and_bars_reach_as_far_as_intervals():
+    ranked = ranking()
+    first = re.search(r"(?s)<h3>knn</h3>.*?</svg>", page(ranked))[0]
+    ticks = {
+        float(t): float(x)
+        for x, t in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d.]+)<', first)
+    }
+    (low, a), (high, b) = min(ticks.items()), max(ticks.items())
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', first)]
+    bars = [tuple(map(float, bar)) for bar in re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)M', first)]
+    table = ranked.table()
+    for model, x, bar in zip(ranked.models, places, bars, strict=True):
+        k = table.layers_b.index(model)
+        wanted = [a + (value - low) / (high - low) * (b - a) for value in
+                  (table.values[0, k], *(end[0, k] for end in table.interval()))]  # fmt: skip
+        assert [x, *bar] == pytest.approx(wanted, abs=0.2)
+
+
+def test_holes_missing_errors_and_hostile_names_are_shown():
+    names = (HOSTILE, "b", "c")
+    text = page(ranking(names, errors=False))
+    assert HOSTILE not in text
+    assert "not asked for" in words(text)
+    values, holes = np.array([[np.nan] * 3]), {("digits", name): "it crashed" for name in names}
+    ranked = ranking(names, errors=False)
+    empty = Values(**{**{f: getattr(ranked.table(), f) for f in ranked.table().__dataclass_fields__},
+                      "values": values, "holes": holes})  # fmt: skip
+    bare = ranking(names, errors=False, tables={"knn": empty, "logme": ranked.table("logme")})
+    assert "It has a value for no model." in words(page(bare))
+    assert "has no value by knn: it crashed" in words(page(bare))
+
+
+def test_a_figure_has_a_panel_for_each_score(tmp_path):
+    ranked = ranking()
+    figure = ranked.plot(path=tmp_path / "r.svg")
+    assert [ax.get_xlabel() for ax in figure.axes] == ["knn (higher is better)", "logme (higher is better)"]
+    (line,) = figure.axes[1].lines[:1]
+    assert sorted(line.get_xdata()) == pytest.approx(sorted(ranked.table("logme").values[0]))
+    alone = plot(ranked, "logme")
+    assert len(alone.axes) == 1
+    ax = alone.axes[0]
+    assert ranked.plot(ax=ax) is alone
+    assert "comes first by knn" in words(notebook_view(ranked))
+    assert ranked._repr_html_() == notebook_view(ranked)
