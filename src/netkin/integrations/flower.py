@@ -148,7 +148,7 @@ class _Node:
 def _kind(base: type[Any]) -> type[Any]:
     """Return the strategy's class, made of Flower's own when that is there."""
 
-    class FederationStrategy(base):  # type: ignore[misc]
+    class FederationStrategy(base):
         """Averages the weights that travel, of the clients whose update counts."""
 
         def __init__(self, start: State, **options: Any):
