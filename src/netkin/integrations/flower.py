@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import Plan, State, plan_for
+from netkin.applications.federated.algorithms import FederatedPlan, State, plan_for
 from netkin.applications.federated.client_data import Examples, checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
@@ -102,7 +102,7 @@ class _Node:
     """What one client does when its app is called."""
 
     def __init__(
-        self, model: nn.Module, data: DataOf, test: DataOf | None, plan: Plan, recipe: Recipe, pull: float,
+        self, model: nn.Module, data: DataOf, test: DataOf | None, plan: FederatedPlan, recipe: Recipe, pull: float,
         head_epochs: int | None, seed: int,
     ):  # fmt: skip
         self.data, self.test, self.plan, self.pull = data, test, plan, pull
@@ -215,7 +215,7 @@ class _Answer:
         self.update = ClientUpdate(self.client, int(numbers["round"]), weights, numbers["num-examples"])
 
 
-def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str | None) -> Plan:
+def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str | None) -> FederatedPlan:
     found = plan_for(model, algorithm, coefficients, head)
     if found.algorithm.pretrains or coefficients == "pretrained":
         raise ValueFault(

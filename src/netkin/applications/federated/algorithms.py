@@ -1,6 +1,6 @@
 """Federated algorithms: what a client does in a round, what travels, and what that leaks.
 
-Each is written once, as a function of the weights that were received, what each client keeps, and a `Work` that knows
+Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that knows
 the clients' data and trains. The simulator lets it train many clients at once, Flower one.
 """
 
@@ -28,10 +28,10 @@ SOURCES = {
 }
 
 
-class Work(Protocol):
+class ClientWork(Protocol):
     """What trains the clients of a round."""
 
-    plan: Plan
+    plan: FederatedPlan
     pull: float
     head_epochs: int | None
 
@@ -47,29 +47,29 @@ class Work(Protocol):
         ...
 
 
-Local = Callable[[State, Sequence[State], Work], tuple[list[State], list[State]]]
+Local = Callable[[State, Sequence[State], ClientWork], tuple[list[State], list[State]]]
 
 
-def _train_all(received: State, kept: Sequence[State], work: Work) -> tuple[list[State], list[State]]:
+def _train_all(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
     """Train everything at once, from what was received and what was kept."""
     found = work.train([received | own for own in kept])
     return found, found
 
 
-def _train_near(received: State, kept: Sequence[State], work: Work) -> tuple[list[State], list[State]]:
+def _train_near(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
     """Add ``pull / 2 ‖w − received‖²`` to each client's loss."""
     found = work.train([received | own for own in kept], toward=received)
     return found, found
 
 
-def _train_in_turn(received: State, kept: Sequence[State], work: Work) -> tuple[list[State], list[State]]:
+def _train_in_turn(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
     """Train what is personal first, and then what travels."""
     found = work.train([received | own for own in kept], work.plan.kept, epochs=work.head_epochs)
     found = work.train(found, work.plan.travelling)
     return found, found
 
 
-def _train_twice(received: State, kept: Sequence[State], work: Work) -> tuple[list[State], list[State]]:
+def _train_twice(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
     """Train the common network, and beside it a personal one that is pulled toward the common one as received."""
     sent = work.train([received] * len(kept))
     return sent, work.train([received | own for own in kept], work.plan.kept, toward=received)
@@ -102,7 +102,7 @@ ALGORITHMS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederatedPlan:
     """What becomes of each weight under an algorithm: it travels, it is kept by its client, or it is fixed.
 
     Weights are named as in the model; `parts` tells which part of the network each belongs to. A weight without
@@ -145,7 +145,9 @@ _LEAKS = {
 }
 
 
-def plan_for(model: nn.Module, algorithm: str, coefficients: str | None = None, head: str | None = None) -> Plan:
+def plan_for(
+    model: nn.Module, algorithm: str, coefficients: str | None = None, head: str | None = None
+) -> FederatedPlan:
     """Return what becomes of each weight of a model under an algorithm.
 
     Args:
@@ -182,7 +184,7 @@ def plan_for(model: nn.Module, algorithm: str, coefficients: str | None = None, 
     travelling = tuple(name for name in moving if parts[name] in _shared(found, coefficients))
     counts = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
     own = _kept(found, coefficients, moving, travelling, parts)
-    return Plan(found, coefficients, parts, tuple(trained), travelling, (*own, *counts))
+    return FederatedPlan(found, coefficients, parts, tuple(trained), travelling, (*own, *counts))
 
 
 def _shared(algorithm: FederatedAlgorithm, coefficients: str | None) -> frozenset[str]:

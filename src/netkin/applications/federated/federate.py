@@ -15,7 +15,7 @@ from netkin.applications.federated.algorithms import plan_for
 from netkin.applications.federated.client_data import Examples, as_examples, checked_clients
 from netkin.applications.federated.federation import KIND, Federation
 from netkin.applications.federated.local_training import refuse_way
-from netkin.applications.federated.simulation import Asked, Simulation, Wire, plain_wire
+from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.identity import described_call
 from netkin.jobs import Job
@@ -103,7 +103,7 @@ def federate(
     train_data, tests = checked_clients(clients, test)
     plan = plan_for(unwrapped(model), algorithm, coefficients, head)
     pretrains = plan.algorithm.pretrains or coefficients == "pretrained"
-    asked = Asked(
+    asked = FederationRequest(
         model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
         recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
         public=_public(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
@@ -151,7 +151,7 @@ def _refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epo
 
 
 @torch.no_grad()
-def _refuse_misfits(asked: Asked) -> None:
+def _refuse_misfits(asked: FederationRequest) -> None:
     """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
     shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in asked.clients.values())
     usual, _ = shapes.most_common(1)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import Plan, State
+from netkin.applications.federated.algorithms import FederatedPlan, State
 from netkin.applications.federated.client_data import Examples
 from netkin.applications.federated.rounds import mixed
 from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
@@ -142,7 +142,7 @@ class RoundWork:
     """The clients of one round at work, as the algorithms ask for it; `failed` says why some have no result."""
 
     def __init__(
-        self, training: LocalTraining, plan: Plan, base: State, clients: Sequence[tuple[str, Examples]],
+        self, training: LocalTraining, plan: FederatedPlan, base: State, clients: Sequence[tuple[str, Examples]],
         *, seed: int, number: int, pull: float, head_epochs: int | None,
     ):  # fmt: skip
         self.training, self.plan, self.base, self.clients = training, plan, base, list(clients)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.applications.federated.algorithms import Plan, State
+from netkin.applications.federated.algorithms import FederatedPlan, State
 from netkin.applications.federated.client_data import Examples
 from netkin.applications.federated.federation import Federation
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
@@ -41,11 +41,11 @@ STANDING, PRETRAINING = "standing", "pretraining"
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class FederationRequest:
     """What a federation is asked to be, checked."""
 
     model: nn.Module
-    plan: Plan
+    plan: FederatedPlan
     clients: Mapping[str, Examples]
     tests: Mapping[str, Examples]
     rounds: int
@@ -88,7 +88,7 @@ class _Standing:
 class Simulation:
     """A federation in one process, as a job whose rounds are its parts."""
 
-    def __init__(self, asked: Asked, job: Job):
+    def __init__(self, asked: FederationRequest, job: Job):
         self.asked, self.job, self.plan, self.names = asked, job, asked.plan, list(asked.clients)
         self.training = LocalTraining(copy.deepcopy(asked.model), asked.recipe, asked.how)
         self.base = state_of(asked.model)
