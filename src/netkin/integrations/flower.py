@@ -178,7 +178,7 @@ def _kind(base: type[Any]) -> type[Any]:
             self.records.append(RoundRecord(server_round, tuple(asked), tuple(counted), told | faults, loss))
             if not good:
                 return None, None
-            self.shared = averaged(good)
+            self.shared = averaged(good, self.shared)
             metrics = {"num-examples": sum(one.examples for one in good)} | ({} if loss is None else {"loss": loss})
             return _record(self.shared), _app().MetricRecord(metrics)
 

@@ -1,5 +1,7 @@
 """The simulation: clients at once and one by one, faults of clients, jobs, and what is refused."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -198,8 +200,19 @@ def test_a_round_in_which_no_update_arrives_changes_nothing():
 
 def test_the_mean_of_half_precision_is_summed_in_double():
     many = [ClientUpdate(str(k), 1, {"w": torch.tensor([1.0, 2.0]).half()}, 1) for k in range(3000)]
-    assert averaged(many)["w"].tolist() == [1, 2]
-    assert averaged(many)["w"].dtype == torch.float16
+    found = averaged(many, {"w": torch.zeros(2).half()})["w"]
+    assert found.tolist() == [1, 2]
+    assert found.dtype == torch.float16
+
+
+def test_an_update_of_another_precision_counts_and_leaves_the_precision():
+    def rounding(update):
+        return [ClientUpdate(update.client, update.round, {n: w.float() for n, w in update.weights.items()}, 10)]
+
+    found = federate(network(), clients(), wire=rounding, **OPTIONS)
+    assert {one.dtype for one in found.shared.values()} == {np.dtype("float64")}
+    counting = [ClientUpdate("a", 1, {"w": torch.ones(1).long()}, 1)]
+    assert received_updates(counting, ["a"], 1, {"w": torch.zeros(1)})[1] == {"a": "sent 'w' as int64"}
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -287,8 +300,8 @@ def test_a_saved_federation_is_opened_as_it_was(tmp_path):
     assert same(found, opened)
     assert str(opened) == str(found)
     assert opened.rounds == found.rounds
-    assert opened.similarity == found.similarity
-    assert opened.accuracy == found.accuracy
+    assert opened == found == pickle.loads(pickle.dumps(found)) == copy.deepcopy(found)
+    assert opened != federate(network(), clients(), **OPTIONS)
     with pytest.raises(ValueError, match="read-only"):
         opened.personal["0.atoms"][0] = 0
     (tmp_path / "other.netkin").write_text("mine")
@@ -309,6 +322,14 @@ def test_a_clients_network_has_its_weights_and_its_accuracy():
         ShapeError, match=r"`like` has a weight '0.weight' of shape \(3, 1, 3, 3\), and the federation none"
     ):
         found.model("c2", nk.recompose(net))
+
+
+def test_a_client_without_test_examples_is_not_judged_and_named():
+    data = clients()
+    tests = data | {"c1": (data["c1"][0][:0], data["c1"][1][:0])}
+    found = federate(network(), data, test=tests, rounds=1)
+    assert found.unjudged == {"c1": "it has no test examples"}
+    assert "c1 was not judged: it has no test examples" in str(found)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

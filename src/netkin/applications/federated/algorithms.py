@@ -1,7 +1,7 @@
 """Federated algorithms: what a client does in a round, what travels, and what that leaks.
 
-Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that knows
-the clients' data and trains. The simulator lets it train many clients at once, Flower one.
+Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that
+knows the clients' data and trains. The simulator lets it train many clients at once, Flower one.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.results import Comparison
+from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed
 from netkin.training.recipe import recipe_of
@@ -45,6 +46,12 @@ class Ensembles:
     together: Mapping[str, float]
     numbers: int
     leaks: str
+
+    def __post_init__(self) -> None:
+        freeze(self, **{name: frozen_mapping(getattr(self, name)) for name in ("members", "alone", "together")})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Ensembles, plain_fields(self))
 
     @property
     def gain(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from netkin.applications.federated.rounds import RoundRecord
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results import Comparison
 from netkin.results.packing import packed, unpacked
-from netkin.results.records import checked, freeze, frozen_mapping, now, optional
+from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
@@ -102,6 +102,16 @@ class Federation:
         lines += [f"{client} was not judged: {why}" for client, why in self.unjudged.items()]
         return "\n".join(lines)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Federation):
+            return NotImplemented
+        mine, others = dict(self._arrays()), dict(other._arrays())
+        alike = mine.keys() == others.keys() and all(np.array_equal(one, others[key]) for key, one in mine.items())
+        return alike and same_fields(replace(self, shared={}, personal={}), replace(other, shared={}, personal={}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Federation, plain_fields(self))
+
     def __repr__(self) -> str:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
 
@@ -127,7 +137,7 @@ class Federation:
         header: dict[str, Any] = {name: dict(getattr(self, name)) for name in plain}
         rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
         header |= {name: getattr(self, name) for name in rest}
-        header["rounds"] = [asdict(one) | {"faults": dict(one.faults)} for one in self.rounds]
+        header["rounds"] = [plain_fields(one) for one in self.rounds]
         arrays = dict(self._arrays())
         if self.similarity is not None:
             header["similarity"], own = packed(self.similarity, "similarity/")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from netkin.applications.federated.algorithms import State
+from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,12 @@ class RoundRecord:
     counted: tuple[str, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
     loss: float | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, faults=frozen_mapping(self.faults))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (RoundRecord, plain_fields(self))
 
 
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
@@ -73,20 +80,20 @@ def received_updates(
     return [good[name] for name in asked if name in good], faults | missing
 
 
-def averaged(updates: Sequence[ClientUpdate]) -> State:
-    """Return the mean of updates, weighted by their numbers of examples, summed in float64.
+def averaged(updates: Sequence[ClientUpdate], like: Mapping[str, Tensor]) -> State:
+    """Return the mean of updates, weighted by their numbers of examples, summed in float64, as precise as `like`.
 
     Example:
         >>> two = [ClientUpdate("a", 1, {"w": torch.tensor(1.0)}, 1), ClientUpdate("b", 1, {"w": torch.tensor(5.0)}, 3)]
-        >>> averaged(two)
+        >>> averaged(two, {"w": torch.zeros(())})
         {'w': tensor(4.)}
     """
     total = sum(one.examples for one in updates)
     shares = [one.examples / total for one in updates]
     found = {}
-    for name, first in updates[0].weights.items():
-        parts = [one.weights[name].to(first.device, torch.float64) * s for one, s in zip(updates, shares, strict=True)]
-        found[name] = torch.stack(parts).sum(0).to(first.dtype)
+    for name, own in like.items():
+        parts = [one.weights[name].to(own.device, torch.float64) * s for one, s in zip(updates, shares, strict=True)]
+        found[name] = torch.stack(parts).sum(0).to(own.dtype)
     return found
 
 
@@ -104,6 +111,8 @@ def _fault(update: ClientUpdate, asked: Sequence[str], number: int, expected: Ma
         if not isinstance(own, Tensor) or own.shape != expected[name].shape:
             shape = tuple(own.shape) if isinstance(own, Tensor) else type(own).__name__
             return f"sent {name!r} of shape {shape}, not {tuple(expected[name].shape)}"
+        if not own.is_floating_point():
+            return f"sent {name!r} as {str(own.dtype).removeprefix('torch.')}"
         bad = own.numel() - int(own.isfinite().sum())
         if bad:
             return f"sent {bad:,} values of {name!r} that are not finite"

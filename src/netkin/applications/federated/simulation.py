@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from netkin.identity import function_digest, settings_digest
 from netkin.jobs import Job
 from netkin.progress import reporting
 from netkin.results import Comparison
-from netkin.results.records import checked
+from netkin.results.records import checked, plain_fields
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import Arrays
 from netkin.training.restarts import form_of
@@ -165,7 +165,7 @@ class Simulation:
             arriving += self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
         good, faults = received_updates(arriving, [name for name, _ in working], number, standing.shared)
         if good:
-            standing.shared = averaged(good)
+            standing.shared = averaged(good, standing.shared)
         return [one.client for one in good], faults
 
     def _work(self, asked: Sequence[str], number: int) -> RoundWork:
@@ -242,6 +242,7 @@ class Simulation:
         judged, unjudged = dict[str, float](), dict[str, str]()
         for place, name in enumerate(self.names):
             if name not in self.asked.tests:
+                unjudged |= {name: "it has no test examples"} if self.asked.tests else {}
                 continue
             load_state(model, self._whole(standing, place))
             try:
@@ -257,7 +258,7 @@ def _with_similarity(found: Federation) -> Federation:
     if "atoms" not in parts or "coefficients" in parts or len(found.clients) < 2:
         return found
     alike: Comparison = user_similarity(found)
-    return Federation(**{name: getattr(found, name) for name in found.__dataclass_fields__} | {"similarity": alike})
+    return replace(found, similarity=alike)
 
 
 def plain_wire(update: ClientUpdate) -> Iterable[ClientUpdate]:
@@ -270,7 +271,7 @@ def _part_name(number: int) -> str:
 
 
 def _plain(record: RoundRecord) -> dict[str, Any]:
-    return asdict(record) | {"faults": dict(record.faults)}
+    return plain_fields(record)
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
