@@ -1,6 +1,12 @@
 """Flower: the client app and the strategy give the simulator's weights, and name clients that fail."""
 
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -190,3 +196,105 @@ def test_flowers_own_simulation_gives_the_simulators_weights(flower):
     whole = sum(len(labels) * expected.accuracy[name] for name, (_, labels) in data.items()) / 33
     assert found.result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(whole)
     assert [one.counted for one in strategy.records] == [("c0", "c1", "c2")] * 2
+
+
+APP = {
+    "pyproject.toml": """
+[project]
+name = "kin"
+version = "1.0.0"
+description = "two clients"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "netkin"
+[tool.flwr.app.components]
+serverapp = "kin.server:app"
+clientapp = "kin.client:app"
+[tool.flwr.app.config]
+""",
+    "kin/__init__.py": "",
+    "kin/client.py": """
+from test_flower import HOW, client_app, data_of, network
+
+app = client_app(network(), data_of, "fedrep", coefficients="evolving", **HOW)
+""",
+    "kin/server.py": """
+import os
+import numpy as np
+from flwr.serverapp import ServerApp
+from test_flower import federation_strategy, network
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    strategy = federation_strategy(network(), "fedrep", coefficients="evolving")
+    result = strategy.start(grid, strategy.initial_arrays, num_rounds=2, timeout=120)
+    np.savez("part.npz", **{name: one.numpy() for name, one in result.arrays.items()})
+    os.replace("part.npz", os.environ["KIN_RESULT"])
+""",
+    "home/config.toml": """
+[superlink.kin]
+address = "127.0.0.1:{port}"
+insecure = true
+""",
+}
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def waited_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.5)
+    return condition()
+
+
+def is_open(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_real_federation_of_local_processes_gives_the_simulators_weights(flower, tmp_path):
+    folder = Path(sys.executable).parent
+    commands = {name: shutil.which(name, path=str(folder)) for name in ("flower-superlink", "flower-supernode", "flwr")}
+    if None in commands.values():
+        pytest.skip("Flower's commands are not beside this Python")
+    port = free_port()
+    for name, text in APP.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text.replace("{port}", str(port)))
+    paths = [str(Path(__file__).parent), str(Path(nk.__file__).parents[1])]
+    result = tmp_path / "result.npz"
+    own = {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "KIN_RESULT": str(result)}
+    own |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    started = []
+
+    def start(name, *options):
+        call = [commands[name], "--insecure", *options]
+        log = (tmp_path / f"{len(started)}.log").open("w")
+        started.append((subprocess.Popen(call, env=os.environ | own, cwd=tmp_path, stdout=log, stderr=log), log))
+
+    try:
+        start("flower-superlink", "--port", str(port))
+        assert waited_for(lambda: is_open(port), 60)
+        for k in range(2):
+            link = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+            start("flower-supernode", *link, "--node-config", f"partition-id={k}")
+        run = [commands["flwr"], "run", str(tmp_path), "kin"]
+        subprocess.run(run, env=os.environ | own, check=True, capture_output=True, timeout=60)
+        assert waited_for(result.exists, 180), (tmp_path / "0.log").read_text()[-2000:]
+    finally:
+        for process, log in reversed(started):
+            process.terminate()
+            process.wait(60)
+            log.close()
+    expected = nk.federate(network(), clients(2), "fedrep", coefficients="evolving", rounds=2, **HOW)
+    with np.load(result) as found:
+        assert sorted(found.files) == sorted(expected.travels)
+        assert all(np.allclose(found[n], expected.shared[n], rtol=0, atol=1e-5) for n in expected.travels)
