@@ -185,6 +185,15 @@ def test_a_module_under_two_names_stays_one():
     assert isinstance(found[0], nk.AtomConv2d)
 
 
+def test_tied_filters_stay_tied():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    model[1].weight = model[0].weight
+    found = nk.decompose(model)
+    assert found.left == dict.fromkeys(("0", "1"), "its filters belong to another module too")
+    assert found.model[0].weight is found.model[1].weight
+    assert list(found.errors) == ["2"]
+
+
 def test_convolutions_that_are_more_than_that_are_left():
     hooked, normed = nn.Conv2d(3, 3, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 3))
     hooked.register_forward_hook(lambda *call: None)

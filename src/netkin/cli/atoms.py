@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\b
 Example:
-  netkin atoms netkin:digits@a.pt netkin:digits@b.pt netkin:digits@c.pt --atoms 6 --report abc.html
+  netkin atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html
 """
 
 

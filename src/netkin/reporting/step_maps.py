@@ -49,7 +49,7 @@ def _figure(series: Series, measure: str, layer: str, scale: Scale) -> Markup:
     known = [(mark, series.steps.index(step)) for mark, step in marks.items() if step is not None]
     lines = [_cross(at, len(series), LINES[mark], *ink) for mark, at in known for ink in (("#000", 4), ("#fff", 2))]
     over = tag("svg", *lines, viewBox=f"0 0 {len(series)} {len(series)}", aria_hidden="true")
-    told = [f"{mark} from {'the last' if step is None else format(step, ',')}" for mark, step in marks.items()]
+    told = [f"{mark} {'not before the last' if step is None else f'from {step:,}'}" for mark, step in marks.items()]
     box = tag("div", picture(_grid(series, measure, layer, scale)), over, class_="map")
     return tag("li", box, tag("strong", name(layer)), tag("span", ", ".join(told), class_="note"))
 

@@ -8,6 +8,7 @@ with any invertible A, atoms ``A D`` and coefficients ``α A⁻¹`` make the sam
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -247,11 +248,13 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
     refuse_lazy(unwrapped(model))
     made, left = copy.deepcopy(unwrapped(model)), dict[str, str]()
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
+    users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
     for name, module in _distinct(made):
         if isinstance(module, AtomConv2d):
             found[name] = module
         elif isinstance(module, nn.modules.conv._ConvNd):
-            why = _why_left(module)
+            tied = users[id(module.weight)] > 1
+            why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
             found |= {} if why else {name: module}  # type: ignore[dict-item]
     if not found:

@@ -239,11 +239,16 @@ class Team:
 
     def capture(self) -> None:
         """Record the step as a CUDA graph for each size of batch; none is kept if that fails."""
-        found = {}
-        for size in self.batch_sizes:
-            found[size] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(found[size], stream=self.stream):
-                self.step(size)
+        found, generator = {}, torch.cuda.default_generators[self.tick.device.index]
+        spare = generator.clone_state()
+        try:
+            for size in self.batch_sizes:
+                found[size] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(found[size], stream=self.stream):
+                    self.step(size)
+        except Exception:
+            generator.graphsafe_set_state(spare)  # else torch takes it for still recording, and draws no more
+            raise
         self.graphs = found
 
     def give_back(self) -> None:

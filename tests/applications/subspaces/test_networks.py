@@ -99,6 +99,16 @@ def test_state_dicts_and_streams_are_read_one_at_a_time():
     assert len(seen) == 6
 
 
+def test_a_store_of_atoms_alone_is_enough():
+    nets = family()
+    store = {name: {key: one for key, one in net.state_dict().items() if "atoms" in key} for name, net in nets.items()}
+    np.testing.assert_array_equal(nk.atom_similarity(store).to_numpy(), nk.atom_similarity(nets).to_numpy())
+    with pytest.raises(ValueFault, match="'net0' holds atoms alone, and gauge='orthonormal' needs their coefficients"):
+        nk.atom_similarity(store, gauge="orthonormal")
+    with pytest.raises(NoValue, match="has coefficients of its own in 'x', other than in 'net0'"):
+        nk.atom_similarity(store | {"x": nets["net0"]})
+
+
 def test_a_result_is_saved_shown_and_drawn(tmp_path):
     found = nk.atom_similarity(family())
     found.save(tmp_path / "all.netkin")

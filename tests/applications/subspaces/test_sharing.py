@@ -170,3 +170,9 @@ def test_more_atoms_than_a_kernel_has_numbers_can_make_the_shared_form_exact():
     shared = nk.share_coefficients(nets, atoms=27)
     assert min(shared.explained["3"].values()) == pytest.approx(1, abs=1e-9)
     assert shared.models["0"][3].atoms.shape == (27, 3, 3)
+
+
+def test_progress_is_told_layer_by_layer(relatives):
+    seen = []
+    nk.share_coefficients(relatives, progress=lambda *told: seen.append(told))
+    assert seen[-1] == (2, 2, "sharing coefficients")

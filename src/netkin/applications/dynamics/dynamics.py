@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from netkin import files
-from netkin.applications.dynamics.between import between_steps
 from netkin.applications.dynamics.holding import Held, spare
+from netkin.applications.dynamics.step_pairs import between_steps
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare
 from netkin.comparing.planning import weights_alone

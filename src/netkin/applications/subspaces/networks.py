@@ -21,6 +21,7 @@ from netkin.results import Comparison, Values
 from netkin.statistics.layer_filters import GAUGES
 
 MEASURES = ("atom_cosine", "atom_angular")
+Parts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,8 @@ def atom_similarity(
     The value of two networks is the plain mean over their layers. All pairs come from one product of matrices.
 
     Args:
-        models: networks with `AtomConv2d` layers, or their state dicts, by name or in a row; each is read once.
+        models: networks with `AtomConv2d` layers, or their state dicts, by name or in a row; each is read once. Where
+            all are state dicts without coefficients, as a store of atoms has them, these are taken to be shared.
         measure: "atom_cosine" or "atom_angular".
         gauge: "stored" for the atoms as they are, "orthonormal" for those that go with orthonormal coefficients.
         by_layer: whether there is a table for each layer too.
@@ -124,7 +126,7 @@ def atom_vectors(
     if gauge not in GAUGES:
         raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
-    names, rows, first = list[str](), list[Tensor](), dict[str, tuple[Tensor, Tensor]]()
+    names, rows, first = list[str](), list[Tensor](), dict[str, Parts]()
     total = len(models) if isinstance(models, Sized) else None
     with showing(progress):
         for name, model in reported(given, "reading atoms", "networks", total=total):
@@ -139,8 +141,9 @@ def atom_vectors(
     return AtomVectors(tuple(names), tuple(first), sizes, torch.stack(rows))
 
 
-def _parts(name: str, model: Any) -> dict[str, tuple[Tensor, Tensor]]:
+def _parts(name: str, model: Any) -> dict[str, Parts]:
     """Return the atoms and coefficients of each layer of a network or of its state dict."""
+    found: dict[str, Parts]
     if isinstance(model, nn.Module):
         found = {layer: (one.atoms.detach(), one.coefficients.detach()) for layer, one in atom_layers(model)}
     elif isinstance(model, Mapping):
@@ -154,12 +157,12 @@ def _parts(name: str, model: Any) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Parts]]:
     for key, tensor in state.items():
         layer, _, own = key.rpartition(".")
         alpha = state.get(f"{layer}.coefficients" if layer else "coefficients")
-        if own == "atoms" and alpha is not None:
-            yield layer, (tensor.detach(), alpha.detach())
+        if own == "atoms":
+            yield layer, (tensor.detach(), None if alpha is None else alpha.detach())
 
 
 def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mapping[str, Any]) -> None:
@@ -174,17 +177,28 @@ def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mappin
                 f"layer {layer!r} has atoms of {_times(atoms.shape)} in {name!r} and {_times(D.shape)} in {before!r}; "
                 "compare networks with as many atoms of one kernel size."
             )
-        if alpha is not A and not (alpha.shape == A.shape and torch.equal(alpha.to(A.device), A)):
+        if not _same(alpha, A):
             raise NoValue(
                 f"layer {layer!r} has coefficients of its own in {name!r}, other than in {before!r}, so that their "
                 "atoms can't be compared; `nk.share_coefficients` makes networks that share them."
             )
 
 
-def _unit(name: str, layer: str, atoms: Tensor, alpha: Tensor, gauge: str) -> Tensor:
+def _same(alpha: Tensor | None, other: Tensor | None) -> bool:
+    """Tell whether coefficients are the same; those of networks that hold their atoms alone are taken to be."""
+    if alpha is None or other is None:
+        return alpha is other
+    if (alpha.data_ptr(), alpha.device, alpha.stride()) == (other.data_ptr(), other.device, other.stride()):
+        return alpha.shape == other.shape
+    return alpha.shape == other.shape and torch.equal(alpha.to(other.device), other)
+
+
+def _unit(name: str, layer: str, atoms: Tensor, alpha: Tensor | None, gauge: str) -> Tensor:
     refuse_non_finite(atoms, f"the atoms of layer {layer!r} of {name!r}")
     D = atoms.double().cpu().flatten(1)
     if gauge == "orthonormal":
+        if alpha is None:
+            raise ValueFault(f"{name!r} holds atoms alone, and gauge='orthonormal' needs their coefficients too.")
         A = alpha.double().cpu().flatten(1)
         D = torch.linalg.qr(A.T, mode="r").R @ D
     size = D.norm()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
     filter_matrix,
@@ -58,6 +59,7 @@ def share_coefficients(
     block: int | None = None,
     fused: bool = True,
     train_only: str | Sequence[str] = (),
+    progress: ProgressOption = None,
 ) -> Sharing:
     """Return copies of networks in which each layer has atoms of its own and coefficients that all share.
 
@@ -74,6 +76,7 @@ def share_coefficients(
         block: for networks of different widths: the side of the block of coefficients that is repeated over channels.
         fused: whether the new layers make their filters first (see `AtomConv2d`).
         train_only: what may be trained further, "atoms" or layers by name; all where not given.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> start = nn.Sequential(nn.Conv2d(3, 8, 3))
@@ -81,6 +84,31 @@ def share_coefficients(
         >>> round(shared.explained["0"]["a"], 6), shared.explained["0"]["b"] < 1
         (1.0, True)
     """
+    given = _given(models, source, atoms)
+    found = {name: filters_in(model) for name, model in given.items()}
+    made = {name: copy for name, (copy, _, _) in found.items()}
+    explained, control = dict[str, dict[str, float]](), dict[str, float]()
+    names = _common_layers({name: layers for name, (_, layers, _) in found.items()})
+    with showing(progress):
+        for layer in reported(names, "sharing coefficients", "layers"):
+            own = {name: layers[layer] for name, (_, layers, _) in found.items()}
+            shared = _Layer(
+                own, _block_of(layer, own, block), source, atoms or math.prod(own[next(iter(own))].kernel_size)
+            )
+            filters = {name: filter_matrix(one) for name, one in own.items()}
+            U, D, explained[layer] = shared.fitted(filters)
+            control[layer] = shared.control(filters)
+            for name, one in own.items():
+                put(made[name], one, with_atoms(one, U, D[name], fused=fused, block=shared.block))
+    for network in made.values() if train_only else ():
+        freeze_except(network, train_only)
+    return Sharing(
+        made, explained, control, source, {k: why for _, _, left in found.values() for k, why in left.items()}
+    )
+
+
+def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
+    """Return the networks by name; refuse too few of them, and options that mean nothing."""
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"coefficients are shared by two networks or more; got {len(given)}.")
@@ -88,22 +116,7 @@ def share_coefficients(
         raise UnknownName(f"`source` is 'joint' or a network{did_you_mean(source, given) or '.'} Got {source!r}.")
     if atoms is not None and (isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1):
         raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
-    found = {name: filters_in(model) for name, model in given.items()}
-    made = {name: copy for name, (copy, _, _) in found.items()}
-    explained, control = dict[str, dict[str, float]](), dict[str, float]()
-    for layer in _common_layers({name: layers for name, (_, layers, _) in found.items()}):
-        own = {name: layers[layer] for name, (_, layers, _) in found.items()}
-        shared = _Layer(own, _block_of(layer, own, block), source, atoms or math.prod(own[next(iter(own))].kernel_size))
-        filters = {name: filter_matrix(one) for name, one in own.items()}
-        U, D, explained[layer] = shared.fitted(filters)
-        control[layer] = shared.control(filters)
-        for name, one in own.items():
-            put(made[name], one, with_atoms(one, U, D[name], fused=fused, block=shared.block))
-    for network in made.values() if train_only else ():
-        freeze_except(network, train_only)
-    return Sharing(
-        made, explained, control, source, {k: why for _, _, left in found.values() for k, why in left.items()}
-    )
+    return given
 
 
 @dataclass(frozen=True, eq=False)

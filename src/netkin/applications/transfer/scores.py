@@ -27,7 +27,7 @@ from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
 
-DEFAULT = "logme"  # of `recommend`: see the table in docs/recommend.md
+DEFAULT = "h_score_regularised"  # of `recommend`: see the table in docs/recommend.md
 PAPER = "Tang et al. (2020), arXiv:2003.11498"
 FEEDS = ("activations", "gradients")
 BUCKETS = 512  # of sketched kernels
@@ -359,9 +359,12 @@ def mean_embedding_norm(evidence: Evidence) -> float:
     return _embedding(evidence).norm
 
 
-@score(f"{PAPER}, Eq. 48", passes=3)
+@score(f"{PAPER}, Eq. 48", passes=3, higher_is_better=False)
 def adaptation_score(evidence: Evidence) -> float:
-    """Return ``log(‖μ‖ / (‖K‖ / n²))``, μ the mean of g fᵀ and K the exact kernel K_f ∘ K_g; it reads no labels."""
+    """Return ``log(‖μ‖ / (‖K‖ / n²))``, μ the mean of g fᵀ and K the exact kernel K_f ∘ K_g; it reads no labels.
+
+    A lower one promises more: the paper reads it both ways, and measured transfer decides (see the guide).
+    """
     return _embedding(evidence).adaptation_score
 
 
