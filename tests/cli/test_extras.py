@@ -24,6 +24,7 @@ LINES = {
     "collect": f"collect {MODEL} {PASS} --out part.stats",
     "merge": "merge part.stats --out all.stats",
     "dynamics": f"dynamics run --model {MODEL} {PASS} --report run.html",
+    "atoms": f"atoms {MODEL} {MODEL} {MODEL} --atoms 4 --report networks.html",
     "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
     "tasks": f"tasks a={MODEL},digits:test b={MODEL},digits:train --examples 40 --layers relu1 --report tasks.html",
     "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin",
