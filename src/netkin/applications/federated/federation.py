@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from netkin import __version__, files
+from netkin.applications.federated.algorithms import PARTS
 from netkin.applications.federated.rounds import RoundRecord
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results import Comparison
@@ -166,12 +167,23 @@ def load_federation(path: str | os.PathLike[str]) -> Federation:
         return made
 
 
-def _refuse_misfit(federation: Federation) -> None:
-    count = len(federation.clients)
-    if set(federation.examples) != set(federation.clients) or any(
-        one.ndim < 1 or len(one) != count for one in federation.personal.values()
-    ):
-        raise ValueError(f"its arrays are not those of {count} clients")
+def _refuse_misfit(found: Federation) -> None:
+    """Refuse what a file says where its clients, weights and arrays do not go together."""
+    clients, names = set(found.clients), {*found.shared, *found.personal}
+    atoms = [name for name, part in found.parts.items() if part == "atoms"]
+    held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
+    sound = {
+        "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
+        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged]),
+        "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
+        "travels": names.issuperset(found.travels) and not names.difference(held),
+        "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
+        "atoms": all(held[name].ndim == 3 and held[name].dtype.kind == "f" for name in atoms if name in held),
+        "similarity": found.similarity is None or found.similarity.layers_a == found.clients,
+    }
+    wrong = [what for what, fine in sound.items() if not fine]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} do not fit the rest")
 
 
 def _still(array: Any) -> np.ndarray:
