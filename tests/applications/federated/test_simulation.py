@@ -255,7 +255,7 @@ import pytest
 from test_simulation import OPTIONS, clients, federate, network, stopping
 
 stopping(pytest.MonkeyPatch(), 2, lambda: os._exit(9))
-federate(network(), clients(), save={path!r}, **OPTIONS | {{"rounds": 4}})
+federate(network(), clients(120), save={path!r}, **OPTIONS | {{"rounds": 4}})
 """
 
 
@@ -264,8 +264,29 @@ def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
     path = str(tmp_path / "f.netkin")
     code = KILLED.format(paths=paths, path=path)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 9
-    found = federate(network(), clients(), save=path, **OPTIONS | {"rounds": 4})
-    assert same(found, federate(network(), clients(), **OPTIONS | {"rounds": 4}))
+    assert nk.jobs.read(path).condition == "killed"
+    assert nk.jobs.read(path).done == 2
+    found = federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})
+    assert same(found, federate(network(), clients(120), **OPTIONS | {"rounds": 4}))
+
+
+def test_a_stop_between_the_standing_and_the_record_of_a_round_loses_neither(tmp_path, monkeypatch):
+    keep = nk.Job.keep
+
+    def keep_or_stop(self, name, *given, **options):
+        if name == "round 2":
+            raise KeyboardInterrupt
+        return keep(self, name, *given, **options)
+
+    options = OPTIONS | {"save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        patch.setattr(nk.Job, "keep", keep_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    found = federate(network(), clients(), **options)
+    assert same(found, federate(network(), clients(), **OPTIONS))
+    assert [one.round for one in found.rounds] == [1, 2, 3]
+    assert nk.jobs.read(tmp_path / "f.netkin").done == 3
 
 
 def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_path):

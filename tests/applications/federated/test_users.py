@@ -76,7 +76,10 @@ def test_any_other_measure_is_the_mean_over_layers_of_pairs_of_networks(federati
     pair = [federation.model(name, network()).eval() for name in ("2", "7")]
     single = nk.compare(*pair, images, "cka", pairs="corresponding").table().values
     assert found["2", "7"] == found["7", "2"] == pytest.approx(np.nanmean(np.diag(single)), abs=1e-9)
-    assert user_similarity(federation, "weight_cosine", like=network())["3", "3"] == 1
+    assert found.examples == 20
+    by_weights = user_similarity(federation, "weight_cosine", like=network())
+    assert by_weights["3", "3"] == 1
+    assert by_weights.needs_no_data
     with pytest.raises(ValueFault, match="'cka' compares the clients' networks; give `like=`"):
         user_similarity(federation, "cka")
 

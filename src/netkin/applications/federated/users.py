@@ -50,28 +50,28 @@ def user_similarity(
     """
     if len(federation.clients) < 2:
         raise ValueFault(f"a similarity needs two clients or more; got {len(federation.clients)}.")
-    if measure in BY_ATOMS:
-        values, told = _by_atoms(federation, measure, gauge), "Filters"
-    else:
-        values, told = _by_networks(federation, measure, like, data, progress)
-    name = measure if gauge == "stored" or measure not in BY_ATOMS else f"{measure}(gauge={gauge})"
-    return _as_comparison(federation.clients, values, name, told)
+    if measure not in BY_ATOMS:
+        return _by_networks(federation, measure, like, data, progress)
+    name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
+    return _as_comparison(federation.clients, _by_atoms(federation, measure, gauge), name, "Filters", "", 0)
 
 
-def _as_comparison(names: Sequence[str], values: np.ndarray, measure: str, statistic: str) -> Comparison:
-    """Return values of all pairs of clients as a comparison."""
+def _as_comparison(
+    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str, examples: int
+) -> Comparison:
+    """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
     facts = found.facts
     table = Values(
         id=measure, name=found.name, parameters=found.parameters, layers_a=tuple(names), layers_b=tuple(names),
         values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
-        conventions=f"{facts.convention}; mean over the layers", statistic=statistic, axes=("network", "network"),
-        unit=facts.unit,
+        conventions=f"{facts.convention}; mean over the layers".lstrip("; "), statistic=statistic,
+        axes=("network", "network"), unit=facts.unit,
     )  # fmt: skip
     widths = dict.fromkeys(names, 0)
     return Comparison(
         a="clients", b="clients", layers_a=tuple(names), layers_b=tuple(names), tables={measure: table}, shapes_a={},
-        shapes_b={}, widths_a=widths, widths_b=widths, data="", examples=0, seed=0, version=__version__,
+        shapes_b={}, widths_a=widths, widths_b=widths, data=data, examples=examples, seed=0, version=__version__,
     )  # fmt: skip
 
 
@@ -120,22 +120,21 @@ def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
 
 def _by_networks(
     federation: Federation, measure: str, like: nn.Module | None, data: Any, progress: ProgressOption
-) -> tuple[np.ndarray, str]:
+) -> Comparison:
     if like is None:
         raise ValueFault(f"{measure!r} compares the clients' networks; give `like=`, the network that was federated.")
     models = {name: federation.model(name, like).eval() for name in federation.clients}
     many = compare_many(models, data, measure, pairs="corresponding", progress=progress)
     names, facts = federation.clients, find(measure).facts
     found = np.full((len(names), len(names)), facts.bounds[1] if facts.higher_is_closer else facts.bounds[0])
-    statistic = ""
     for i, j in combinations(range(len(names)), 2):
         table = many[names[i], names[j]].table()
         values = [table.values[k, k] for k in range(len(table.layers_a))]
         if not np.isfinite(values).any():
             raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
         found[i, j] = found[j, i] = np.nanmean(values)
-        statistic = table.statistic
-    return found, statistic
+    one = next(iter(many.values()))
+    return _as_comparison(names, found, measure, one.table().statistic, one.data, one.examples)
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:
