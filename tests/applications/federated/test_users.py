@@ -115,6 +115,8 @@ def test_what_can_not_be_compared_is_refused(digits):
     data = {name: digits.train[name] for name in ("0", "5")}
     with pytest.raises(NoValue, match="have coefficients of their own, as '0.coefficients'"):
         user_similarity(federate(network(), data, "local", rounds=1))
+    with pytest.raises(NoValue, match="all clients have the same atoms, which tell nothing of them"):
+        user_similarity(federate(network(), data, "fedavg", rounds=1))
     with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
         user_similarity(federate(nk.recompose(network()), data, "local", rounds=1))
     with pytest.raises(ValueFault, match="needs two clients or more; got 1"):

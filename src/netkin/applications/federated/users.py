@@ -90,6 +90,11 @@ def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
             f"the clients have coefficients of their own, as {own!r}, so that their atoms can't be compared; federate "
             "with `coefficients=`, by which they are shared."
         )
+    if not any(federation.parts[name] == "atoms" for name in federation.personal):
+        raise NoValue(
+            "all clients have the same atoms, which tell nothing of them; federate with `coefficients=`, by which atoms "
+            "are personal, or with `finetune=`."
+        )
     if measure == "atom_cosine":
         return mean_cosines(torch.cat(layers, 1), len(layers)).numpy()
     # exact for small angles, where the arccosine of a rounded cosine is not
