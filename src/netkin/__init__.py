@@ -102,7 +102,9 @@ _UNLISTED = {
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
         "mean_embedding_norm", "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
     ],
-    "netkin.applications.subspaces": ["Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients"],
+    "netkin.applications.subspaces": [
+        "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",
+    ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
