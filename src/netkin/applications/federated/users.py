@@ -92,7 +92,7 @@ def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
         )
     if not any(federation.parts[name] == "atoms" for name in federation.personal):
         raise NoValue(
-            "all clients have the same atoms, which tell nothing of them; federate with `coefficients=`, by which atoms "
+            "all clients have the same atoms, which tell nothing of them; federate with `coefficients=`, by which they "
             "are personal, or with `finetune=`."
         )
     if measure == "atom_cosine":
