@@ -121,6 +121,34 @@ def test_apps_in_one_process_give_the_simulators_weights(flower, algorithm, sour
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(whole)
 
 
+class Filling(Grid):
+    """A grid whose nodes connect one after the other, one at each look."""
+
+    seen = 0
+
+    def get_node_ids(self):
+        self.seen = min(self.seen + 1, self.count)
+        return list(range(self.seen))
+
+
+@pytest.mark.parametrize(("share", "asked"), [(1.0, 3), (0.7, 2)])
+def test_nodes_that_connect_late_are_waited_for_and_then_asked(flower, monkeypatch, share, asked):
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    strategy = federation_strategy(network(), share=share, nodes=3, evaluates=True)
+    grid = Filling(flower, client_app(network(), data_of, test=data_of, **HOW), 3)
+    strategy.start(grid, strategy.initial_arrays, num_rounds=2)
+    assert [len(one.asked) for one in strategy.records] == [asked] * 2
+    if share == 1:
+        expected = nk.federate(network(), clients(), rounds=2, **HOW)
+        assert np.allclose(strategy.shared["3.bias"], expected.shared["3.bias"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"share": 0}, {"share": 1.5}, {"nodes": 0}, {"nodes": 2.5}])
+def test_shares_and_numbers_of_nodes_that_can_not_be_are_refused(flower, options):
+    with pytest.raises(ValueFault, match="`share` is a share of the nodes|`nodes` must be a whole number of 1 or more"):
+        federation_strategy(network(), **options)
+
+
 def test_faulty_clients_are_named_and_the_round_is_that_of_the_others(flower):
     def spoil(node, message, answer):
         number = message.content["config"]["server-round"]
@@ -191,11 +219,11 @@ def test_flowers_own_simulation_gives_the_simulators_weights(flower):
     app = client_app(network(), own, "ditto", test=own, coefficients="evolving", **HOW)
     run_simulation(server, app, num_supernodes=3, backend_config={"client_resources": {"num_cpus": 1}})
     expected = nk.federate(network(), data, "ditto", coefficients="evolving", rounds=2, test=data, **HOW)
+    assert [one.counted for one in strategy.records] == [("c0", "c1", "c2")] * 2
     arrays = found.result.arrays
     assert np.allclose(arrays["0.coefficients"].numpy(), expected.shared["0.coefficients"], rtol=0, atol=1e-5)
     whole = sum(len(labels) * expected.accuracy[name] for name, (_, labels) in data.items()) / 33
     assert found.result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(whole)
-    assert [one.counted for one in strategy.records] == [("c0", "c1", "c2")] * 2
 
 
 APP = {

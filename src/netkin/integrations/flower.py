@@ -91,9 +91,14 @@ def federation_strategy(
         evaluates: whether clients are asked for their accuracy after each round; their app must have `test`.
     """
     base = needed("flwr.serverapp.strategy", "flower", "`federation_strategy`").FedAvg
+    _refuse_numbers(share, nodes)
     plan = _plan(model, algorithm, coefficients, head)
-    options = {"fraction_train": share, "fraction_evaluate": share * evaluates, "min_train_nodes": 1,
-               "min_evaluate_nodes": int(evaluates), "min_available_nodes": nodes}  # fmt: skip
+    # Flower counts the nodes before it waits for them: without a least number a slow start would ask too few
+    least = max(1, round(share * nodes))
+    options = {
+        "fraction_train": share, "fraction_evaluate": share * evaluates, "min_train_nodes": least,
+        "min_evaluate_nodes": least * evaluates, "min_available_nodes": nodes,
+    }  # fmt: skip
     start = {name: one for name, one in state_of(model).items() if name in plan.travelling}
     return _kind(base)(start, **options)
 
@@ -225,6 +230,13 @@ def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str 
     if not found.travelling:
         raise ValueFault(f"with {algorithm!r} nothing travels, so that there is nothing to federate.")
     return found
+
+
+def _refuse_numbers(share: Any, nodes: Any) -> None:
+    if not 0 < share <= 1:
+        raise ValueFault(f"`share` is a share of the nodes, above 0 and at most 1; got {share!r}.")
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise ValueFault(f"`nodes` must be a whole number of 1 or more; got {nodes!r}.")
 
 
 def _app() -> Any:
