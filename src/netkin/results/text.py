@@ -20,6 +20,7 @@ from netkin.results.listings import (
     by_name,
     column_label,
     has_classes,
+    has_networks,
     is_apart,
     is_worth,
     listed_pairs,
@@ -256,7 +257,9 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
+    names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
+    count = len(comparison.layers_a)
+    yield wrapped(f"{count} networks, each with every other" if has_networks(comparison) else names, width)
     data = f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
