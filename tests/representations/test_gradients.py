@@ -298,6 +298,12 @@ def test_examples_that_are_mixed_in_any_way_are_refused(mixed):
         gradients(Mixing(mixed), None, torch.randn(12, 4))
 
 
+def test_several_rows_for_an_example_are_no_mixture():
+    model = Mixing(lambda rows: rows.unflatten(0, (-1, 2)).sum(1))
+    with pytest.raises(ValueFault, match="gradients can't be put in the rows of the function 'relu'"):
+        nk.gradients(model, ["first"], [torch.randn(5, 8)], shape=torch.relu, forward=lambda m, x: m(x.view(-1, 4)))
+
+
 def test_a_first_batch_of_one_example_hides_no_mixture():
     with pytest.raises(ForwardError, match="the examples of a batch are mixed"):
         gradients(Mixing(), None, [torch.randn(1, 4), torch.randn(6, 4)])

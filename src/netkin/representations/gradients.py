@@ -273,7 +273,8 @@ class Taps:
         # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
         chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
         for name, one in _pulled(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
-            if bool(one.movedim(axes.get(name) or 0, 0)[~chosen.to(one.device)].any()):
+            rows = one.movedim(axes.get(name) or 0, 0)
+            if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
                     f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none "
                     "has a gradient of its own; let the model treat each example alone, as batch norm with running "
