@@ -377,3 +377,12 @@ def test_rows_with_nan_or_inf_are_refused_when_they_are_read():
     G[3, 1] = np.inf
     with pytest.raises(ValueFault, match="gradients of layer 'x' hold NaN or Inf; mend the model"):
         collected(F, G, SketchSettings(buckets=8)).side("x")
+
+
+def test_many_examples_take_no_more_room_than_few(tmp_path):
+    sizes = []
+    for n in (50, 3000):
+        collected(*layer(n, 5, 0), SketchSettings(buckets=16, parts=ALL), batch=100).to_file(tmp_path / f"{n}.stats")
+        sizes.append(sum(one.numel() for one in nk.load(tmp_path / f"{n}.stats").sums("x").parts.values()))
+    assert sizes == [16 * (5 + 5 + 5 + sketches.PSI_WIDTH)] * 2
+    assert (tmp_path / "3000.stats").stat().st_size < 1.1 * (tmp_path / "50.stats").stat().st_size
