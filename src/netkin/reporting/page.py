@@ -55,7 +55,7 @@ def page(results: Results) -> str:
         return series_page(results)
     if isinstance(results, Ranking):
         return ranking_page(results)
-    comparisons = listed(results)
+    comparisons = sorted(listed(results), key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
@@ -104,13 +104,19 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
-    if all(is_of_tasks(table) for c in comparisons for table in c.tables.values()):
+    if _of_tasks(comparisons):
         return f"{len(names)} tasks, block by block"
     return f"{len(names)} models in {len(comparisons)} comparisons"
 
 
+def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
+    return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
+
+
 def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     several = len(comparisons) > 1
+    if several and _of_tasks(comparisons):
+        return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
     return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
 
 
