@@ -16,9 +16,9 @@ from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.profiles import spread_section
 from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
-from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.listings import is_of_tasks

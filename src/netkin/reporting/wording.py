@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from netkin.reporting.best_matches import partners
-from netkin.reporting.grids import Grid
+from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Values
 from netkin.results.identifiers import LONGEST, brief, told_apart
 from netkin.results.listings import has_classes, is_worth, listing, pair_label
