@@ -75,6 +75,8 @@ GOALS = [
     ("gradients", "features and gradients at ten layers of two ResNet-18, `pool`, against the forward passes", "≤ 3.5"),
     ("sketched", "the same summed into 512 buckets, by `nk.collect`, against the forward passes", "≤ 3.85"),
     ("sketching", "50,000 × 512 numbers into 512 buckets, against one read of them", "≤ 2.2"),
+    ("atom_conv", "fused `AtomConv2d`, 9 atoms, ResNet-18 sizes, batch 128, both ways, against `nn.Conv2d`", "≤ 1.15"),
+    ("atom_pairs", "the 5 nearest of 10,000 networks × 20 layers × 81 numbers, against the product of all", "≤ 1.43"),
     ("training_seeds", "three ResNet-20 by `nk.train_many`, against one by one", "≤ 1.0"),
     ("training_clients", "24 small convnets with data of their own by `nk.train_many`, against one by one", "≤ 1.0"),
     (

@@ -18,6 +18,7 @@ from probing import probing
 from reading import reading
 from spectral import dft_cca, dft_resnet
 from stitching import stitching
+from subspaces import atom_conv, atom_pairs
 from torch import Tensor
 
 import netkin as nk
@@ -189,7 +190,7 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
-        training_seeds, training_clients, gradients, sketched, sketching,
+        training_seeds, training_clients, gradients, sketched, sketching, atom_conv, atom_pairs,
     )
 }  # fmt: skip
 

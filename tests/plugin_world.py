@@ -185,7 +185,7 @@ Kernels.collectors = (LayerKernels,)
 
 
 @nk.measure(unchanged_by=["scaling"], **PROMISES)
-def weight_cosine(kernels: Kernels):
+def kernel_cosine(kernels: Kernels):
     """Return the cosine between the weights of two layers."""
     return kernels.x @ kernels.y / (kernels.x.norm() * kernels.y.norm())
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
     from netkin.measures import (  # isort: skip
         angular_cka as angular_cka,
+        atom_angular as atom_angular,
+        atom_cosine as atom_cosine,
         cca_mean as cca_mean,
         cca_mean_squared as cca_mean_squared,
         cca_rms as cca_rms,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
         eigenspace_overlap as eigenspace_overlap,
         eigenspace_overlap_uncentered as eigenspace_overlap_uncentered,
         gaussian_mutual_information as gaussian_mutual_information,
+        grassmann as grassmann,
         gulp as gulp,
         linear_regression_r2 as linear_regression_r2,
         magnitude_difference as magnitude_difference,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
         svcca_by_sum as svcca_by_sum,
         svcca_directions as svcca_directions,
         svcca_k as svcca_k,
+        weight_cosine as weight_cosine,
     )
 
 __version__ = "0.1.0"
@@ -53,45 +57,53 @@ _ROOMS = {
     "netkin.comparing.compare": ["compare"],
     "netkin.reporting": ["plot", "report"],
     "netkin.measures": [
-        "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased", "cka_minibatch", "cka_rbf",
+        "angular_cka", "cca_mean", "cca_mean_squared", "cca_rms", "cka", "cka_debiased",
+        "cka_minibatch", "cka_rbf",
         "cka_rbf_debiased", "cka_uncentered", "dft_cca", "eigenspace_overlap", "eigenspace_overlap_uncentered",
         "gaussian_mutual_information", "gulp",
         "linear_regression_r2", "magnitude_difference", "measure", "nbs", "nbs_uncentered",
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
-    "netkin.representations": ["activations", "gradients", "layers", "recording", "shapes"],
+    "netkin.representations": ["activations", "gradients", "layers", "shapes"],
+    "netkin.representations.filters": ["AtomConv2d", "decompose"],
     "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
-    "netkin.applications.compression": ["compress", "load_compressed", "save_compressed"],
+    "netkin.applications.compression": ["compress"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
-    "netkin.applications.stitching": [
-        "TaskLoss", "load_stitch", "stitch", "stitch_all", "stitch_many",
-    ],
+    "netkin.applications.stitching": ["stitch", "stitch_all", "stitch_many"],
+    "netkin.applications.subspaces": ["atom_similarity"],
     "netkin.applications.transfer": ["compare_tasks", "recommend"],
-    "netkin.jobs": ["Job"],
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {
+    "netkin.representations.filters": ["Decomposed", "freeze_except", "recompose"],
     "netkin.representations": [
-        "cls", "dft", "flatten", "last", "mean", "pool", "positions", "replacing", "run_from", "run_until", "tokens",
+        "cls", "dft", "flatten", "last", "mean", "pool", "positions", "recording", "replacing", "run_from",
+        "run_until", "tokens",
     ],
     "netkin.measures": [
+        "atom_angular", "atom_cosine", "grassmann", "weight_cosine",
         "kernel_cka", "kernel_cka_uncentered", "kernel_nbs", "sketched_cka", "sketched_cka_by_buckets",
         "sketched_cka_uncentered", "sketched_nbs",
     ],
     "netkin.statistics": [
-        "Grams", "Kernels", "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows",
-        "LayerSketches", "LayerSpectra", "Moments", "Outputs", "Rows", "Sketch", "Spectra", "off_block_share",
+        "Filters", "Grams", "Kernels", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments",
+        "LayerRows", "LayerSketches", "LayerSpectra", "Moments", "Outputs", "Rows", "Sketch", "Spectra",
+        "off_block_share",
     ],
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
-    "netkin.applications.compression": ["Compression"],
-    "netkin.applications.stitching": ["Stitch", "barrier", "interpolate"],
+    "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
+    "netkin.applications.stitching": ["Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch"],
+    "netkin.jobs": ["Job"],
     "netkin.applications.transfer": [
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
         "mean_embedding_norm", "seed_values", "task2vec", "task2vec_distance", "transfer_scores",
+    ],
+    "netkin.applications.subspaces": [
+        "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",
     ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],

@@ -65,14 +65,14 @@ def test_commands_that_compare_share_their_options(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["collect", "compare", "compress", "dynamics", "explain", "merge", "reproduce", "stitch", "tasks"]
+    "name", ["atoms", "collect", "compare", "compress", "dynamics", "explain", "merge", "reproduce", "stitch", "tasks"]
 )
 def test_long_commands_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
     look = refusing(lambda **options: chosen.append(progress._chosen.get()))
     monkeypatch.setattr(cli.commands[name], "callback", look)
-    needed = {"compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
+    needed = {"atoms": "a b", "compare": "a --data d", "explain": "a --data d", "dynamics": "run --data d",
               "stitch": "a b --data d", "compress": "a --data d --layer l", "collect": "a --data d --out o",
               "merge": "1 --out o", "reproduce": "svcca", "tasks": "a=m,d"}  # fmt: skip
     for line in (f"{name} {needed[name]} --quiet", f"{name} {needed[name]}"):

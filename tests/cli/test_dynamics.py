@@ -157,3 +157,43 @@ def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
     result = netkin(f"{LINE} {options}")
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_measures_of_weights_need_no_data(netkin, states):
+    Path("atoms").mkdir()
+    for epoch, state in states.items():
+        torch.save(state, f"atoms/epoch_{epoch}.pt")
+    line = 'dynamics atoms --model netkin:digits --measure weight_cosine --layers "conv*" --report atoms.html --json'
+    result = netkin(line)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert np.shape(document["between"]["tables"]["weight_cosine of conv1"]["values"]) == (3, 3)
+    assert document["comparisons"][0]["provenance"]["pairs"] == "corresponding"
+    assert "Every epoch with every other" in Path("atoms.html").read_text()
+    missing = netkin("dynamics atoms --model netkin:digits --measure cka")
+    assert missing.exit_code == 2
+    assert "--data is missing: only measures of weights, such as atom_cosine, need none" in missing.stderr
+
+
+def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("atom_nets.py").write_text(
+        "import netkin as nk\n\n\n"
+        "def small():\n    return nk.decompose(nk.load_model('netkin:digits'), atoms=4).model\n"
+    )
+    Path("atoms").mkdir()
+    model = nk.decompose(untrained_digits_net(0), atoms=4).model
+    for epoch in range(3):
+        torch.save(model.state_dict(), f"atoms/epoch_{epoch}.pt")
+        for layer in (model.conv1, model.conv2):
+            layer.atoms.data += 0.1 * torch.randn_like(layer.atoms)
+    result = netkin(
+        "dynamics atoms --model atom_nets:small --measure atom_cosine --report atoms.html --save run.netkin"
+    )
+    assert result.exit_code == 0, result.output
+    assert "from the weights alone: no data were run" in result.stdout
+    series = nk.load("run.netkin")
+    assert series.layers == ("conv1", "conv2", "conv3", "conv4")
+    assert series.between_steps("conv4")[0, 2] == pytest.approx(1)
+    assert 0.2 < series.between_steps("conv1")[0, 2] < 1
+    assert Path("atoms.html").read_text().count('class="map"') == 4

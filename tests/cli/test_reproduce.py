@@ -19,7 +19,7 @@ def test_a_paper_is_measured_recorded_and_told(netkin, checkout):
     assert result.exit_code == 0, result.stderr
     halving, negative = result.stdout.splitlines()
     assert halving == (
-        "toys/halving, cpu scale, 0 s: holds. The paper says “sizes halve” (Fig. 1); here size is 0.500 ± 0.010 "
+        "toys/halving, cpu scale, 0.0 s: holds. The paper says “sizes halve” (Fig. 1); here size is 0.500 ± 0.010 "
         "(n = 3), and in the control, copies of copies, 0.900 ± 0.010 (n = 3); so the claim holds."
     )
     assert "does not hold" in negative  # and yet the exit code is 0
@@ -43,7 +43,7 @@ def test_a_crash_is_named_the_others_go_on_and_the_exit_code_is_1(netkin, checko
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert "toys/crashing, failed: RuntimeError: no images here" in lines
-    assert any("toys/halving, gpu scale, 0 s: holds." in line for line in lines)
+    assert any("toys/halving, gpu scale, 0.0 s: holds." in line for line in lines)
     assert "sizes halve" in (checkout / "page.html").read_text()
 
 

@@ -16,7 +16,7 @@ from netkin.measures import find, measures, registry
 from netkin.statistics import Collector
 
 TESTS = Path(__file__).parents[1]
-ASKED = ["sign_agreement", "sign_agreement(threshold=0.3)", "weight_cosine", "batch_alignment", "cka"]
+ASKED = ["sign_agreement", "sign_agreement(threshold=0.3)", "kernel_cosine", "batch_alignment", "cka"]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def theirs(monkeypatch):
 
 def expected(model_a, model_b, images, measure, x, y):
     """Return the value by NumPy, from rows recorded apart."""
-    if measure == "weight_cosine":
+    if measure == "kernel_cosine":
         u, v = (dict(m.named_modules())[n].weight.detach().numpy().ravel() for m, n in ((model_a, x), (model_b, y)))
         return u @ v / (np.linalg.norm(u) * np.linalg.norm(v))
     rows = [nk.activations(m, n, images)[n].numpy() for m, n in ((model_a, x), (model_b, y))]
@@ -56,7 +56,7 @@ def test_their_measures_are_compared_in_one_pass_beside_ours(theirs, maps, image
     assert found["sign_agreement"]["conv1", "fc"] != found["sign_agreement(threshold=0.3)"]["conv1", "fc"]
     ours = nk.compare(a, b, list(images.split(16)), "cka_minibatch", layers=layers)
     assert found.to_numpy("batch_alignment") == pytest.approx(ours.to_numpy(), abs=1e-12)
-    assert (found["sign_agreement"].statistic, found["weight_cosine"].statistic) == ("Signs", "weights")
+    assert (found["sign_agreement"].statistic, found["kernel_cosine"].statistic) == ("Signs", "weights")
 
 
 def test_their_caution_is_a_warning_of_the_result(theirs, maps, images):
@@ -75,7 +75,7 @@ def test_explain_prices_their_collectors(theirs, maps, images, layers):
     assert plan.measures == {
         "sign_agreement": "Signs about 0",
         "sign_agreement(threshold=0.3)": "Signs about 0.3",
-        "weight_cosine": "weights, as they are",
+        "kernel_cosine": "weights, as they are",
     }
     widths = sum(sum(own.values()) for own in plan.widths.values())
     assert plan.bytes == 2 * 8 * 6**2 + 8 * widths
@@ -83,8 +83,8 @@ def test_explain_prices_their_collectors(theirs, maps, images, layers):
 
 def test_many_models_are_compared(theirs, maps, images, layers):
     models = {name: maps() for name in "abc"}
-    many = nk.compare_many(models, images, ["sign_agreement", "weight_cosine"], layers=layers)
-    for measure in ("sign_agreement", "weight_cosine"):
+    many = nk.compare_many(models, images, ["sign_agreement", "kernel_cosine"], layers=layers)
+    for measure in ("sign_agreement", "kernel_cosine"):
         value = expected(models["a"], models["c"], images, measure, "conv1", "conv1")
         assert many["a", "c"][measure]["conv1", "conv1"] == pytest.approx(value, abs=1e-6)
 
@@ -124,20 +124,20 @@ def test_replicates_leave_out_the_examples_of_a_chunk(theirs, maps, images):
 
 
 def test_a_statistic_without_chunks_has_no_standard_errors_and_says_so(theirs, maps, images, layers):
-    found = nk.compare(maps(), maps(), images, ["weight_cosine", "cka"], layers=layers, errors=True, chunks=5)
-    assert found["weight_cosine"].errors is None
-    assert found["weight_cosine"].error_reasons["fc", "fc"] == (
+    found = nk.compare(maps(), maps(), images, ["kernel_cosine", "cka"], layers=layers, errors=True, chunks=5)
+    assert found["kernel_cosine"].errors is None
+    assert found["kernel_cosine"].error_reasons["fc", "fc"] == (
         "its statistic, weights, keeps no chunks of the examples"
     )
     assert np.isfinite(found["cka"].errors).all()
 
 
 def test_the_page_shows_them(theirs, maps, images, layers, tmp_path):
-    both = nk.compare(maps(), maps(), images, ["sign_agreement", "weight_cosine"], layers=layers)
+    both = nk.compare(maps(), maps(), images, ["sign_agreement", "kernel_cosine"], layers=layers)
     page = nk.report(both, tmp_path / "page.html").read_text()
     assert "sign_agreement" in page
-    assert "weight_cosine" in page
-    alone = nk.compare(maps(), maps(), measures="weight_cosine")
+    assert "kernel_cosine" in page
+    alone = nk.compare(maps(), maps(), measures="kernel_cosine")
     assert "from the weights alone: no data were run" in nk.report(alone, tmp_path / "alone.html").read_text()
 
 
@@ -150,7 +150,7 @@ def test_an_installed_package_reaches_the_command_line(tmp_path):
     script = (
         f"import sys; sys.path[:0] = [{str(site)!r}, {str(TESTS.parent / 'src')!r}]\n"
         "from netkin.cli import cli\n"
-        "options = '--data digits:test --measure sign_agreement --measure weight_cosine --layers fc --json'.split()\n"
+        "options = '--data digits:test --measure sign_agreement --measure kernel_cosine --layers fc --json'.split()\n"
         "for command in ('compare', 'explain'):\n"
         "    cli([command, 'netkin:digits', 'netkin:digits', *options], standalone_mode=False)\n"
     )
@@ -158,7 +158,7 @@ def test_an_installed_package_reaches_the_command_line(tmp_path):
     start = run.stdout.index("\n{") + 1
     comparison, plan = json.loads(run.stdout[:start]), json.loads(run.stdout[start:])
     assert "sign_agreement" in json.dumps(comparison)
-    assert plan["measures"] == {"sign_agreement": "Signs about 0", "weight_cosine": "weights, as they are"}
+    assert plan["measures"] == {"sign_agreement": "Signs about 0", "kernel_cosine": "weights, as they are"}
 
 
 # --- weights alone ----------------------------------------------------------------------------------------------------
@@ -166,40 +166,40 @@ def test_an_installed_package_reaches_the_command_line(tmp_path):
 
 def test_weights_need_no_data_and_the_models_do_not_run(theirs, maps, tmp_path):
     a, b = maps(), maps()
-    found = nk.compare(a, b, measures="weight_cosine")
+    found = nk.compare(a, b, measures="kernel_cosine")
     assert (a.calls, b.calls, found.examples, found.needs_no_data) == (0, 0, 0, True)
     assert "from the weights alone: no data were run" in str(found)
-    assert found["conv1", "conv1"] == pytest.approx(expected(a, b, None, "weight_cosine", "conv1", "conv1"))
-    plan = nk.explain(a, b, measures="weight_cosine")
+    assert found["conv1", "conv1"] == pytest.approx(expected(a, b, None, "kernel_cosine", "conv1", "conv1"))
+    plan = nk.explain(a, b, measures="kernel_cosine")
     assert (plan.examples, plan.passes, plan.pairs, plan.refused) == (0, 0, 9, "")
     assert "examples: none, the weights alone are compared" in str(plan)
-    statistics = nk.collect(a, b, measures="weight_cosine")
+    statistics = nk.collect(a, b, measures="kernel_cosine")
     statistics.save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compare() == statistics.compare() == found
-    many = nk.compare_many({"a": a, "b": b, "c": a}, measures="weight_cosine")
+    many = nk.compare_many({"a": a, "b": b, "c": a}, measures="kernel_cosine")
     assert many["a", "c"]["fc", "fc"] == pytest.approx(1)
     assert a.calls == 0
 
 
 def test_weights_alone_have_no_standard_errors(theirs, maps):
-    found = nk.compare(maps(), maps(), measures="weight_cosine", errors=True, chunks=5)
-    assert "keeps no chunks" in found["weight_cosine"].error_reasons["fc", "fc"]
+    found = nk.compare(maps(), maps(), measures="kernel_cosine", errors=True, chunks=5)
+    assert "keeps no chunks" in found["kernel_cosine"].error_reasons["fc", "fc"]
 
 
 def test_layers_without_weights_are_holes_with_the_reason(theirs, maps, images):
-    found = nk.compare(maps(), maps(), images, ["cka", "weight_cosine"], layers=["conv1", "relu"])
-    assert found["weight_cosine"].holes["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
+    found = nk.compare(maps(), maps(), images, ["cka", "kernel_cosine"], layers=["conv1", "relu"])
+    assert found["kernel_cosine"].holes["relu", "conv1"] == "layer 'relu' of 'a' has no weights"
     assert np.isfinite(found["cka"].to_numpy()).all()
 
 
 def test_a_set_of_weights_is_a_subject(theirs, maps, images):
     a, b = maps(), maps()
-    found = nk.compare(nk.Subject(weights=a.state_dict()), b, measures="weight_cosine")
-    assert found.to_numpy() == pytest.approx(nk.compare(a, b, measures="weight_cosine").to_numpy(), nan_ok=True)
+    found = nk.compare(nk.Subject(weights=a.state_dict()), b, measures="kernel_cosine")
+    assert found.to_numpy() == pytest.approx(nk.compare(a, b, measures="kernel_cosine").to_numpy(), nan_ok=True)
     with pytest.raises(ValueFault, match="'a' is a set of weights, which can't be run; pass the model"):
-        nk.compare(nk.Subject(weights=a.state_dict()), b, images, ["cka", "weight_cosine"])
+        nk.compare(nk.Subject(weights=a.state_dict()), b, images, ["cka", "kernel_cosine"])
     with pytest.raises(ValueFault, match="'a' has no weights; pass the model"):
-        nk.compare({"x": images.flatten(1)}, measures="weight_cosine")
+        nk.compare({"x": images.flatten(1)}, measures="kernel_cosine")
 
 
 # --- what a package may get wrong -------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     made("toys/c", figure="Fig. 4", measure=raising(ValueFault("too small.")))
     outcomes = run(["toys"], lab, tmp_path)
     first, second = listing.outcomes_as_text(outcomes).splitlines()
-    assert first.startswith("toys/a, cpu scale, 0 s: holds. The paper says “a sentence that is rather long")
+    assert first.startswith("toys/a, cpu scale, 0.0 s: holds. The paper says “a sentence that is rather long")
     assert first.endswith(
         "…” (Fig. 2); here size is 0.500 ± 0.010 (n = 3), and in the control, copies of copies, 0.250 ± 0.010 (n = 3); "
         "so the claim holds."

@@ -6,6 +6,7 @@ The library is imported inside the commands, so that `netkin --help` starts at o
 import click
 
 from netkin import __version__
+from netkin.cli.atoms import atoms
 from netkin.cli.collect import collect
 from netkin.cli.compare import compare
 from netkin.cli.completion import completion
@@ -53,7 +54,7 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, stitch, tasks, compress, recommend, report, show, measures,
+    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, recommend, report, show, measures,
     layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:

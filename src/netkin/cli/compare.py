@@ -13,7 +13,7 @@ from netkin.cli.documents import as_json
 from netkin.cli.options import FILE, JSON, comparing_options, typed
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
-from netkin.cli.running import called
+from netkin.cli.running import called, read_from_weights
 from netkin.cli.statistics import held_by, opened, refuse_result, usual_measures, warn_of_missing
 from netkin.errors import InflatedWarning, ValueFault
 
@@ -85,7 +85,7 @@ def _compared(a: str, b: str | None, options: dict[str, Any]) -> Comparison:
     """Return the comparison of two models, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
-    if options["data"] is None:
+    if options["data"] is None and not read_from_weights(options["measures"]):
         refuse_result(a)
         raise click.UsageError(
             "--data is missing: models need examples to run on."

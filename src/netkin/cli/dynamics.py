@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, following_options, refuse_absent_device
+from netkin.cli.options import FILE, JSON, following_options, refuse_absent_device, typed
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
-from netkin.cli.running import crashes_refused, loaded
+from netkin.cli.running import crashes_refused, loaded, read_from_weights
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ def dynamics(
     are compared with.
     """
     outputs = Outputs(force, run, options["model"], options["data"])
+    if not typed(click.get_current_context(), "pairs"):
+        options["pairs"] = None  # all, or of weights alone those that correspond
+    if options["data"] is None and not read_from_weights(options["measures"]):
+        raise click.UsageError("--data is missing: only measures of weights, such as atom_cosine, need none.")
     outputs.check("--save", save, "series")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -60,7 +64,7 @@ def dynamics(
 
 
 def _followed(
-    run: str, save: Path | None, model: str | None, steps: int | None, data: str, batch_size: int, **options: Any
+    run: str, save: Path | None, model: str | None, steps: int | None, data: str | None, batch_size: int, **options: Any
 ) -> Series:
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.applications.dynamics import dynamics as follow
@@ -68,7 +72,8 @@ def _followed(
 
     refuse_absent_device(options["device"])
     opened = open_run(run, model).only(steps)
-    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"), opened.whole)
+    balanced = options.pop("balanced")
+    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, opened.whole)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
         return follow(opened, batches, measures, layers=layers, save=save, **options)

@@ -152,7 +152,7 @@ def task_options(command: Command) -> Command:
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(), _measures(["svcca"]), *_COMPARING, QUIET)
+    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, QUIET)
 
 
 def _data(required: bool = True) -> Option:

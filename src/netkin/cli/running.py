@@ -22,16 +22,25 @@ Result = TypeVar("Result")
 
 
 def called(
-    function: Callable[..., Result], a: str, b: str | None, data: str, batch_size: int, options: dict[str, Any]
+    function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = loaded_models(specs)
     chosen = {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
-    batches = loaded(data, batch_size, options["examples"], options["seed"], options.pop("balanced"), specs)
+    balanced = options.pop("balanced")
+    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)
+
+
+def read_from_weights(measures: Sequence[str]) -> bool:
+    """Tell whether some measures need the weights alone, and no data."""
+    from netkin.comparing.planning import weights_alone
+    from netkin.comparing.study import found_measures
+
+    return weights_alone(found_measures(list(measures)))
 
 
 def loaded_models(specs: Sequence[str]) -> list[nn.Module]:

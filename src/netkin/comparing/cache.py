@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from netkin.comparing.subjects import Keep, ModelRunner, Runner
+from netkin.comparing.subjects import Keep, ModelRunner, Runner, Tensors
 
 
 class CachedRunner(Runner):
@@ -51,6 +51,9 @@ class CachedRunner(Runner):
 
     def valid(self, layer: str) -> Tensor | None:
         return self._valid.get(layer)
+
+    def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
+        return self._runner.weights(layers)
 
     def _run(self, batch: Any) -> tuple[Any, dict[str, Tensor], dict[str, Tensor | None]]:
         found = self._runner.rows(batch)

@@ -15,7 +15,7 @@ from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
 from netkin.comparing.feed import Feed
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over
+from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Keep, Runner
 from netkin.errors import ShapeError, ValueFault
@@ -92,7 +92,7 @@ class Pass:
 
     def collect_weights(self) -> Statistics:
         """Feed the weights alone to their collectors, where no measure needs data."""
-        found = {runner: runner.weights() for runner in self.runners}
+        found = {runner: weights_of(runner, self.needs) for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
         self._begin({runner.name: 1 for runner in self.runners})

@@ -84,6 +84,19 @@ def weights_alone(measures: Sequence[Measure]) -> bool:
     return all(need.feeds == {"weights"} for need in needs_of(measures))
 
 
+def weights_of(runner: Runner, needs: Sequence[Need]) -> dict[str, Mapping[str, Tensor]]:
+    """Return the weights of a runner's layers; where none were named, of those that some collector is for."""
+    found = runner.weights()
+    if runner.names_layers:
+        return found
+    kinds = [(kind, need.settings) for need in needs for kind in need.candidates]
+    fit = {name: own for name, own in found.items() if any(kind.takes(settings, own) for kind, settings in kinds)}
+    if not fit:
+        measures = ", ".join(dict.fromkeys(name for need in needs for name in need.measures))
+        raise ValueFault(f"{runner.name!r} has no layer with {kinds[0][0].needs}, which {measures} would be read from.")
+    return fit
+
+
 def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
     """Return the collectors of a measure's pair type; refuse those that lack what the pass needs of them."""
     reads = measure.facts.reads
@@ -232,7 +245,8 @@ class _Findings:
     def read_weights(self) -> None:
         """Note the layers as their weights show them."""
         for one in self.runners:
-            self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in one.weights().items()}
+            held = weights_of(one, needs_of(self.measures))
+            self.layers[one.name] = {name: size_of_weights(one.name, name, own) for name, own in held.items()}
 
     def _run(self, runner: Runner, batch: Any) -> None:
         try:

@@ -72,6 +72,7 @@ class Runner(ABC):
     resizes = False  # whether its feature maps may be averaged down to the size of others
     targets: Sequence[Target] = ()  # the losses whose gradients are wanted
     has_content = True  # whether its batches tell what an example is
+    names_layers = True  # whether its layers were chosen by the user
 
     @property
     @abstractmethod
@@ -144,7 +145,7 @@ class ModelRunner(Runner):
         self._layers, self._shape, self._device, self._exact = layers, shape, device, exact
         self._forward, self._transform = forward, transform
         self._reader: Reader | None = None
-        self._digest = ""
+        self._digest, self.names_layers = "", layers is not None
         self.device = device or next(iter(_homes(model)))
 
     @property
@@ -273,6 +274,7 @@ class WeightsRunner(Runner):
 
     def __init__(self, name: str, tensors: Tensors, layers: Spec):
         self.name, self.kind, self.shapes, self._tensors, self._layers = name, "weights", {}, tensors, layers
+        self.names_layers = layers is not None
 
     @property
     def origin(self) -> dict[str, str]:

@@ -25,6 +25,7 @@ from netkin.measures.feature_gradients import (
     sketched_cka_uncentered,
     sketched_nbs,
 )
+from netkin.measures.filter_subspaces import atom_angular, atom_cosine, grassmann, weight_cosine
 from netkin.measures.kernels import cka_minibatch, cka_rbf, cka_rbf_debiased
 from netkin.measures.linear import (
     angular_cka,
@@ -48,6 +49,8 @@ __all__ = [
     "Facts",
     "Measure",
     "angular_cka",
+    "atom_angular",
+    "atom_cosine",
     "broken_packages",
     "cca_mean",
     "cca_mean_squared",
@@ -63,6 +66,7 @@ __all__ = [
     "eigenspace_overlap_uncentered",
     "find",
     "gaussian_mutual_information",
+    "grassmann",
     "gulp",
     "kernel_cka",
     "kernel_cka_uncentered",
@@ -87,4 +91,5 @@ __all__ = [
     "svcca_by_sum",
     "svcca_directions",
     "svcca_k",
+    "weight_cosine",
 ]

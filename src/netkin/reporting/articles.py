@@ -14,11 +14,12 @@ from netkin.reporting.grids import Grid
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.meanings import meaning_of
+from netkin.reporting.network_maps import network_map
 from netkin.reporting.origins import origins, plain_table
 from netkin.reporting.profiles import profile
 from netkin.reporting.wording import direction, headline, number_with_error, range_of, reasons
 from netkin.results import Comparison, Values
-from netkin.results.listings import column_label, has_classes
+from netkin.results.listings import column_label, has_classes, has_networks
 from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
@@ -32,7 +33,9 @@ def article(
     """Return all that is shown of a comparison, the one at `place` of `several`; `names` are shorter ones of models."""
     title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
     head = [title, tag("p", headline(comparison, names))] if several else []
-    found = [_measures(comparison, grids, names, place), profile(comparison)]
+    networks = has_networks(comparison)
+    beside = network_map(comparison) if networks else profile(comparison)
+    found = [_measures(comparison, grids, names, place), beside]
     shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
     parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, origins(comparison, names)]
     return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
@@ -45,6 +48,7 @@ def _is_list(grids: Sequence[Grid]) -> bool:
 def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int) -> Markup:
     said = shared_reasons(grids)
     whole = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
+    whole = "Every network with every other" if has_networks(comparison) else whole
     return tag(
         "section",
         tag("h2", "Layer by layer" if _is_list(grids) else whole, class_="quiet"),
@@ -71,6 +75,8 @@ def _figures(
 def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
     if grid.listed:
         return "pairs of layers in rows, how they were compared in columns"
+    if has_networks(comparison):
+        return "networks in rows and in columns"
     if has_classes(comparison):
         return "layers in rows, classes in columns"
     return f"layers of {names[comparison.a]} in rows, of {names[comparison.b]} in columns"
@@ -79,6 +85,7 @@ def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
 def _facts(comparison: Comparison, grids: Sequence[Grid]) -> Markup:
     rows, columns = len(comparison.layers_a), len(comparison.layers_b)
     size = f"{rows} layers × {columns} classes" if has_classes(comparison) else f"{rows} × {columns} layers"
+    size = f"{rows} networks" if has_networks(comparison) else size
     if _is_list(grids):
         size = f"{len(grids[0].rows)} pair{'s' if len(grids[0].rows) != 1 else ''} of layers"
     measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"

@@ -39,6 +39,27 @@ MEANINGS = {
         "around 0; 1 means a rotated, rescaled, shifted copy.",
         f"Relations between examples of different batches are not looked at, so the batch size matters. {_LEADING}",
     ),
+    "atom_cosine": Meaning(
+        "How alike the filter atoms of two layers are that share the coefficients by which atoms are mixed. 1 means "
+        "the same filters up to a factor, 0 filters at right angles, -1 opposite ones.",
+        "What the networks do with data. Networks from one start are alike by that alone; atoms under coefficients "
+        "that are not orthonormal can be split in other ways, with other values.",
+    ),
+    "atom_angular": Meaning(
+        "The angle between the filter atoms of two layers that share their coefficients, a metric: 0 means the same "
+        "filters up to a factor, π/2 filters at right angles.",
+        "What the networks do with data. Networks from one start are near by that alone.",
+    ),
+    "grassmann": Meaning(
+        "How alike the spaces are that the filters of two layers span: the mean cosine of their principal angles. 1 "
+        "means the same space, whatever the filters in it.",
+        "How filters lie within their space. As many atoms as a kernel has numbers span everything, and give 1 always.",
+    ),
+    "weight_cosine": Meaning(
+        "The cosine between all weights of two layers. 1 means the same weights up to a factor.",
+        "That units may stand in another order: networks that compute the same can be at 0. Networks from one start "
+        "are alike by that alone.",
+    ),
     "kernel_cka": Meaning(
         "How alike the two layers arrange the examples, by features and by what the loss asks of each of them. With "
         "the kernel 'hadamard' two examples are close if their features are and if they are to move alike.",

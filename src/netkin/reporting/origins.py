@@ -9,7 +9,7 @@ from typing import Any
 from netkin.reporting.markup import Markup, name, tag
 from netkin.reporting.wording import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.listings import NOT_ASKED, has_networks, listing
 from netkin.results.text import NO_DATA, error_summary, has_errors
 
 _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
@@ -18,11 +18,11 @@ _OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such a
 
 def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
     """Return the section that says how the numbers of a comparison came to be; `names` are shorter ones of models."""
+    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
     return section(
         _general(comparison),
         folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
-        folded(f"The layers of {names[comparison.a]}", layer_table(comparison, "a")),
-        folded(f"The layers of {names[comparison.b]}", layer_table(comparison, "b")),
+        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
         identity(comparison.provenance),
     )
 
@@ -49,7 +49,10 @@ def _general(comparison: Comparison) -> dict[str, Any]:
     facts = {
         sides[0]: f"{comparison.a}, {_counted(comparison.layers_a)}",
         sides[1]: f"{comparison.b}, {_counted(comparison.layers_b)}",
-    } | common_facts(comparison)
+    }
+    if has_networks(comparison):
+        facts = {"networks": f"{len(comparison.layers_a):,}"}
+    facts |= common_facts(comparison)
     provenance = comparison.provenance.items()
     more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
     return facts | grouped(more, comparison.layers_b)

@@ -21,7 +21,7 @@ from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Ranking, Series
-from netkin.results.listings import is_of_tasks
+from netkin.results.listings import has_networks, is_of_tasks
 from netkin.results.text import buckets_note
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
@@ -102,6 +102,8 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 
 
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    if len(comparisons) == 1 and has_networks(comparisons[0]):
+        return f"{len(comparisons[0].layers_a)} networks, each with every other"
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
     if _of_tasks(comparisons):

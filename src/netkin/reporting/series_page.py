@@ -23,6 +23,7 @@ from netkin.reporting.origins import (
     plain_table,
     section,
 )
+from netkin.reporting.step_maps import step_maps
 from netkin.results import Series
 from netkin.results.text import NO_DATA
 
@@ -119,6 +120,7 @@ def _ways(series: Series, axis: StepAxis, measure: str) -> Iterable[Markup | Non
     yield tag("h2", "Each layer on its way to its final state")
     yield layer_lines(series, measure, axis)
     yield settling(series, measure)
+    yield step_maps(series, measure)
 
 
 def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[str]:

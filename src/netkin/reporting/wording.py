@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Values
 from netkin.results.identifiers import LONGEST, brief, told_apart
-from netkin.results.listings import has_classes, is_worth, listing, pair_label
+from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
 from netkin.results.text import worth_of
 
 
@@ -96,12 +98,24 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
     if not comparison.tables:
         return "This comparison holds no measure."
     table = next(iter(comparison.tables.values()))
+    if has_networks(comparison):
+        return _closest_networks(table)
     best = table.best_matches()
     if not best:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
     if has_classes(comparison):
         return f"By {table.id}, {_closest(table, best, 'layer and class')}."
     return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
+
+
+def _closest_networks(table: Values) -> str:
+    """Return which two networks are the closest, and which the farthest apart."""
+    i, j = np.triu_indices(len(table.layers_a), 1)
+    order = np.argsort(table.values[i, j] * (-1 if table.higher_is_closer else 1), kind="stable")
+    first, last = (
+        f"{table.layers_a[i[k]]} × {table.layers_a[j[k]]} at {table.values[i[k], j[k]]:.2f}" for k in order[[0, -1]]
+    )
+    return f"By {table.id}, the closest networks are {first}, and the farthest apart {last}."
 
 
 def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:

@@ -43,6 +43,11 @@ def has_classes(comparison: Comparison) -> bool:
     return any(table.axes[1] == "class" for table in comparison.tables.values())
 
 
+def has_networks(comparison: Comparison) -> bool:
+    """Say whether rows and columns are whole networks, as of `nk.atom_similarity`, and no layers."""
+    return any(table.axes[0] == "network" for table in comparison.tables.values())
+
+
 def is_worth(table: Values) -> bool:
     """Tell whether a table says what stitches are worth, and not how alike layers are."""
     return table.kind == "worth"

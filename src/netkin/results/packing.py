@@ -26,7 +26,15 @@ Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
 OPTIONAL = ("errors", "replicates")  # arrays that a table may be without
-_APART = ("values", *OPTIONAL, "holes", "error_reasons", "tables", "comparisons")  # written in ways of their own
+_APART = (
+    "values",
+    *OPTIONAL,
+    "holes",
+    "error_reasons",
+    "tables",
+    "comparisons",
+    "between",
+)  # written in ways of their own
 _DERIVED = ("best_matches", "low", "high")  # of a table in a document
 _DERIVED_OF_SERIES = ("layers", "warnings", "complete", "measures")
 _DERIVED_OF_RANKING = ("conclusion", "ranks")
@@ -103,7 +111,10 @@ def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:
     """Return the series that `save` took apart into a header and arrays."""
     from netkin.results.series import Series
 
-    return checked(Series, _without(header, "comparisons") | {"comparisons": tuple(_parts(header, arrays))})
+    own: Facts = {"comparisons": tuple(_parts(header, arrays))}
+    if header.get("between") is not None:
+        own["between"] = unpacked(header["between"], arrays, "between/")
+    return checked(Series, _without(header, *own) | own)
 
 
 def _parts(header: Mapping[str, Any], arrays: Arrays) -> list[Comparison]:
@@ -177,6 +188,7 @@ def document(result: Comparison | Comparisons | Series | Ranking) -> Facts:
     measures = {measure: _way_document(result, measure) for measure in result.measures}
     found = [document(one) for one in result.comparisons]
     own = facts(result) | derived | {"measures": measures, "comparisons": found}
+    own |= {} if result.between is None else {"between": document(result.between)}
     return {"kind": "series", "format": files.FORMAT, **own}
 
 
@@ -188,6 +200,9 @@ def from_document(content: Mapping[str, Any]) -> Any:
     taken = [_taken_apart(one, f"{k}/") for k, one in enumerate(_listed(content, "comparisons"))]
     arrays = {name: array for _, own in taken for name, array in own.items()}
     header = _without(content, *_DERIVED_OF_SERIES) | {"comparisons": [one for one, _ in taken]}
+    if content.get("between") is not None:
+        header["between"], own = _taken_apart(content["between"], "between/")
+        arrays |= own
     return (series_unpacked if kind == "series" else all_unpacked)(header, arrays)
 
 
@@ -257,8 +272,8 @@ READERS: dict[str, tuple[str, str, int]] = {
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
 }
 COLLECTORS = (
-    "LayerEmbeddings", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches", "LayerSpectra",
-    "LinearRows", "Outputs",
+    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
+    "LayerSpectra", "LinearRows", "Outputs",
 )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.packing import facts, packed_many, series_unpacked
+from netkin.results.packing import facts, packed, packed_many, series_unpacked
 from netkin.results.records import freeze, frozen_mapping, optional, plain_fields, rebuild, same_fields
-from netkin.results.text import HOLE, cells, direction, grid, terminal_width, wrapped
+from netkin.results.text import HOLE, NO_DATA, cells, direction, grid, terminal_width, wrapped
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
 
@@ -31,6 +31,7 @@ class Series:
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
     the last step, where every layer equals itself. `missing` lists steps that were asked for and not reached.
+    `between` compares all steps with each other, a table for each measure and layer, where weights alone are read.
     """
 
     run: str
@@ -40,6 +41,7 @@ class Series:
     unit: str = "step"
     missing: tuple[int, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    between: Comparison | None = None
 
     def __post_init__(self) -> None:
         freeze(self, steps=tuple(map(int, self.steps)), comparisons=tuple(self.comparisons))
@@ -113,6 +115,16 @@ class Series:
         rows = [final.layers_a.index(layer) for layer in self.layers]
         columns = [final.layers_b.index(layer) for layer in self.layers]
         return self.to_numpy(measure)[:, rows, columns]
+
+    def between_steps(self, layer: str, measure: str | None = None) -> np.ndarray:
+        """Return a layer at every step against itself at every other, steps × steps."""
+        name = f"{self.table(measure).id} of {layer}"
+        if self.between is None or name not in self.between.tables:
+            raise UnknownName(
+                f"this series holds no {name!r} of all pairs of {self.unit}s; measures of weights, such as "
+                "'atom_cosine', have them, layer by layer."
+            )
+        return self.between.tables[name].to_numpy()
 
     def reached(self, threshold: float, measure: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
         """Return for each layer the step at which it has reached `threshold` of its final state, or None.
@@ -219,7 +231,9 @@ class Series:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the series to one file, whole or not at all; over one that holds no series only with `overwrite`."""
         headers, arrays = packed_many(self.comparisons)
-        files.write(path, "series", facts(self) | {"comparisons": headers}, arrays, overwrite=overwrite)
+        own, more = ({}, {}) if self.between is None else packed(self.between, "between/")
+        header = facts(self) | {"comparisons": headers} | ({"between": own} if own else {})
+        files.write(path, "series", header, arrays | more, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Series:
@@ -270,7 +284,8 @@ def series_as_text(series: Series) -> str:
     width, final = terminal_width(), series.comparisons[-1]
     steps = f"{len(series)} {series.unit}s, {series.steps[0]} to {series.final_step}"
     parts = [wrapped(f"{series.run}: each layer against its own final state at {steps}", width)]
-    parts[0] += "\n" + wrapped(f"on {final.data}: {final.examples:,} examples, seed {final.seed}", width)
+    data = f"on {final.data}: {final.examples:,} examples, seed {final.seed}"
+    parts[0] += "\n" + wrapped(NO_DATA if final.needs_no_data else data, width)
     for measure in series.measures:
         parts.append("\n".join(_way(series, measure, width)))
         parts.append("\n".join(_arrivals(series, measure, width)))

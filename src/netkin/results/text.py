@@ -20,6 +20,7 @@ from netkin.results.listings import (
     by_name,
     column_label,
     has_classes,
+    has_networks,
     is_apart,
     is_of_tasks,
     is_worth,
@@ -127,12 +128,7 @@ def _summary_cells(means: np.ndarray) -> list[list[str]]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things.
-
-    Example:
-        >>> plural(1, "pair"), plural(2_000, "pair")
-        ('1 pair', '2,000 pairs')
-    """
+    """Return a number of things, as in "1 pair" and "2,000 pairs"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -232,7 +228,7 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
     """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
-    short = whole if max(map(len, whole)) <= limit else _listed(told_apart(rows).values())
+    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
     labels = [_cut(label, limit) for label in short]
     named = _block(labels, list(columns), entries)
     if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
@@ -271,7 +267,9 @@ def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: 
 
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
-    yield wrapped(f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer", width)
+    names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
+    count = len(comparison.layers_a)
+    yield wrapped(f"{count} networks, each with every other" if has_networks(comparison) else names, width)
     data = f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b

@@ -4,6 +4,7 @@ from netkin.statistics.collector import Collector, LayerSize, Price, Settings, S
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
+from netkin.statistics.layer_filters import Filters, LayerFilters
 from netkin.statistics.layer_grams import LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_rows import LinearRows
@@ -21,12 +22,15 @@ Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
 Kernels.collectors = (LayerKernels,)
 Sketch.collectors = (LayerSketches,)
+Filters.collectors = (LayerFilters,)
 
 __all__ = [
     "Collector",
+    "Filters",
     "Grams",
     "Kernels",
     "LayerEmbeddings",
+    "LayerFilters",
     "LayerGrams",
     "LayerKernels",
     "LayerMoments",

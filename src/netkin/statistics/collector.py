@@ -162,6 +162,7 @@ class Collector(Statistic):
     numbers_rows: ClassVar[bool] = True  # whether rows must be told apart, and not examples alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     exactness: ClassVar[str] = "exact"
+    needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -191,6 +192,11 @@ class Collector(Statistic):
             "with shape='dft' use linear measures that a rotation leaves unchanged, such as 'cca_mean', 'svcca' or "
             "'cka', or take shape='flatten'."
         )
+
+    @classmethod
+    def takes(cls, settings: Any, tensors: Mapping[str, Tensor]) -> bool:
+        """Tell whether a layer with these weights is among those compared when none are named."""
+        return True
 
     @classmethod
     @abstractmethod

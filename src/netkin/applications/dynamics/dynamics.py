@@ -14,8 +14,10 @@ from torch import nn
 
 from netkin import files
 from netkin.applications.dynamics.holding import Held, spare
+from netkin.applications.dynamics.step_pairs import between_steps
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare
+from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
@@ -35,13 +37,13 @@ WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 def dynamics(
     run: Any,
-    data: Any,
+    data: Any = None,
     measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
     *,
     model: Architecture | None = None,
     steps: int | Iterable[int] | None = None,
     layers: Spec = None,
-    pairs: Any = "all",
+    pairs: Any = None,
     shape: Shape | Mapping[str, Shape] = None,
     resize: str | None = None,
     examples: int | None = None,
@@ -63,6 +65,9 @@ def dynamics(
     measure or a list of them; `steps` are those to look at, or how many, evenly spread. The other options are those of
     `nk.compare`. All checkpoints are looked at before the work begins.
 
+    Measures of weights alone, such as `atom_cosine`, need no data; with these every checkpoint also meets every other,
+    layer by layer, in the series' `between`.
+
     Each checkpoint takes one pass. The data and the final model's rows are kept in memory, each up to a quarter of what
     is free, so that the final model runs once on each batch; beyond that it runs with every checkpoint.
 
@@ -74,12 +79,12 @@ def dynamics(
 
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
-        data: a loader, an iterable of batches or one array of inputs.
+        data: a loader, an iterable of batches or one array of inputs; none for measures of weights alone.
         measure: one measure or several.
         model: the network that bare weights belong to.
         steps: those to look at, or how many, evenly spread.
         layers: which layers (see `nk.layers`).
-        pairs: "all", "corresponding" or a list of (layer, layer).
+        pairs: "all", "corresponding" or a list of (layer, layer); by default all, of weights alone corresponding.
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         examples: the number of examples after which a pass ends.
@@ -104,14 +109,17 @@ def dynamics(
     chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
     found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
     how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
+    of_weights = weights_alone(found)
+    pairs = pairs or ("corresponding" if of_weights else "all")
     options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
     opened = open_run(run, model, name=name).only(steps)
+    told = {} if of_weights else {"data": name_of_data(data)}
     call = described_call(
-        "nk.dynamics", run=opened.name, data=name_of_data(data), measure=[one.id for one in found], layers=chosen,
+        "nk.dynamics", run=opened.name, **told, measure=[one.id for one in found], layers=chosen,
         pairs=pairs, shape=shape, resize=resize, examples=examples, seed=seed, transform=transform, forward=forward,
     )  # fmt: skip
     with showing(progress), random_states_kept(data=[data]):
-        held = Held(data, examples, spare(torch.device("cpu")))
+        held = None if of_weights else Held(data, examples, spare(torch.device("cpu")))
         return _Study(opened, held, options, call).series(save, partial, overwrite)
 
 
@@ -142,7 +150,7 @@ class _Options:
 class _Study:
     """One run on one set of data."""
 
-    def __init__(self, run: Run, data: Held, options: _Options, call: str):
+    def __init__(self, run: Run, data: Held | None, options: _Options, call: str):
         self.run, self.data, self.options, self.call = run, data, options, call
         self.done: dict[int, Comparison] = {}
         self.weights: dict[int, str] = {}
@@ -177,6 +185,14 @@ class _Study:
         if save is not None and not waiting:
             self._so_far().save(save)
 
+    @cached_property
+    def _between(self) -> Comparison | None:
+        """Every step against every other, layer by layer, by those measures that weights alone are read for."""
+        measures = [measure for measure in self.options.measures if weights_alone([measure])]
+        if not measures:
+            return None
+        return between_steps(self.run, measures, self.done[self.run.steps[-1]])
+
     def _part(self, step: int) -> str:
         return f"{self.run.unit} {step}, weights {self.weights[step]}"
 
@@ -189,7 +205,7 @@ class _Study:
     def _final(self) -> nn.Module | CachedRunner:
         """The final model, with a memory where rows alone are compared and the batches are the same in each pass."""
         model, others = self.run.final, self.options.others
-        if self.options.needs_space or not self.data.is_held:
+        if self.data is None or self.options.needs_space or not self.data.is_held:
             return model
         subject = ModelRunner(
             f"{self.run.unit} {self.run.steps[-1]}",
@@ -218,8 +234,9 @@ class _Study:
         last = self.run.steps[-1]
         # where nothing is continued the final step's own pass has the digest: no need to read the data again
         seen = self.done[last].provenance.get("data digest") if last in self.done else None
-        own = {"final weights": self.weights[last], "data digest": seen or self.data.digest}
-        own |= {"asked examples": str(self.data.asked)}
+        own = {"final weights": self.weights[last]}
+        if self.data is not None:
+            own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
         return {f"asked {key}": value for key, value in self.options.words.items()} | own
 
     def _so_far(self) -> Series:
@@ -232,5 +249,6 @@ class _Study:
             final_step=self.run.steps[-1],
             unit=self.run.unit,
             missing=tuple(step for step in self.run.steps if step not in self.done),
+            between=self._between if len(self.done) == len(self.run.steps) else None,
             provenance={"call": self.call} | self._question | passed_over,
         )

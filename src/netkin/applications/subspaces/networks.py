@@ -1,0 +1,237 @@
+"""Which of many networks are alike: all pairs from one product of their atoms, or the nearest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import __version__
+from netkin.arrays import refuse_non_finite
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.measures.filter_subspaces import mean_cosines, nearest
+from netkin.measures.registry import find
+from netkin.progress import ProgressOption, reported, showing
+from netkin.representations.filters import atom_layers
+from netkin.results import Comparison, Values
+from netkin.statistics.layer_filters import GAUGES
+
+MEASURES = ("atom_cosine", "atom_angular")
+Parts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
+
+
+@dataclass(frozen=True, eq=False)
+class AtomVectors:
+    """The atoms of many networks that share coefficients: a row each, with a unit vector for each layer."""
+
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    sizes: tuple[int, ...]  # numbers in each layer's atoms
+    rows: Tensor
+
+    def of(self, layer: str) -> Tensor:
+        """Return the unit vectors of one layer."""
+        return self.rows.split(self.sizes, 1)[self.layers.index(layer)]
+
+
+@dataclass(frozen=True, eq=False)
+class NearestNetworks:
+    """For each network the most similar others, the nearest first: their places and mean cosines, N × k each."""
+
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    places: np.ndarray
+    values: np.ndarray
+
+    def __getitem__(self, name: str) -> list[tuple[str, float]]:
+        """Return the most similar networks of one, each with its mean cosine."""
+        if name not in self.names:
+            raise UnknownName(f"no network named {name!r} here{did_you_mean(name, self.names) or '.'}")
+        row = self.names.index(name)
+        pairs = zip(self.places[row].tolist(), self.values[row].tolist(), strict=True)
+        return [(self.names[place], value) for place, value in pairs]
+
+    def __str__(self) -> str:
+        told = {name: ", ".join(f"{other} {value:.3f}" for other, value in self[name]) for name in self.names}
+        return "\n".join(f"{name}: {others}" for name, others in told.items())
+
+
+def atom_similarity(
+    models: Mapping[str, Any] | Iterable[Any],
+    measure: str = "atom_cosine",
+    *,
+    gauge: str = "stored",
+    by_layer: bool = False,
+    progress: ProgressOption = None,
+) -> Comparison:
+    """Return how alike networks with shared coefficients are: networks in rows and columns, without any data.
+
+    The value of two networks is the plain mean over their layers. All pairs come from one product of matrices.
+
+    Args:
+        models: networks with `AtomConv2d` layers, or their state dicts, by name or in a row; each is read once. Where
+            all are state dicts without coefficients, as a store of atoms has them, these are taken to be shared.
+        measure: "atom_cosine" or "atom_angular".
+        gauge: "stored" for the atoms as they are, "orthonormal" for those that go with orthonormal coefficients.
+        by_layer: whether there is a table for each layer too.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> from netkin.representations.filters import AtomConv2d
+        >>> nets = [nn.Sequential(AtomConv2d(3, 8, 3, atoms=4)) for _ in range(3)]
+        >>> for net in nets:
+        ...     _ = net[0].coefficients.data.copy_(nets[0][0].coefficients)
+        >>> round(atom_similarity(nets)["0", "0"], 6)
+        1.0
+    """
+    if measure not in MEASURES:
+        raise UnknownName(
+            f"all pairs at once are there by {' or '.join(map(repr, MEASURES))}; got {measure!r}. "
+            "`nk.compare_many` takes any measure."
+        )
+    vectors = atom_vectors(models, gauge=gauge, progress=progress)
+    whole = {f"{measure}(gauge=orthonormal)" if gauge != "stored" else measure: _of_all(vectors, measure)}
+    apart = {f"{measure} of {layer}": _values(vectors.of(layer), measure) for layer in vectors.layers if by_layer}
+    tables = {name: _table(name, values, vectors, measure, gauge) for name, values in (whole | apart).items()}
+    return Comparison(
+        a="networks", b="networks", layers_a=vectors.names, layers_b=vectors.names, tables=tables,
+        shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
+        widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
+        provenance={"layers": ", ".join(vectors.layers), "gauge": gauge},
+    )  # fmt: skip
+
+
+def nearest_networks(
+    models: Mapping[str, Any] | Iterable[Any], k: int = 5, *, gauge: str = "stored", progress: ProgressOption = None
+) -> NearestNetworks:
+    """Return the `k` most similar others of each network by mean `atom_cosine`, without the matrix of all pairs.
+
+    `models` and `gauge` are as in `atom_similarity`.
+    """
+    vectors = atom_vectors(models, gauge=gauge, progress=progress)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < len(vectors.names):
+        raise ValueFault(f"`k` is a number of other networks, 1 to {len(vectors.names) - 1}; got {k!r}.")
+    places, values = nearest(vectors.rows, len(vectors.layers), k)
+    return NearestNetworks(vectors.names, vectors.layers, places.numpy(), values.numpy())
+
+
+def atom_vectors(
+    models: Mapping[str, Any] | Iterable[Any], *, gauge: str = "stored", progress: ProgressOption = None
+) -> AtomVectors:
+    """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
+    if gauge not in GAUGES:
+        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+    given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
+    names, rows, first = list[str](), list[Tensor](), dict[str, Parts]()
+    total = len(models) if isinstance(models, Sized) else None
+    with showing(progress):
+        for name, model in reported(given, "reading atoms", "networks", total=total):
+            own = _parts(name, model)
+            first = first or own
+            _refuse_unlike(name, own, names[0] if names else name, first)
+            names.append(name)
+            rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in own.items()]))
+    if len(names) < 2:
+        raise ValueFault(f"a similarity needs two networks or more; got {len(names)}.")
+    sizes = tuple(atoms.numel() for atoms, _ in first.values())
+    return AtomVectors(tuple(names), tuple(first), sizes, torch.stack(rows))
+
+
+def _parts(name: str, model: Any) -> dict[str, Parts]:
+    """Return the atoms and coefficients of each layer of a network or of its state dict."""
+    found: dict[str, Parts]
+    if isinstance(model, nn.Module):
+        found = {layer: (one.atoms.detach(), one.coefficients.detach()) for layer, one in atom_layers(model)}
+    elif isinstance(model, Mapping):
+        found = dict(_of_state(model))
+    else:
+        raise ValueFault(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
+    if not found:
+        raise ValueFault(
+            f"{name!r} has no layers made of atoms; `nk.share_coefficients` makes such networks, of one architecture."
+        )
+    return found
+
+
+def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Parts]]:
+    for key, tensor in state.items():
+        layer, _, own = key.rpartition(".")
+        alpha = state.get(f"{layer}.coefficients" if layer else "coefficients")
+        if own == "atoms":
+            yield layer, (tensor.detach(), None if alpha is None else alpha.detach())
+
+
+def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mapping[str, Any]) -> None:
+    """Refuse a network whose layers, atoms or coefficients are not those of the first one."""
+    if list(own) != list(first):
+        apart = sorted(set(own) ^ set(first)) or list(own)
+        raise ShapeError(f"{name!r} and {before!r} must have the same layers of atoms; they differ in {apart[0]!r}.")
+    for layer, (atoms, alpha) in own.items():
+        D, A = first[layer]
+        if atoms.shape != D.shape:
+            raise ShapeError(
+                f"layer {layer!r} has atoms of {_times(atoms.shape)} in {name!r} and {_times(D.shape)} in {before!r}; "
+                "compare networks with as many atoms of one kernel size."
+            )
+        if not _same(alpha, A):
+            raise NoValue(
+                f"layer {layer!r} has coefficients of its own in {name!r}, other than in {before!r}, so that their "
+                "atoms can't be compared; `nk.share_coefficients` makes networks that share them."
+            )
+
+
+def _same(alpha: Tensor | None, other: Tensor | None) -> bool:
+    """Tell whether coefficients are the same; those of networks that hold their atoms alone are taken to be."""
+    if alpha is None or other is None:
+        return alpha is other
+    if (alpha.data_ptr(), alpha.device, alpha.stride()) == (other.data_ptr(), other.device, other.stride()):
+        return alpha.shape == other.shape
+    return alpha.shape == other.shape and torch.equal(alpha.to(other.device), other)
+
+
+def _unit(name: str, layer: str, atoms: Tensor, alpha: Tensor | None, gauge: str) -> Tensor:
+    refuse_non_finite(atoms, f"the atoms of layer {layer!r} of {name!r}")
+    D = atoms.double().cpu().flatten(1)
+    if gauge == "orthonormal":
+        if alpha is None:
+            raise ValueFault(f"{name!r} holds atoms alone, and gauge='orthonormal' needs their coefficients too.")
+        A = alpha.double().cpu().flatten(1)
+        D = torch.linalg.qr(A.T, mode="r").R @ D
+    size = D.norm()
+    if not bool(size > 0):
+        raise NoValue(f"the atoms of layer {layer!r} of {name!r} are all zero, and have no cosine with others.")
+    return (D / size).flatten()
+
+
+def _of_all(vectors: AtomVectors, measure: str) -> np.ndarray:
+    if measure == "atom_cosine":
+        return mean_cosines(vectors.rows, len(vectors.layers)).numpy()
+    return np.mean([_values(vectors.of(layer), measure) for layer in vectors.layers], axis=0)
+
+
+def _values(units: Tensor, measure: str) -> np.ndarray:
+    if measure == "atom_cosine":
+        return mean_cosines(units, 1).numpy()
+    angles = mean_cosines(units, 1).arccos()
+    near = (angles < 1e-3).nonzero()  # where the arccosine of a rounded cosine is wrong
+    x, y = units[near[:, 0]], units[near[:, 1]]
+    angles[near[:, 0], near[:, 1]] = 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
+    return angles.numpy()
+
+
+def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, gauge: str) -> Values:
+    facts = find(measure).facts
+    return Values(
+        id=name, name=measure, parameters={"gauge": gauge}, layers_a=vectors.names, layers_b=vectors.names,
+        values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
+        conventions=facts.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers"),
+        statistic="Filters", axes=("network", "network"), unit=facts.unit,
+    )  # fmt: skip
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " × ".join(map(str, shape))

@@ -1,0 +1,105 @@
+"""`netkin atoms`: which of several networks are alike by their filter atoms, without data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.documents import as_json
+from netkin.cli.options import FILE, JSON, QUIET
+from netkin.cli.outputs import FORCE, Outputs
+from netkin.cli.refusals import refusing
+from netkin.cli.running import loaded_models, tell_random_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EXAMPLE = """\b
+Example:
+  netkin atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("models", nargs=-1, required=True)
+@click.option(
+    "--atoms", type=click.IntRange(min=1), metavar="M", help="Share coefficients first, with M atoms a layer."
+)
+@click.option("--source", default="joint", show_default=True, metavar="MODEL", help="With --atoms: whose coefficients.")
+@click.option(
+    "--block", type=click.IntRange(min=1), metavar="N", help="With --atoms, for different widths: see the guide."
+)
+@click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True)
+@click.option("--by-layer", is_flag=True, help="A table for each layer too.")
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Only the K most similar others of each.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, as nets.netkin.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as nets.html.")
+@click.option("--figure", type=FILE, help="Draw the table into this file, as nets.png, nets.svg or nets.pdf.")
+@FORCE
+@JSON
+@QUIET
+@refusing
+def atoms(
+    models: tuple[str, ...],
+    top: int | None,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Compare networks by their filter atoms, each with every other, from their weights alone.
+
+    Atoms can be compared where networks share the coefficients that mix them. Networks of plain convolutions do with
+    --atoms, which also says on stderr how much of each network the shared form explains.
+    """
+    outputs = Outputs(force, *models)
+    outputs.check("--save", save, "comparison")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    if top and (save or report or figure):
+        raise click.UsageError("--top prints the nearest networks and makes no table that could be saved or drawn.")
+    networks = _networks(models, options.pop("atoms"), options.pop("source"), options.pop("block"))
+    if top:
+        _print_nearest(networks, top, json)
+        return
+    from netkin.applications.subspaces import atom_similarity
+
+    found = atom_similarity(networks, options["measure"], by_layer=options["by_layer"])
+    outputs.write(save, found.save, f"saved to {save}")
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found) if json else str(found))
+    outputs.finish()
+
+
+def _networks(specs: Sequence[str], atoms: int | None, source: str, block: int | None) -> dict[str, nn.Module]:
+    """Load the models that were named; with `atoms`, as networks that share their coefficients."""
+    from netkin.applications.subspaces import share_coefficients
+
+    if atoms is None and (block or source != "joint"):
+        raise click.UsageError("--source and --block go with --atoms, which says how many atoms a layer has.")
+    again, seen = Counter(specs), Counter[str]()
+    models = loaded_models(specs)
+    tell_random_weights(models)
+    named: dict[str, nn.Module] = {}
+    for spec, model in zip(specs, models, strict=True):
+        seen[spec] += 1
+        named[f"{spec} ({seen[spec]})" if again[spec] > 1 else spec] = model
+    if atoms is None:
+        return named
+    shared = share_coefficients(named, atoms, source=source, block=block)
+    click.echo(str(shared), err=True)
+    return dict(shared.models)
+
+
+def _print_nearest(networks: dict[str, nn.Module], top: int, json: bool) -> None:
+    from netkin.applications.subspaces import nearest_networks
+
+    found = nearest_networks(networks, top)
+    listed = {name: [{"network": other, "atom_cosine": value} for other, value in found[name]] for name in found.names}
+    click.echo(as_json(listed) if json else str(found))

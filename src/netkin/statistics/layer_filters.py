@@ -1,0 +1,302 @@
+"""The filters of layers, for measures that are fed by weights: atoms with their coefficients, or plain kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from netkin.arrays import as_tensor, at_least_single, refuse_non_finite
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.identity import weights_digest
+from netkin.statistics.collector import Collector, Key, Price, Settings, Study
+from netkin.statistics.statistic import Stored
+
+GAUGES = ("stored", "orthonormal")
+EVEN = 1.5  # the largest ratio of singular values of coefficients that count as orthonormal but for a factor
+
+
+@dataclass(eq=False)
+class FilterSide(Stored):
+    """What is kept of one layer: its atoms as m × k², and which coefficients they go with; or its plain filters."""
+
+    name: str
+    atoms: Tensor | None = None  # m × k², float64
+    coefficients: str = ""  # their digest
+    gram: Tensor | None = None  # αᵀα, m × m
+    spread: Tensor | None = None  # FᵀF of the filters as a matrix, k² × k²
+    kernel: tuple[int, ...] = ()
+    weight: Tensor | None = None
+    resolution: float = 0.0  # the rounding unit of the filters as they came
+    stored: ClassVar[tuple[str, ...]] = (
+        "name", "atoms", "coefficients", "gram", "spread", "kernel", "weight", "resolution",
+    )  # fmt: skip
+
+    def basis(self, count: int) -> Tensor:
+        """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueFault(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
+        if self.atoms is None and not count:
+            raise NoValue(f"{self.name} has plain filters; say how many directions: 'grassmann(atoms=4)'.")
+        self.refuse_no_filters()
+        if not count:
+            assert self.atoms is not None
+            _, S, Vt = torch.linalg.svd(self.atoms, full_matrices=False)
+        else:
+            assert self.spread is not None
+            values, vectors = torch.linalg.eigh(self.spread)
+            S, Vt = values.flip(0).clamp(min=0).sqrt(), vectors.flip(1).T
+        # of a Gram matrix half of the digits are left
+        eps = (torch.finfo(S.dtype).eps * len(Vt)) ** (0.5 if count else 1)
+        least = S[0] * max(eps, 4 * self.resolution)
+        rank = int((least < S).sum())
+        return Vt[: min(rank, count or rank)]
+
+    def refuse_no_filters(self) -> None:
+        """Refuse a layer without kernels larger than 1 × 1, or with nothing but zeros in them."""
+        if self.spread is None:
+            raise NoValue("a layer without filters larger than 1 × 1 has no atoms and no subspace of them.")
+        if not bool(self.spread.any()):
+            raise NoValue(f"the filters of {self.name} are all zero.")
+
+
+class Filters:
+    """Two layers' filters, as measures of atoms, subspaces and weights read them."""
+
+    takes_matrices: ClassVar[bool] = False  # it takes atoms, or weights, of a layer each
+    collectors: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, x: FilterSide, y: FilterSide):
+        self.x, self.y = x, y
+
+    @classmethod
+    def of(cls, X: Any, Y: Any) -> Filters:
+        """Return the pair of two sets of atoms, m × height × width each, that go with the same coefficients."""
+        return cls(_given(X, "X"), _given(Y, "Y"))
+
+    @classmethod
+    def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing: all measures read the same."""
+        return {}
+
+    def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
+        """Return a sentence where a subspace is the whole space, or where the split into atoms is arbitrary."""
+        if "atoms" in settings:
+            return self._fullness(settings["atoms"])
+        return self._unevenness() if settings.get("gauge") == "stored" else ""
+
+    def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
+        """Return the atoms of both as unit vectors, if they go with the same coefficients."""
+        if gauge not in GAUGES:
+            raise ValueFault(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+        x, y = self._own_atoms()
+        if gauge == "orthonormal" and self.x.gram is not None:
+            values, vectors = torch.linalg.eigh(self.x.gram)
+            root = values.clamp(min=0).sqrt()[:, None] * vectors.T
+            x, y = root @ x, root @ y
+        return _unit(x, f"the atoms of {self.x.name}"), _unit(y, f"the atoms of {self.y.name}")
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of both as unit vectors."""
+        for side in (self.x, self.y):
+            if side.weight is None:
+                raise NoValue(f"{side.name} has no weights.")
+        x, y = self.x.weight, self.y.weight
+        assert x is not None
+        assert y is not None
+        if x.shape != y.shape:
+            raise NoValue("weights of different shapes have no cosine; compare layers of one shape.")
+        return _unit(x, f"the weights of {self.x.name}"), _unit(y, f"the weights of {self.y.name}")
+
+    def bases(self, atoms: int) -> tuple[Tensor, Tensor]:
+        """Return orthonormal bases of both subspaces, of the atoms' span or of so many leading directions."""
+        for side in (self.x, self.y):
+            side.refuse_no_filters()
+        self._refuse_other_kernel()
+        if not atoms and self.x.atoms is not None and self.y.atoms is not None:
+            self._refuse_other_count()
+        return self.x.basis(atoms), self.y.basis(atoms)
+
+    def _own_atoms(self) -> tuple[Tensor, Tensor]:
+        for side in (self.x, self.y):
+            side.refuse_no_filters()
+            if side.atoms is None:
+                raise NoValue(
+                    "plain filters have no atoms; `nk.share_coefficients` makes networks whose atoms can be compared, "
+                    "and 'grassmann(atoms=4)' reads plain filters."
+                )
+        self._refuse_other_kernel()
+        self._refuse_other_count()
+        if self.x.coefficients != self.y.coefficients:
+            raise NoValue(
+                "layers with coefficients of their own have no atoms that could be compared; `nk.share_coefficients` "
+                "makes networks that share them, and 'grassmann' needs none shared."
+            )
+        assert self.x.atoms is not None
+        assert self.y.atoms is not None
+        return self.x.atoms, self.y.atoms
+
+    def _refuse_other_kernel(self) -> None:
+        if self.x.kernel != self.y.kernel:
+            raise NoValue(
+                f"kernels of {_times(self.x.kernel)} and of {_times(self.y.kernel)} have no common space; compare "
+                "layers of one kernel size."
+            )
+
+    def _refuse_other_count(self) -> None:
+        assert self.x.atoms is not None
+        assert self.y.atoms is not None
+        counts = len(self.x.atoms), len(self.y.atoms)
+        if counts[0] != counts[1]:
+            raise NoValue(f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both with as many.")
+
+    def _fullness(self, atoms: int) -> str:
+        if self.x.spread is None or self.x.kernel != self.y.kernel:
+            return ""
+        size = len(self.x.spread)
+        try:
+            count = min(len(basis) for basis in self.bases(atoms))
+        except NoValue:
+            return ""
+        if count < size:
+            return ""
+        return (
+            f"{count} independent atoms span the whole space of kernels of {_times(self.x.kernel)}, in which any two "
+            f"subspaces are the same: 'grassmann' says nothing there; take fewer than {size} atoms."
+        )
+
+    def _unevenness(self) -> str:
+        gram = self.x.gram
+        if gram is None or len(gram) < 2 or self.x.coefficients != self.y.coefficients:
+            return ""
+        values = torch.linalg.eigvalsh(gram)
+        ratio = float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
+        if ratio <= EVEN:
+            return ""
+        return (
+            f"the coefficients of {self.x.name} are not orthonormal (their singular values differ by a factor of "
+            f"{ratio:.2g}), so that the cosine of atoms depends on how filters are split into atoms and coefficients; "
+            "gauge='orthonormal' does not."
+        )
+
+
+def _given(array: Any, name: str) -> FilterSide:
+    tensor = as_tensor(array, name)
+    refuse_non_finite(tensor, f"`{name}`")
+    if tensor.ndim < 2:
+        raise ShapeError(
+            f"`{name}` must hold atoms, m × height × width, or the weights of a layer; got shape {tuple(tensor.shape)}."
+        )
+    atoms = tensor.cpu().double().flatten(1)
+    kernel, eps = tuple(tensor.shape[1:]), torch.finfo(tensor.dtype).eps
+    return FilterSide(f"`{name}`", atoms, "given", None, atoms.T @ atoms, kernel, atoms, eps)
+
+
+def _unit(tensor: Tensor, what: str) -> Tensor:
+    vector = tensor.flatten().double()
+    size = vector.norm()
+    if not bool(size > 0):
+        raise NoValue(f"{what} are all zero.")
+    return vector / size
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+# --- the collector ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FilterSettings(Settings):
+    """Whether whole weights are needed, beside atoms and small matrices."""
+
+    whole: bool = False
+
+    def joined(self, other: FilterSettings) -> FilterSettings:
+        return FilterSettings(self.whole or other.whole)
+
+
+class LayerFilters(Collector):
+    """The filters of many layers: atoms, a digest of their coefficients, and small Gram matrices; weights if asked."""
+
+    kind = "LayerFilters"
+    holds = "Filters"
+    feeds = frozenset({"weights"})
+    stored = ("whole", "sides")
+    needs = "filters larger than 1 × 1"
+
+    def __init__(self, whole: bool = False):
+        self.whole = whole
+        self.sides: dict[Key, FilterSide] = {}
+
+    @classmethod
+    def settings_for(cls, measure: Any) -> FilterSettings:
+        return FilterSettings(not {"gauge", "atoms"} & set(measure.settings))
+
+    @classmethod
+    def price(cls, settings: FilterSettings, study: Study) -> Price:
+        if settings.whole:
+            return Price(8 * sum(layer.width for layer in study.sizes), "weights as they are", "the weights", 0)
+        return Price(2**14 * len(study.layers), "atoms and small Gram matrices of filters", "the atoms", 0)
+
+    @classmethod
+    def start(cls, settings: FilterSettings, study: Study) -> LayerFilters:
+        return cls(settings.whole)
+
+    @classmethod
+    def takes(cls, settings: FilterSettings, tensors: Mapping[str, Tensor]) -> bool:
+        return "weight" in tensors or "atoms" in tensors if settings.whole else has_filters(tensors)
+
+    def serves(self, settings: FilterSettings) -> str:
+        return "the weights" if settings.whole and not self.whole else ""
+
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None) -> None:
+        """Read the weights of all layers, which come once."""
+        for key, own in rows["weights"].items():
+            name = f"layer {key[1]!r} of {key[0]!r}" if isinstance(key, tuple) else f"layer {key!r}"
+            self.sides[key] = side_of(name, own, self.whole)
+
+    def merge(self, other: LayerFilters) -> LayerFilters:
+        """Return one of the two: all parts of the data have the same models."""
+        self._refuse_unlike(other, settings="whole")
+        return self
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Filters:
+        return Filters(self.sides[a], self.sides[b])
+
+
+def has_filters(tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether the tensors of a layer hold kernels larger than 1 × 1."""
+    held = tensors.get("atoms", tensors.get("weight"))
+    if held is None or held.ndim != (3 if "atoms" in tensors else 4):
+        return False
+    return "coefficients" in tensors or held.shape[2:].numel() > 1
+
+
+def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide:
+    """Return what is kept of a layer with these tensors, by their names in it."""
+    for own, tensor in tensors.items():
+        refuse_non_finite(tensor, f"{own!r} of {name}")
+    if not has_filters(tensors):
+        weight = tensors.get("weight")
+        return FilterSide(name, weight=_raised(weight) if whole and weight is not None else None)
+    if "atoms" not in tensors:
+        kernels = tensors["weight"].detach()
+        F = kernels.cpu().double().flatten(2).flatten(0, 1)
+        held, eps = _raised(kernels) if whole else None, torch.finfo(kernels.dtype).eps
+        return FilterSide(name, None, "", None, F.T @ F, tuple(kernels.shape[2:]), held, eps)
+    atoms, alpha = (tensors[part].detach().cpu().double() for part in ("atoms", "coefficients"))
+    D, A, eps = atoms.flatten(1), alpha.flatten(1), torch.finfo(tensors["atoms"].dtype).eps
+    gram = A @ A.T
+    filters = torch.einsum("aio,ahw->oihw", alpha, atoms) if whole else None
+    digest = weights_digest({"coefficients": tensors["coefficients"]})
+    return FilterSide(name, D, digest, gram, D.T @ gram @ D, tuple(atoms.shape[1:]), filters, eps)
+
+
+def _raised(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU as it is, or in float32 where it is only half of that."""
+    return tensor.detach().to("cpu", at_least_single(tensor.dtype))
