@@ -47,9 +47,14 @@ Example:
     metavar="N",
     help="So many examples, drawn over the whole of --data by --seed; 0 for all.",
 )
-@click.option("--no-errors", is_flag=True, help="Leave out standard errors, which take each score once for each chunk.")
+@click.option("--no-errors", is_flag=True, help="No standard errors, for which each score is computed once per chunk.")
 @click.option(
-    "--chunks", type=click.IntRange(min=2), default=20, show_default=True, metavar="K", help="Chunks of examples."
+    "--chunks",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    metavar="K",
+    help="Chunks of examples, left out in turn for standard errors.",
 )
 @click.option(
     "--layer", metavar="NAME", help="The layer whose outputs are the features; by default the one before last."

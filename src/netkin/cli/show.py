@@ -45,7 +45,7 @@ def show(file: Path, json: bool) -> None:
 def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    told = header | _many(header.get("comparisons"))
+    told = {**header, **_many(header.get("comparisons"))}
     rows = [(name.replace("_", " "), _in_short(value)) for name, value in told.items() if name not in LEFT_OUT]
     for origin in (header.get(name) for name in UNFOLDED):
         rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []

@@ -32,8 +32,8 @@ MEANING = (
     "that these examples do not tell from it: their difference to the first, taken chunk by chunk, may be chance."
 )
 HONEST = (
-    "Standard errors speak of the examples alone. How well a score foretells what fine-tuning reaches, and which score "
-    "is best at it, is measured in netkin's guide “Which model to start from”."
+    "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
+    "which score is best at it, is measured in netkin's guide “Which model to start from”."
 )
 
 
