@@ -190,7 +190,9 @@ def _listed(spec: Any) -> list[Any]:
 
 def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
     if not isinstance(one, (str, type)):
-        raise ValueFault(f"a layer is chosen by name, glob or module type; got {type(one).__name__}.")
+        raise ValueFault(
+            f"a layer is chosen by name, glob or module type; got {type(one).__name__}. Data go after `data=`."
+        )
     if isinstance(one, str) and split_call(one)[0] in known:
         return [one]
     names = _distinct(known, [name for name in known if name or len(known) == 1])

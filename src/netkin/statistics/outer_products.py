@@ -121,6 +121,9 @@ class LayerEmbeddings(Statistic):
         self.features, self.gradients = (LayerRows(self.names, cap=sample, seed=seed) for _ in range(2))
         self._layers = {name: ProductSums() for name in self.names}
 
+    def __repr__(self) -> str:
+        return f"LayerEmbeddings of {', '.join(map(str, self.names))}"
+
     def update(
         self,
         features: Mapping[str, Any],
@@ -195,7 +198,9 @@ class LayerEmbeddings(Statistic):
 
     def _sums(self, name: str) -> ProductSums:
         if name not in self._layers:
-            raise UnknownName(f"no layer {name_of(name)!r} in these embeddings{did_you_mean(name, self.names)}")
+            hint = did_you_mean(name, self.names) or ";"
+            known = ", ".join(map(str, self.names))
+            raise UnknownName(f"no layer {name_of(name)!r} in these embeddings{hint} there are {known}.")
         if not self._layers[name].n:
             raise NoValue("no batch has been folded in yet; call `update` first.")
         return self._layers[name]

@@ -376,3 +376,9 @@ def test_what_can_not_be_fitted_is_refused():
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(ShapeError, match="layer '0' gives 32 rows for 8 examples.*choose .pool"):
         kernel_ridge(conv, [(torch.randn(8, 1, 4, 4), labels[:8])], layers="0", shape="positions")
+
+
+def test_a_fit_says_what_it_is():
+    model, (inputs, labels) = small_model(), points(40, 1)
+    fit = kernel_ridge(model, in_batches(inputs, labels), layers="0", kernel="features", buckets=32)
+    assert repr(fit) == "KernelRidge of 3 classes, kernel features, at 0"

@@ -347,9 +347,11 @@ def test_what_is_no_task_is_refused_by_its_name(task, words):
     assert words in str(refusal.value)
 
 
-@pytest.mark.parametrize("tasks", [{}, [(net(0), inputs(3))], None])
-def test_tasks_are_a_mapping(tasks):
-    with pytest.raises(ValueFault, match="`tasks` is a mapping from names to"):
+@pytest.mark.parametrize(
+    ("tasks", "got"), [({}, "an empty dict"), ([(net(0), inputs(3))], "a list"), (None, "a NoneType")]
+)
+def test_tasks_are_a_mapping(tasks, got):
+    with pytest.raises(ValueFault, match=rf"`tasks` is a mapping from names to .* at least; got {got}\.$"):
         nk.compare_tasks(tasks)
 
 

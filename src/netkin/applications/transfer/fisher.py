@@ -46,6 +46,9 @@ class TaskEmbedding:
     examples: int
     labels: str
 
+    def __repr__(self) -> str:
+        return f"TaskEmbedding of {len(self.values):,} filters, {self.examples:,} examples, y: {self.labels}"
+
 
 def task2vec(
     model: nn.Module,

@@ -17,7 +17,7 @@ from netkin.applications.transfer.scores import DEFAULT, TransferScore, find_sco
 from netkin.comparing.request import name_of
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, NetkinError, NoValue, SourceError, UnknownName, ValueFault
-from netkin.identity import weights_digest
+from netkin.identity import described_call, weights_digest
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.inputs import Forward, Transform, shuffles_anew
 from netkin.results import Ranking, Values
@@ -242,7 +242,7 @@ def _number(score: TransferScore, evidence: Evidence) -> float:
     except np.linalg.LinAlgError as fault:
         raise NoValue(f"the features have no decomposition: {fault}.") from fault
     if not np.isfinite(value):
-        raise NoValue(f"the score comes out as {value}.")
+        raise NoValue(f"the score comes out as {value}; more examples of each class may give it a value.")
     return value
 
 
@@ -259,7 +259,7 @@ def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:
     if not seen:
         first = next(one for one in found if one.fault is not None)
         assert first.fault is not None
-        raise type(first.fault)(f"none of the {len(found)} models could be scored; {first.name}: {first.fault}")
+        raise type(first.fault)(f"no model could be scored; {first.name}: {first.fault}")
     for one in seen[1:]:
         if not np.array_equal(one.labels, seen[0].labels) or (paired and one.digest != seen[0].digest):
             raise ValueFault(
@@ -334,6 +334,9 @@ def _warnings(found: Sequence[_Found], asked: _Asked, counts: Array) -> list[str
 
 
 def _provenance(found: Sequence[_Found], asked: _Asked) -> dict[str, str]:
-    told = {f"weights of {one.name}": one.origin for one in found}
+    own = {name: one for name, one in asked.of_each.items() if one is not None}
+    scores = [score.name for score in asked.scores]
+    call = described_call("nk.recommend", models=[one.name for one in found], score=scores[0], scores=scores[1:], **own)
+    told = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
     told |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
     return told | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}

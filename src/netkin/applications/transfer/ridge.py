@@ -184,6 +184,10 @@ class KernelRidge:
     classes: int
     left_out: Mapping[str, str] = field(default_factory=dict)  # why default layers have no fit
 
+    def __repr__(self) -> str:
+        kernel = next(iter(self.fits.values())).kernel
+        return f"KernelRidge of {self.classes} classes, kernel {kernel}, at {', '.join(self.fits)}"
+
     @property
     def layers(self) -> list[str]:
         return list(self.fits)

@@ -81,7 +81,9 @@ def compare_tasks(
         ([('few', 'few'), ('few', 'many'), ('many', 'many')], 1.0)
     """
     if not isinstance(tasks, Mapping) or not tasks:
-        raise ValueFault(f"`tasks` is a mapping from names to (model, data), with one task at least; got {tasks!r}.")
+        raise ValueFault(
+            f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}."
+        )
     by_task = {"layers": layers, "transforms": transforms, "forward": forward}
     for what, given in by_task.items():
         _refuse_strangers(what, given, tasks)
@@ -95,6 +97,10 @@ def compare_tasks(
             wanted = [_shifted(one, place * step) for group in groups for one in group]
             found[name] = _sketched(name, task, wanted, step, how | own)
         return _read(found, groups, step, pairs)
+
+
+def _kind(given: Any) -> str:
+    return f"an empty {type(given).__name__}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
 
 
 def seed_values(table: Values) -> np.ndarray:
