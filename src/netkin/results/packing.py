@@ -270,6 +270,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
+    "task accuracies": ("netkin.applications.continual.task_accuracies", "load_task_accuracies", 0),
 }
 COLLECTORS = (
     "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
