@@ -101,11 +101,11 @@ def _is_pair(batch: Any) -> bool:
     return isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor) and batch[1].ndim == 1
 
 
-def _task(group: Tensor, *parts: Examples) -> Task:
+def _task(group: Tensor, train: Examples, test: Examples) -> Task:
     listed = group.tolist()
     alone = listed == list(range(listed[0], listed[0] + len(listed)))
     name = f"{listed[0]}-{listed[-1]}" if alone else ",".join(map(str, listed))
-    return Task(name, *(_of_classes(group, *part) for part in parts), classes=len(group))
+    return Task(name, _of_classes(group, *train), _of_classes(group, *test), len(group))
 
 
 def _of_classes(group: Tensor, inputs: Tensor, labels: Tensor) -> Examples:
