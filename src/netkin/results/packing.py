@@ -281,7 +281,7 @@ COLLECTORS = (
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; statistics to compare from,
+    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; `TaskAccuracies`; statistics,
     and single collectors; a recording to make series of; a stitch, with the two `models` that it joins; a compressed
     model, with the original one; and fits of `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.

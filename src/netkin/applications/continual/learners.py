@@ -6,7 +6,6 @@ All have one network with a linear head for each task, and are told at test time
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -71,7 +70,7 @@ def mixed_loss(outputs: Tensor, labels: Tensor, classes: Sequence[int]) -> Tenso
     return total / len(labels)
 
 
-class Learner(ABC):
+class Learner:
     """One way of learning tasks in a row.
 
     `shared` are the weights that all tasks have in common, `own[t]` those of task t alone, `memory[t]` what else is
@@ -99,9 +98,9 @@ class Learner(ABC):
         """Return the weights and buffers, beside its head, that a task has for itself."""
         return []
 
-    @abstractmethod
     def trained(self, task: int) -> Sequence[str]:
-        """Return the parameters that learn on a task."""
+        """Return the parameters that learn on a task: the body and the task's head."""
+        return [*self.body(), *self._head(task)]
 
     def learns(self, task: int) -> bool:
         """Tell whether there is anything to learn when a task comes."""
@@ -111,7 +110,7 @@ class Learner(ABC):
         """Return what changes the training on a task."""
         return []
 
-    def finish(self, task: int) -> None:  # noqa: B027
+    def finish(self, task: int) -> None:
         """Keep what later tasks need to know of this one."""
 
     def learn(self, task: int, recipe: Recipe, progress: ProgressOption = False) -> None:
@@ -186,10 +185,6 @@ class FineTuning(Learner):
 
     name = "finetune"
 
-    def trained(self, task: int) -> Sequence[str]:
-        """Return the body and the task's head."""
-        return [*self.body(), *self._head(task)]
-
 
 class AtomLearner(Learner):
     """Atoms, coefficients and all else learn on the first task; afterwards atoms and head only (Chen et al. 2023, 3.4).
@@ -232,10 +227,6 @@ class SeparateLearner(Learner):
         """Return everything but the heads."""
         return [name for name in self.model.state_dict() if not self._of_heads(name)]
 
-    def trained(self, task: int) -> Sequence[str]:
-        """Return the body and the task's head."""
-        return [*self.body(), *self._head(task)]
-
 
 class JointLearner(Learner):
     """One network is trained on all tasks at once, when the last has come: a reference that is no continual learner."""
@@ -265,10 +256,6 @@ class ElasticLearner(Learner):
 
     name = "ewc"
     options: ClassVar[Mapping[str, Any]] = {"strength": 1.0, "examples": 200}
-
-    def trained(self, task: int) -> Sequence[str]:
-        """Return the body and the task's head."""
-        return [*self.body(), *self._head(task)]
 
     def hooks(self, task: int) -> list[Hook]:
         """Return the penalty for all earlier tasks."""
