@@ -88,11 +88,14 @@ def whole(tmp_path_factory):
         for step in range(2):
             recorder.probe(step)
         recorder.save(folder / "recording")
+        atoms = nn.Sequential(nk.AtomConv2d(1, 2, 3, atoms=2), nn.Flatten(), nn.Linear(2, 3))
+        clients = {name: (torch.randn(4, 1, 3, 3, generator=draw), torch.arange(4) % 3) for name in ("first", "second")}
+        nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2).save(folder / "federation")
     return folder
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "gradients", "recording")  # fmt: skip
+         "statistics", "gradients", "recording", "federation")  # fmt: skip
 
 
 def places(tree, path=()):
@@ -152,6 +155,8 @@ def use(result):
     """Do with a result what people do; a refusal is fine."""
     if isinstance(result, nk.Statistics):
         calls = [result.compare]
+    elif isinstance(result, nk.Federation):
+        calls = [lambda: [result.state(name) for name in result.clients], lambda: nk.user_similarity(result)]
     elif isinstance(result, (Comparison, Comparisons, Series)):
         calls = [lambda: page(result), lambda: document(result), result._repr_html_]
     elif isinstance(result, Claim):

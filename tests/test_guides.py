@@ -18,8 +18,9 @@ from netkin.sources import load_model
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
-    "adding-a-measure", "adding-a-statistic", "collecting", "compression", "continual", "gradients",
-    "learning-dynamics", "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
+    "adding-a-measure", "adding-a-statistic", "collecting", "compression", "gradients", "learning-dynamics",
+    "continual", "federated",
+    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 

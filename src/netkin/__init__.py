@@ -72,6 +72,7 @@ _ROOMS = {
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity", "project"],
     "netkin.applications.compression": ["compress"],
+    "netkin.applications.federated": ["federate"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
     "netkin.applications.stitching": ["stitch", "stitch_all", "stitch_many"],
     "netkin.applications.subspaces": ["atom_similarity"],
@@ -95,6 +96,10 @@ _UNLISTED = {
         "off_block_share",
     ],
     "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
+    "netkin.applications.federated": [
+        "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "plan_for",
+        "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
+    ],
     "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
     "netkin.applications.stitching": ["Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch"],
     "netkin.jobs": ["Job"],

@@ -267,6 +267,7 @@ RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
 READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
+    "federation": ("netkin.applications.federated.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
@@ -281,9 +282,9 @@ COLLECTORS = (
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; `TaskAccuracies`; statistics,
-    and single collectors; a recording to make series of; a stitch, with the two `models` that it joins; a compressed
-    model, with the original one; and fits of `nk.kernel_ridge`, with their model.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; statistics to compare from,
+    and single collectors; a recording to make series of; a federation; `TaskAccuracies`; a stitch, with the two
+    `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":

@@ -1,0 +1,14 @@
+"""Federated learning: clients that train a network together, with personal atoms, and ensembles of similar users."""
+
+from netkin.applications.federated.algorithms import ALGORITHMS, SOURCES, plan_for
+from netkin.applications.federated.client_data import ClientSplit, split_by_classes
+from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble
+from netkin.applications.federated.federate import federate
+from netkin.applications.federated.federation import Federation, load_federation
+from netkin.applications.federated.rounds import ClientUpdate
+from netkin.applications.federated.users import adjusted_rand, user_clusters, user_similarity
+
+__all__ = [
+    "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",
+    "load_federation", "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
+]  # fmt: skip

@@ -1,0 +1,234 @@
+"""Federated algorithms: what a client does in a round, what travels, and what that leaks.
+
+Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that
+knows the clients' data and trains. The simulator lets it train many clients at once, Flower one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.representations.filters import atom_layers
+from netkin.representations.layers import modules
+
+State = dict[str, Tensor]
+Known = TypeVar("Known")
+PARTS = ("atoms", "coefficients", "head", "body")
+# where the coefficients come from, while the atoms of each client are its own
+SOURCES = {
+    "fixed": "as the model has them, and never trained: random in a new network",
+    "pretrained": "trained on public data first, then fixed",
+    "evolving": "trained by the clients, and averaged after each round",
+    "federated": "trained with all else by the algorithm; atoms become personal by fine-tuning alone",
+}
+
+
+class ClientWork(Protocol):
+    """What trains the clients of a round."""
+
+    plan: FederatedPlan
+    pull: float
+    head_epochs: int | None
+
+    def train(
+        self,
+        starts: Sequence[State],
+        only: Sequence[str] | None = None,
+        *,
+        toward: State | None = None,
+        epochs: int | None = None,
+    ) -> list[State]:
+        """Return the weights of all clients, trained from `starts`, of which only some are changed."""
+        ...
+
+
+Local = Callable[[State, Sequence[State], ClientWork], tuple[list[State], list[State]]]
+
+
+def _train_all(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+    """Train everything at once, from what was received and what was kept."""
+    found = work.train([received | own for own in kept])
+    return found, found
+
+
+def _train_near(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+    """Add ``pull / 2 ‖w − received‖²`` to each client's loss."""
+    found = work.train([received | own for own in kept], toward=received)
+    return found, found
+
+
+def _train_in_turn(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+    """Train what is personal first, and then what travels."""
+    found = work.train([received | own for own in kept], work.plan.kept, epochs=work.head_epochs)
+    found = work.train(found, work.plan.travelling)
+    return found, found
+
+
+def _train_twice(received: State, kept: Sequence[State], work: ClientWork) -> tuple[list[State], list[State]]:
+    """Train the common network, and beside it a personal one that is pulled toward the common one as received."""
+    sent = work.train([received] * len(kept))
+    return sent, work.train([received | own for own in kept], work.plan.kept, toward=received)
+
+
+@dataclass(frozen=True)
+class FederatedAlgorithm:
+    """One algorithm: which parts of a network travel, what a client does, and where it was published."""
+
+    name: str
+    shares: frozenset[str]
+    local: Local
+    reference: str
+    pretrains: bool = False
+
+
+_ALL, _BUT_HEAD = frozenset(PARTS), frozenset(PARTS) - {"head"}
+ALGORITHMS = {
+    one.name: one
+    for one in (
+        FederatedAlgorithm("fedavg", _ALL, _train_all, "McMahan et al. (2017), arXiv:1602.05629"),
+        FederatedAlgorithm("fedprox", _ALL, _train_near, "Li et al. (2020), arXiv:1812.06127"),
+        FederatedAlgorithm("fedper", _BUT_HEAD, _train_all, "Arivazhagan et al. (2019), arXiv:1912.00818"),
+        FederatedAlgorithm("fedrep", _BUT_HEAD, _train_in_turn, "Collins et al. (2021), arXiv:2102.07078"),
+        FederatedAlgorithm("ditto", _ALL, _train_twice, "Li et al. (2021), arXiv:2012.04221"),
+        FederatedAlgorithm("local", frozenset(), _train_all, "each client by itself"),
+        FederatedAlgorithm("pretrain", frozenset(), _train_all, "public data first, then by itself", pretrains=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class FederatedPlan:
+    """What becomes of each weight under an algorithm: it travels, it is kept by its client, or it is fixed.
+
+    Weights are named as in the model; `parts` tells which part of the network each belongs to. A weight without
+    gradients is fixed and the same for all.
+    """
+
+    algorithm: FederatedAlgorithm
+    coefficients: str | None
+    parts: Mapping[str, str]
+    trained: tuple[str, ...]
+    travelling: tuple[str, ...]
+    kept: tuple[str, ...]
+
+    @property
+    def personal_at_last(self) -> tuple[str, ...]:
+        """Which weights a client changes when it fine-tunes its network: atoms and head, or without atoms all."""
+        if self.coefficients is None:
+            return self.trained
+        return tuple(name for name in self.trained if self.parts[name] in ("atoms", "head"))
+
+    @property
+    def leaks(self) -> str:
+        """What others can learn of a client's data from what it sends, in words."""
+        atoms = any(self.parts[name] == "atoms" for name in self.kept)
+        handed = " To be compared with others, a client hands its atoms over once." * atoms
+        if not self.travelling:
+            return "Nothing travels in the rounds, and nothing leaks." + handed
+        parts = [part for part in PARTS if any(self.parts[name] == part for name in self.travelling)]
+        told = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
+        told += [_LEAKS[part] for part in parts if part in _LEAKS]
+        told.append("Averages alone protect nobody: without secure aggregation or added noise each update can be read.")
+        return " ".join(told) + handed
+
+
+_LEAKS = {
+    "head": "Rows of the head that moved tell which classes a client has, and its bias about how many of each.",
+    "body": "From the change of weights and biases examples of small batches can be reconstructed.",
+    "coefficients": "Coefficients mix all channels: how they moved tells more of the examples than atoms do.",
+    "atoms": "Atoms are few numbers; they tell how alike the data of two clients are.",
+}
+
+
+def plan_for(
+    model: nn.Module, algorithm: str, coefficients: str | None = None, head: str | None = None
+) -> FederatedPlan:
+    """Return what becomes of each weight of a model under an algorithm.
+
+    Args:
+        model: the network, as all clients have it at first.
+        algorithm: a name in `ALGORITHMS`.
+        coefficients: a name in `SOURCES`, with which each client's atoms are its own; None for any network.
+        head: the layer that is the head; by default the last `nn.Linear`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 3))
+        >>> plan_for(net, "fedper").travelling
+        ('0.weight', '0.bias')
+    """
+    found = _known(algorithm, ALGORITHMS, "federated algorithm")
+    if coefficients is not None:
+        _known(coefficients, SOURCES, "source of coefficients")
+    parts = parts_of(model, head)
+    if coefficients is not None and "atoms" not in parts.values():
+        raise ValueFault(
+            "the model has no layers made of atoms; `nk.decompose(model, atoms=...).model` makes some, or give "
+            "coefficients=None."
+        )
+    if coefficients == "federated" and not found.shares:
+        raise ValueFault(
+            f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones."
+        )
+    if "head" not in found.shares and "head" not in parts.values() and found.shares:
+        head_of(model, head)
+    fixed = {"coefficients"} if coefficients in ("fixed", "pretrained") else set()
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad and parts[name] not in fixed]
+    if not trained:
+        raise ValueFault("none of the model's weights may be trained; see their `requires_grad`.")
+    moving = [*trained, *(name for name, buffer in model.named_buffers() if buffer.is_floating_point())]
+    travelling = tuple(name for name in moving if parts[name] in _shared(found, coefficients))
+    counts = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
+    own = _kept(found, coefficients, moving, travelling, parts)
+    return FederatedPlan(found, coefficients, parts, tuple(trained), travelling, (*own, *counts))
+
+
+def _shared(algorithm: FederatedAlgorithm, coefficients: str | None) -> frozenset[str]:
+    found = set(algorithm.shares)
+    if coefficients in ("fixed", "pretrained", "evolving") and algorithm.name != "ditto":
+        found -= {"atoms"}
+    return frozenset(found | ({"coefficients"} if coefficients == "evolving" else set()))
+
+
+def _kept(
+    algorithm: FederatedAlgorithm, coefficients: str | None, moving: Sequence[str], travelling: Sequence[str],
+    parts: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    if algorithm.name != "ditto":
+        return [name for name in moving if name not in travelling]
+    return [name for name in moving if parts[name] != "coefficients" or coefficients is None]
+
+
+def parts_of(model: nn.Module, head: str | None = None) -> dict[str, str]:
+    """Return which part each weight and buffer of a model belongs to: atoms, coefficients, head or body."""
+    linear = any(isinstance(module, nn.Linear) for module in modules(model).values())
+    start = f"{head_of(model, head)}." if head is not None or linear else None
+    layers = [name for name, _ in atom_layers(model)]
+    whole = {f"{layer}.{part}".lstrip("."): part for layer in layers for part in ("atoms", "coefficients")}
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    return {name: whole.get(name, "head" if start and name.startswith(start) else "body") for name in names}
+
+
+def head_of(model: nn.Module, head: str | None = None) -> str:
+    """Return the name of the head: the one that is given, or the last linear layer."""
+    known = modules(model)
+    if head is not None:
+        if head not in known or not head:
+            raise UnknownName(f"the model has no layer {head!r} to be its head{did_you_mean(head, known) or '.'}")
+        return head
+    linear = [name for name, module in known.items() if isinstance(module, nn.Linear) and name]
+    if not linear:
+        raise ValueFault("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
+    return linear[-1]
+
+
+def _known(name: str, table: Mapping[str, Known], what: str) -> Known:
+    if name not in table:
+        raise UnknownName(
+            f"no {what} named {name!r}{did_you_mean(str(name), table) or '.'} There are {', '.join(table)}."
+        )
+    return table[name]

@@ -1,0 +1,219 @@
+"""Ensembles: each client's network beside those of the most similar clients, with heads tuned on its own data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin.applications.federated.algorithms import State, head_of
+from netkin.applications.federated.client_data import Examples, checked_clients
+from netkin.applications.federated.federation import Federation
+from netkin.applications.federated.local_training import LocalTraining, refuse_way, state_of
+from netkin.applications.federated.rounds import mixed
+from netkin.applications.federated.users import user_similarity
+from netkin.errors import ForwardError, UnknownName, ValueFault
+from netkin.progress import ProgressOption, reported, showing
+from netkin.representations.guests import evaluating
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.results import Comparison
+from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.training import Recipe
+from netkin.training.course import in_order, placed
+from netkin.training.recipe import recipe_of
+
+CHOICES = ("similar", "random", "dissimilar")
+USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
+
+
+@dataclass(frozen=True)
+class Ensembles:
+    """What ensembles of networks gave: of each client its members, itself first, and accuracies on its test data.
+
+    `alone` is the accuracy of the client's own network with its head tuned as in the ensemble, so that `together` is
+    not better for the extra training alone. `numbers` is how many numbers each client receives of others, and `leaks`
+    what that gives away.
+    """
+
+    measure: str
+    chosen: str
+    members: Mapping[str, tuple[str, ...]]
+    alone: Mapping[str, float]
+    together: Mapping[str, float]
+    numbers: int
+    leaks: str
+
+    def __post_init__(self) -> None:
+        freeze(self, **{name: frozen_mapping(getattr(self, name)) for name in ("members", "alone", "together")})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (Ensembles, plain_fields(self))
+
+    @property
+    def gain(self) -> float:
+        """By how much the ensembles are better than their first members, in the mean over the clients."""
+        return float(np.mean([self.together[name] - self.alone[name] for name in self.together]))
+
+    def __str__(self) -> str:
+        alone, together = (np.mean(list(part.values())) for part in (self.alone, self.together))
+        most = max((len(one) - 1 for one in self.members.values()), default=0)
+        how = f"{most} {self.chosen} clients by {self.measure}"
+        return f"ensembles with {how}: mean accuracy {together:.4f}, alone {alone:.4f}\nleaks: {self.leaks}"
+
+
+def similar_users_ensemble(
+    federation: Federation,
+    like: nn.Module,
+    clients: Any,
+    test: Any,
+    *,
+    members: int = 3,
+    similarity: Comparison | None = None,
+    choose: str = "similar",
+    head: str | None = None,
+    recipe: Recipe | None = None,
+    how: str = "auto",
+    seed: int = 0,
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> Ensembles:
+    """Return how well each client does with an ensemble of its network and those of the most similar clients.
+
+    The head of each member is tuned on the client's own data, while all else is held, in evaluation mode; the
+    ensemble's prediction is the mean of its members' probabilities.
+
+    Args:
+        federation: one that has ended.
+        like: the network that was federated.
+        clients: the clients' examples, as in `federate`.
+        test: their test data.
+        members: how many other clients join each; 0 tunes the head alone.
+        similarity: between the clients, by any measure; that of the federation if not given.
+        choose: "similar" clients, or as controls "random" or the most "dissimilar" ones.
+        head: the layer that is tuned, the last of the network; by default the last `nn.Linear`.
+        recipe: how heads are tuned; 100 epochs at a rate of 0.01 if not given.
+        how: as in `nk.train_many`.
+        seed: of the random choice, and of the order of examples.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        **settings: settings of the recipe.
+    """
+    refuse_way(how)
+    train, tests = checked_clients(clients, test)
+    _refuse_others(federation, train, tests, members, choose)
+    alike = similarity or federation.similarity or user_similarity(federation)
+    chosen = _chosen(federation.clients, alike, members, choose, seed)
+    layer = head_of(like, head)
+    tuned = recipe_of(recipe or USUAL, settings)
+    with showing(progress):
+        found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, seed)
+    alone, together = ({name: pair[k] for name, pair in found.items()} for k in (0, 1))
+    numbers = members * sum(one[0].size for one in federation.personal.values())
+    leaks = "Each client's personal weights go to every client that it is similar to, which can run its network."
+    return Ensembles(
+        alike.measures[0], choose, chosen, alone, together, numbers, leaks if members else "Nothing travels."
+    )
+
+
+def _refuse_others(
+    federation: Federation, train: Mapping[str, Examples], tests: Mapping[str, Examples], members: Any, choose: str
+) -> None:
+    if set(train) != set(federation.clients):
+        apart = sorted(set(train) ^ set(federation.clients))
+        raise UnknownName(f"the clients must be those of the federation; they differ in {apart[0]!r}.")
+    most = len(federation.clients) - 1
+    if isinstance(members, bool) or not isinstance(members, int) or not 0 <= members <= most:
+        raise ValueFault(f"`members` is a number of other clients, 0 to {most}; got {members!r}.")
+    if choose not in CHOICES:
+        raise UnknownName(f"members are chosen as {', '.join(map(repr, CHOICES))}; got {choose!r}.")
+    if not tests:
+        raise ValueFault("ensembles are judged on the clients' test data; give `test`.")
+
+
+def _chosen(
+    names: Sequence[str], alike: Comparison, members: int, choose: str, seed: int
+) -> dict[str, tuple[str, ...]]:
+    """Return the members of each client's ensemble: itself, and others by their similarity or at random."""
+    table, found = alike.table(), dict[str, tuple[str, ...]]()
+    sign = -1 if table.higher_is_closer == (choose == "similar") else 1
+    for name in names:
+        others = [one for one in names if one != name]
+        if choose == "random":
+            generator = torch.Generator().manual_seed(mixed(seed, name, "members"))
+            order = torch.randperm(len(others), generator=generator).numpy()
+        else:
+            order = np.argsort([sign * table[name, one] for one in others], kind="stable")
+        found[name] = (name, *(others[place] for place in order[:members]))
+    return found
+
+
+def _accuracies(
+    federation: Federation, like: nn.Module, layer: str, train: Mapping[str, Examples], tests: Mapping[str, Examples],
+    chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
+) -> dict[str, tuple[float, float]]:  # fmt: skip
+    """Return for each client with test data its accuracy alone and in its ensemble."""
+    pairs = [(name, member) for name in tests for member in chosen[name]]
+    starts, features = list[State](), list[Examples]()
+    for name, member in reported(pairs, "running networks", "networks"):
+        network = federation.model(member, like)
+        starts.append(state_of(network.get_submodule(layer)))
+        features.append((before_head(network, layer, train[name][0]), train[name][1]))
+    training = LocalTraining(like.get_submodule(layer), recipe, how)
+    names = list(starts[0])
+    heads = training.train(starts, features, [mixed(seed, *pair, "head") for pair in pairs], names)
+    failed = next((f"{name!r} with {member!r}: {one}" for (name, member), one in zip(pairs, heads, strict=True)
+                   if isinstance(one, str)), None)  # fmt: skip
+    if failed is not None:
+        raise ForwardError(f"the head of client {failed}")
+    return _judged(federation, like, layer, tests, chosen, dict(zip(pairs, heads, strict=True)))
+
+
+def _judged(
+    federation: Federation, like: nn.Module, layer: str, tests: Mapping[str, Examples],
+    chosen: Mapping[str, tuple[str, ...]], heads: Mapping[tuple[str, str], Any],
+) -> dict[str, tuple[float, float]]:  # fmt: skip
+    found = {}
+    for name, (inputs, labels) in tests.items():
+        shares = []
+        for member in chosen[name]:
+            network = federation.model(member, like)
+            network.get_submodule(layer).load_state_dict(heads[name, member][0])
+            with torch.no_grad(), evaluating(network):
+                outputs = [network(_at_home(batch, network)) for batch in in_order(inputs)]
+            shares.append(torch.cat(outputs).double().softmax(-1).cpu())
+        alone, together = shares[0].argmax(-1), torch.stack(shares).mean(0).argmax(-1)
+        found[name] = _share(alone, labels), _share(together, labels)
+    return found
+
+
+def _share(predicted: Tensor, labels: Tensor) -> float:
+    return float((predicted == labels.cpu()).double().mean())
+
+
+@torch.no_grad()
+def before_head(model: nn.Module, head: str, inputs: Tensor) -> Tensor:
+    """Return what a model gives to its head, in evaluation mode; a layer whose output is not the model's is refused."""
+    seen: dict[str, Any] = {}
+
+    def see(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        seen["input"], seen["output"] = given[0], output
+
+    handle, found = model.get_submodule(head).register_forward_hook(see), list[Tensor]()
+    try:
+        with evaluating(model):
+            for batch in in_order(inputs):
+                seen.clear()
+                output = model(_at_home(batch, model))
+                if not seen or not torch.equal(seen["output"], output):
+                    raise ValueFault(f"the head must be the last layer of the network, and {head!r} is not.")
+                found.append(seen["input"])
+    finally:
+        handle.remove()
+    return torch.cat(found)
+
+
+def _at_home(batch: Any, model: nn.Module) -> Any:
+    return placed(batch, device_of(model), dtype_of(model))

@@ -1,0 +1,171 @@
+"""`federate`: clients that train one network together, each on its own data, in a simulation of many at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin import files
+from netkin.applications.federated.algorithms import plan_for
+from netkin.applications.federated.client_data import Examples, as_examples, checked_clients
+from netkin.applications.federated.federation import KIND, Federation
+from netkin.applications.federated.local_training import refuse_way
+from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
+from netkin.errors import ForwardError, ShapeError, ValueFault
+from netkin.identity import described_call
+from netkin.jobs import Job
+from netkin.progress import ProgressOption, showing
+from netkin.representations.guests import evaluating
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.training import Recipe
+from netkin.training.course import placed
+from netkin.training.recipe import recipe_of
+
+USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
+
+
+def federate(
+    model: nn.Module,
+    clients: Any,
+    algorithm: str = "fedavg",
+    *,
+    test: Any = None,
+    coefficients: str | None = None,
+    rounds: int = 10,
+    share: float = 1.0,
+    recipe: Recipe | None = None,
+    head: str | None = None,
+    pull: float = 0.1,
+    head_epochs: int | None = None,
+    public: Any = None,
+    pretrain_epochs: int = 10,
+    finetune: int = 0,
+    wire: Wire | None = None,
+    how: str = "auto",
+    seed: int = 0,
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> Federation:
+    """Let clients train a network together, each on its own data, and return what became of them.
+
+    In each round some clients receive what is shared, train, and send it back; the server takes the mean, weighted by
+    numbers of examples. The model itself is left alone. Clients train at once, stacked where that is faster; the
+    numbers are those of one by one up to rounding. A client that drops out, fails, sends NaN or other shapes, or comes
+    late leaves the round to the others and is named in the result.
+
+    With `coefficients` each client's atoms are its own: the network is made of `AtomConv2d`, as `nk.decompose` makes
+    it. They are "fixed" (as the model has them, random in a new network), "pretrained" (on `public` data, then fixed),
+    "evolving" (they travel and are averaged after each round), or "federated" (all travels as the algorithm has it,
+    and atoms become personal by `finetune`). "local" with "evolving" ones is the paper's own method, in which nothing
+    else travels.
+
+    Args:
+        model: the network that all clients begin with, on the device on which they train.
+        clients: a mapping from names to arrays ``(inputs, labels)``, or a list of these.
+        algorithm: "fedavg", "fedprox", "fedper", "fedrep", "ditto", "local" or "pretrain".
+        test: test data of each client in the same form, or one ``(inputs, labels)`` for all.
+        coefficients: None, "fixed", "pretrained", "evolving" or "federated".
+        rounds: how many rounds there are.
+        share: which share of the clients is drawn for each round.
+        recipe: how a client trains in a round; one epoch at a rate of 0.01 with momentum 0.9 if not given.
+        head: the layer that is the head; by default the last `nn.Linear`.
+        pull: the factor of ½ ‖w − w received‖² in the loss of "fedprox" and of "ditto"'s personal networks.
+        head_epochs: for how many epochs "fedrep" trains what is personal first; as in the recipe if not given.
+        public: arrays ``(inputs, labels)`` for pretraining.
+        pretrain_epochs: for how many epochs that goes on.
+        finetune: for how many epochs each client trains by itself at last: atoms and head, or without atoms all.
+        wire: a function of a `ClientUpdate` that returns those that arrive at the server then, for trials with faults.
+        how: "auto", "stacked" or "one by one", as in `nk.train_many`.
+        seed: from which the draws of clients and the order of their examples follow.
+        save: a file for the result; the same call goes on there after it was killed, and with more rounds.
+        overwrite: whether to begin anew where the file holds something else.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        **settings: settings of the recipe.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> own = [(torch.randn(8, 4), torch.arange(8) % 2) for _ in range(3)]
+        >>> found = federate(net, own, "fedavg", rounds=2)
+        >>> found.numbers, len(found.rounds)
+        (10, 2)
+    """
+    refuse_lazy(unwrapped(model))
+    _refuse_settings(rounds, share, pull, finetune, head_epochs, pretrain_epochs)
+    refuse_way(how)
+    train_data, tests = checked_clients(clients, test)
+    plan = plan_for(unwrapped(model), algorithm, coefficients, head)
+    pretrains = plan.algorithm.pretrains or coefficients == "pretrained"
+    asked = FederationRequest(
+        model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
+        recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
+        public=_public(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
+        wire=wire or plain_wire, how=how, seed=seed,
+    )  # fmt: skip
+    _refuse_misfits(asked)
+    files.refuse_output(save, KIND, overwrite=overwrite)
+    identity = {} if save is None else asked.identity
+    call = described_call("nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=rounds,
+                          share=share, finetune=finetune or None, seed=seed)  # fmt: skip
+    with showing(progress), Job.beside(save, KIND, identity, call=call, overwrite=overwrite) as job:
+        found = Simulation(asked, job).run(call)
+        if save is not None:
+            found.save(save, overwrite=overwrite)
+    return found
+
+
+def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
+    """Return how a client trains in a round: the usual way, or a recipe, with some settings changed."""
+    start = USUAL if recipe is None else recipe
+    if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
+        settings = settings | {"epochs": None}
+    return recipe_of(start, settings)
+
+
+def _public(public: Any) -> Examples:
+    if public is None:
+        raise ValueFault("pretraining needs data that no client owns; give `public=(inputs, labels)`.")
+    found = as_examples(public, "`public`")
+    if not len(found[1]):
+        raise ValueFault("`public` holds no examples.")
+    return found
+
+
+def _refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epochs: Any, pretrain_epochs: Any) -> None:
+    least = {"rounds": (rounds, 1), "finetune": (finetune, 0), "pretrain_epochs": (pretrain_epochs, 1)}
+    least |= {} if head_epochs is None else {"head_epochs": (head_epochs, 1)}
+    for name, (value, minimum) in least.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueFault(f"`{name}` must be a whole number of {minimum} or more; got {value!r}.")
+    if not 0 < share <= 1:
+        raise ValueFault(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
+    if not 0 <= pull < float("inf"):
+        raise ValueFault(f"`pull` must be a number of 0 or more; got {pull!r}.")
+
+
+@torch.no_grad()
+def _refuse_misfits(asked: FederationRequest) -> None:
+    """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
+    shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in asked.clients.values())
+    usual, _ = shapes.most_common(1)[0]
+    inputs = next(one for one, _ in asked.clients.values() if tuple(one.shape[1:]) == usual)
+    model = copy.deepcopy(asked.model)
+    with evaluating(model):
+        try:
+            outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
+        except Exception as fault:
+            raise ForwardError(f"the model can't run on the clients' examples of shape {usual}: {fault}") from fault
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
+    for name, (_, labels) in [*asked.clients.items(), *asked.tests.items()]:
+        if int(labels.max()) >= outputs.shape[1]:
+            raise ShapeError(
+                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs."
+            )

@@ -1,0 +1,217 @@
+"""Local training: clients that train their copies of a network at the same time, stacked into one where that is faster.
+
+A client whose training fails leaves the others alone: its group is halved until it is by itself, and it is named.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.applications.federated.algorithms import FederatedPlan, State
+from netkin.applications.federated.client_data import Examples
+from netkin.applications.federated.rounds import mixed
+from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
+from netkin.training import Recipe, train_many
+from netkin.training.loop import default_loss
+from netkin.training.many import WAYS
+
+
+class LocalTraining:
+    """Trains copies of a model from given weights; the copies are made once and used again."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, how: str = "auto"):
+        self.model, self.recipe, self.how = model, recipe, how
+        self._copies: list[nn.Module] = []
+
+    def train(
+        self, starts: Sequence[State], data: Sequence[Examples], seeds: Sequence[int], only: Sequence[str],
+        *, epochs: int | None = None, toward: State | None = None, pull: float = 0.0,
+    ) -> list[tuple[State, float] | str]:  # fmt: skip
+        """Return the weights and the loss of each client after its training, or why it failed.
+
+        Args:
+            starts: the weights and buffers of each client, all of them.
+            data: the examples of each client.
+            seeds: from which the order of the examples follows.
+            only: the names of the weights that are trained; what else is among them is left alone.
+            epochs: how many, in the place of the recipe's.
+            toward: weights to which those that are trained are pulled.
+            pull: the factor of ``½ ‖w − toward‖²`` in the loss.
+        """
+        recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
+        call = _Call(self, list(starts), list(data), list(seeds), frozenset(only), recipe, toward, pull)
+        if not any(name in call.only for name, _ in self.model.named_parameters()):
+            return [(start, float("nan")) for start in starts]
+        for places in _alike(call.data, recipe):
+            call.run(places)
+        return call.found
+
+    def copies(self, count: int) -> list[nn.Module]:
+        """Return so many copies of the model."""
+        while len(self._copies) < count:
+            self._copies.append(copy.deepcopy(self.model))
+        return self._copies[:count]
+
+
+@dataclass
+class _Call:
+    training: LocalTraining
+    starts: list[State]
+    data: list[Examples]
+    seeds: list[int]
+    only: frozenset[str]
+    recipe: Recipe
+    toward: State | None
+    pull: float
+    found: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.found = [""] * len(self.starts)
+
+    def run(self, places: list[int]) -> None:
+        """Train clients whose data are of one form, at once; where that fails, each half by itself."""
+        models = self.training.copies(len(places))
+        for model, place in zip(models, places, strict=True):
+            load_state(model, self.starts[place])
+            for name, weight in model.named_parameters():
+                weight.requires_grad_(name in self.only)
+        try:
+            losses = self._trained(models, places)
+        except Exception as fault:  # whatever it is, it is one client's; where it is all clients', the round says so
+            if _is_asked_for(fault):
+                raise
+            if len(places) == 1:
+                self.found[places[0]] = _in_words(fault)
+                return
+            middle = len(places) // 2
+            self.run(places[:middle])
+            self.run(places[middle:])
+            return
+        for model, place, loss in zip(models, places, losses, strict=True):
+            state = state_of(model)
+            bad = "" if _is_finite(state) else f"its weights are not finite after a mean loss of {loss:.3g}"
+            self.found[place] = bad or (state, loss)
+
+    def _trained(self, models: list[nn.Module], places: list[int]) -> list[float]:
+        recipe, loss, trained = self.recipe, None, models
+        if self.toward is not None and self.pull:
+            trained = [_Pulled(model, self.toward, self.only, self.pull) for model in models]
+            recipe, loss = recipe.but(smoothing=0.0), _WithPull(default_loss(recipe))
+        how = self.training.how if len(places) > 1 else "one by one"
+        data, seeds = [self.data[place] for place in places], [self.seeds[place] for place in places]
+        histories = train_many(
+            trained, data_of_each=data, recipe=recipe, seeds=seeds, loss=loss, how=how, progress=False
+        )
+        return [history[-1]["loss"] for history in histories]
+
+
+class _Pulled(nn.Module):
+    """A network that gives, beside its outputs, half the squared distance of its weights to others, times a factor."""
+
+    def __init__(self, net: nn.Module, toward: State, only: frozenset[str], pull: float):
+        super().__init__()
+        self.net, self.pull = net, pull
+        self.names = [name for name, _ in net.named_parameters() if name in only and name in toward]
+        for number, name in enumerate(self.names):
+            self.register_buffer(f"anchor{number}", toward[name].detach())
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        weights = dict(self.net.named_parameters())
+        apart = [(weights[name] - getattr(self, f"anchor{k}")).square().sum() for k, name in enumerate(self.names)]
+        return self.net(inputs), sum(apart, torch.zeros((), device=inputs.device)) * (self.pull / 2)
+
+
+class _WithPull:
+    """The loss of a pulled network: that of its outputs, and its pull."""
+
+    def __init__(self, loss: Any):
+        self.loss = loss
+
+    def __call__(self, outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        scores, pull = outputs
+        return self.loss(scores, labels) + pull
+
+
+class RoundWork:
+    """The clients of one round at work, as the algorithms ask for it; `failed` says why some have no result."""
+
+    def __init__(
+        self, training: LocalTraining, plan: FederatedPlan, base: State, clients: Sequence[tuple[str, Examples]],
+        *, seed: int, number: int, pull: float, head_epochs: int | None,
+    ):  # fmt: skip
+        self.training, self.plan, self.base, self.clients = training, plan, base, list(clients)
+        self.seed, self.number, self.pull, self.head_epochs = seed, number, pull, head_epochs
+        self.failed: dict[int, str] = {}
+        self.losses: dict[int, float] = {}
+        self._phase = 0
+
+    def train(
+        self, starts: Sequence[State], only: Sequence[str] | None = None, *, toward: State | None = None,
+        epochs: int | None = None,
+    ) -> list[State]:  # fmt: skip
+        """Return the weights of all clients, trained from `starts`; those of a client that failed are left alone."""
+        self._phase += 1
+        names = [name for name in (self.plan.trained if only is None else only) if name in self.plan.trained]
+        places = [place for place in range(len(self.clients)) if place not in self.failed]
+        found = self.training.train(
+            [self.base | starts[place] for place in places],
+            [self.clients[place][1] for place in places],
+            [mixed(self.seed, self.number, self.clients[place][0], self._phase) for place in places],
+            names, epochs=epochs, toward=toward, pull=self.pull,
+        )  # fmt: skip
+        after = list(starts)
+        for place, one in zip(places, found, strict=True):
+            if isinstance(one, str):
+                self.failed[place] = f"its training failed: {one}"
+            else:
+                after[place], self.losses[place] = one
+        return after
+
+
+def refuse_way(how: str) -> None:
+    """Refuse a way to train that `nk.train_many` does not know, before it is taken for a fault of clients."""
+    if how not in ("auto", *WAYS):
+        raise UnknownName(f"no way {how!r} to train{did_you_mean(how, WAYS) or '.'} There are auto, {', '.join(WAYS)}.")
+
+
+def state_of(model: nn.Module) -> State:
+    """Return copies of all weights and buffers of a model."""
+    return {name: one.detach().clone() for name, one in (*model.named_parameters(), *model.named_buffers())}
+
+
+@torch.no_grad()
+def load_state(model: nn.Module, state: State) -> None:
+    """Give a model all weights and buffers in `state`."""
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        if name in state:
+            own.copy_(state[name])
+
+
+def _alike(data: Sequence[Examples], recipe: Recipe) -> list[list[int]]:
+    """Return the places of clients whose data are of one form, so that they can be stacked, in groups."""
+    found: dict[Any, list[int]] = {}
+    whole = recipe.drop_last or recipe.order == "drawn"  # all batches have one size, whatever the number of examples
+    for place, (inputs, _) in enumerate(data):
+        finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())  # else the training will fail
+        found.setdefault((tuple(inputs.shape[whole:]), inputs.dtype, finite), []).append(place)
+    return list(found.values())
+
+
+def _is_finite(state: State) -> bool:
+    return bool(torch.stack([one.isfinite().all() for one in state.values() if one.is_floating_point()]).all())
+
+
+def _is_asked_for(fault: Exception) -> bool:
+    """Tell whether networks could not be trained in the way that was asked for, which is no client's fault."""
+    return isinstance(fault, NetkinError) and "these networks can't be trained" in str(fault)
+
+
+def _in_words(fault: Exception) -> str:
+    said = (str(fault).strip().splitlines() or [""])[0]
+    return said if isinstance(fault, ForwardError) else f"{type(fault).__name__}: {said}"

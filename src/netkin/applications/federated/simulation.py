@@ -1,0 +1,280 @@
+"""The simulation: all clients of a federation in one process, as a job whose rounds are its parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from netkin import files
+from netkin.applications.federated.algorithms import FederatedPlan, State
+from netkin.applications.federated.client_data import Examples
+from netkin.applications.federated.federation import Federation
+from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
+from netkin.applications.federated.rounds import (
+    ClientUpdate,
+    RoundRecord,
+    averaged,
+    mean_loss,
+    received_updates,
+    sampled,
+)
+from netkin.applications.federated.users import user_similarity
+from netkin.errors import FileFault, ForwardError
+from netkin.identity import function_digest, settings_digest
+from netkin.jobs import Job
+from netkin.progress import reporting
+from netkin.results import Comparison
+from netkin.results.records import checked, plain_fields
+from netkin.training import Recipe, accuracy, train
+from netkin.training.course import Arrays
+from netkin.training.restarts import form_of
+
+Wire = Callable[[ClientUpdate], Iterable[ClientUpdate]]
+STANDING, PRETRAINING = "standing", "pretraining"
+
+
+@dataclass(frozen=True, eq=False)
+class FederationRequest:
+    """What a federation is asked to be, checked."""
+
+    model: nn.Module
+    plan: FederatedPlan
+    clients: Mapping[str, Examples]
+    tests: Mapping[str, Examples]
+    rounds: int
+    share: float
+    recipe: Recipe
+    pull: float
+    head_epochs: int | None
+    public: Examples | None
+    pretrain_epochs: int
+    finetune: int
+    wire: Wire
+    how: str
+    seed: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What all rounds depend on; more of them may follow."""
+        still = [name for name, weight in self.model.named_parameters() if not weight.requires_grad]
+        source = self.plan.coefficients or "none"
+        every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
+        digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
+        return {
+            "model": settings_digest([state_of(self.model), form_of(self.model), still, self.plan.parts]),
+            "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
+            "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
+            "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
+            "set of data": settings_digest(digests), "wire": function_digest(self.wire),
+        }  # fmt: skip
+
+
+@dataclass
+class _Standing:
+    """Where a federation stands: the round, what is shared, what each client keeps, and what was recorded."""
+
+    shared: State
+    kept: list[State]
+    records: list[RoundRecord] = field(default_factory=list)
+
+
+class Simulation:
+    """A federation in one process, as a job whose rounds are its parts."""
+
+    def __init__(self, asked: FederationRequest, job: Job):
+        self.asked, self.job, self.plan, self.names = asked, job, asked.plan, list(asked.clients)
+        self.training = LocalTraining(copy.deepcopy(asked.model), asked.recipe, asked.how)
+        self.base = state_of(asked.model)
+
+    def run(self, call: str) -> Federation:
+        """Return the federation, from its first round or from where it stopped."""
+        last = [f"fine-tuning after round {self.asked.rounds}"] * bool(self.asked.finetune)
+        first = [PRETRAINING] * (self.asked.public is not None)
+        self.job.expect([*first, *map(_part_name, range(1, self.asked.rounds + 1)), *last])
+        if self.asked.public is not None:
+            self.base |= self._restored(self.job.part(PRETRAINING, self._pretrained).arrays, "base")
+        standing = self._standing()
+        with reporting(self.asked.rounds, "federating", "rounds", done=len(standing.records)) as report:
+            for number in range(len(standing.records) + 1, self.asked.rounds + 1):
+                self.job.check()
+                self._round(standing, number)
+                self._keep(standing)
+                report.update()
+        for name in last:
+            self.job.part(name, lambda: ({}, self._packed(self._finetuned(standing))))
+            standing.kept = self._unstacked(self._restored(self.job.find(name).arrays, "kept"))  # type: ignore[union-attr]
+        return self._finished(standing, call)
+
+    def _standing(self) -> _Standing:
+        """Return where the federation stood, or its beginning."""
+        held = self.job.find(STANDING)
+        if held is None:
+            own = {name: self.base[name] for name in self.plan.kept}
+            return _Standing({name: self.base[name] for name in self.plan.travelling}, [own] * len(self.names))
+        with files.damage_reported(f"{self.job.folder}: {STANDING}"):
+            records = [checked(RoundRecord, one) for one in held.values["records"]]
+            shared = self._restored(held.arrays, "shared")
+            kept = self._unstacked(self._restored(held.arrays, "kept"))
+        if len(records) > self.asked.rounds:
+            raise FileFault(
+                f"{str(self.job.folder)!r} holds {len(records)} rounds, more than the {self.asked.rounds} asked for; "
+                "ask for as many or more, or give another path."
+            )
+        for one in records:  # the process may have been killed between the two writings
+            self.job.part(_part_name(one.round), partial(_plain, one))
+        return _Standing(shared, kept, records)
+
+    def _keep(self, standing: _Standing) -> None:
+        arrays = self._packed(standing.kept) | {
+            f"shared/{name}": as_array(one) for name, one in standing.shared.items()
+        }
+        self.job.keep(STANDING, {"records": [_plain(one) for one in standing.records]}, arrays)
+        self.job.keep(_part_name(standing.records[-1].round), _plain(standing.records[-1]))
+
+    def _round(self, standing: _Standing, number: int) -> None:
+        """Let the clients of a round work, and change the standing by what arrives."""
+        asked = sampled(self.names, self.asked.share, self.asked.seed, number)
+        places = [self.names.index(name) for name in asked]
+        work = self._work(asked, number)
+        sent, own = self.plan.algorithm.local(standing.shared, [standing.kept[place] for place in places], work)
+        for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
+            if number_in_round not in work.failed:
+                standing.kept[place] = {name: state[name] for name in self.plan.kept}
+        failed = {asked[place]: why for place, why in work.failed.items()}
+        working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
+        counted, faults = self._exchange(standing, working, number) if self.plan.travelling else (
+            [name for name, _ in working], {})  # fmt: skip
+        self._refuse_nobody(standing, asked, failed)
+        loss = mean_loss([work.losses[asked.index(name)] for name in counted])
+        standing.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss))
+
+    def _exchange(
+        self, standing: _Standing, working: Sequence[tuple[str, State]], number: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """Send the clients' weights over the wire, and take the mean of those that count."""
+        arriving: list[ClientUpdate] = []
+        for name, state in working:
+            weights = {key: state[key] for key in self.plan.travelling}
+            arriving += self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
+        good, faults = received_updates(arriving, [name for name, _ in working], number, standing.shared)
+        if good:
+            standing.shared = averaged(good, standing.shared)
+        return [one.client for one in good], faults
+
+    def _work(self, asked: Sequence[str], number: int) -> RoundWork:
+        clients = [(name, self.asked.clients[name]) for name in asked]
+        return RoundWork(
+            self.training, self.plan, self.base, clients, seed=self.asked.seed, number=number, pull=self.asked.pull,
+            head_epochs=self.asked.head_epochs,
+        )  # fmt: skip
+
+    def _refuse_nobody(self, standing: _Standing, asked: Sequence[str], failed: Mapping[str, str]) -> None:
+        """Refuse to go on where no client has ever worked: that is no client's fault."""
+        several = len(asked) > 1 or len(self.names) == 1
+        if several and len(failed) == len(asked) and not any(one.counted for one in standing.records):
+            name, why = next(iter(failed.items()))
+            raise ForwardError(f"all {len(asked)} clients of the round failed; of client {name!r}, {why}")
+
+    def _finetuned(self, standing: _Standing) -> list[State]:
+        """Return what each client keeps after it has trained by itself."""
+        work = self._work(self.names, self.asked.rounds + 1)
+        starts = [self._whole(standing, place) for place in range(len(self.names))]
+        only = self.plan.personal_at_last
+        found = work.train(starts, only, epochs=self.asked.finetune)
+        buffers = [name for name, _ in self.asked.model.named_buffers()]
+        return [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
+
+    def _whole(self, standing: _Standing, place: int) -> State:
+        return self.base | standing.shared | standing.kept[place]
+
+    def _pretrained(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the weights to begin with: all of them, or the coefficients alone, after training on public data."""
+        made = copy.deepcopy(self.asked.model)
+        if self.plan.coefficients == "fixed":
+            for name, weight in made.named_parameters():
+                weight.requires_grad_(weight.requires_grad and self.plan.parts[name] != "coefficients")
+        recipe = self.asked.recipe.but(epochs=self.asked.pretrain_epochs, steps=None)
+        history = train(made, self.asked.public, recipe, seed=self.asked.seed, progress=False)
+        state, whole = state_of(made), self.plan.algorithm.pretrains
+        names = [name for name in state if whole or self.plan.parts[name] == "coefficients"]
+        return {"loss": history[-1]["loss"]}, {f"base/{name}": as_array(state[name]) for name in names}
+
+    # --- to and from files --------------------------------------------------------------------------------------------
+
+    def _packed(self, kept: Sequence[State]) -> dict[str, np.ndarray]:
+        return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
+
+    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> State:
+        """Return the tensors of one kind in their own precision, where they lay."""
+        found = {}
+        for key, array in arrays.items():
+            own, _, name = key.partition("/")
+            if own == kind:
+                found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
+        return found
+
+    def _unstacked(self, stacked: State) -> list[State]:
+        return [{name: one[place] for name, one in stacked.items()} for place in range(len(self.names))]
+
+    def _finished(self, standing: _Standing, call: str) -> Federation:
+        judged, unjudged = self._accuracies(standing)
+        personal = standing.kept[0].keys()
+        common = {name: as_array(one) for name, one in (self.base | standing.shared).items() if name not in personal}
+        found = Federation(
+            algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
+            examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=judged,
+            unjudged=unjudged, rounds=tuple(standing.records), parts=self.plan.parts, travels=self.plan.travelling,
+            numbers=sum(self.base[name].numel() for name in self.plan.travelling), leaks=self.plan.leaks, shared=common,
+            personal={key.partition("/")[2]: one for key, one in self._packed(standing.kept).items()},
+            seed=self.asked.seed, provenance={"call": call, "recipe": self.asked.recipe.words},
+        )  # fmt: skip
+        return _with_similarity(found)
+
+    def _accuracies(self, standing: _Standing) -> tuple[dict[str, float], dict[str, str]]:
+        (model,) = self.training.copies(1)
+        judged, unjudged = dict[str, float](), dict[str, str]()
+        for place, name in enumerate(self.names):
+            if name not in self.asked.tests:
+                unjudged |= {name: "it has no test examples"} if self.asked.tests else {}
+                continue
+            load_state(model, self._whole(standing, place))
+            try:
+                judged[name] = accuracy(model, self.asked.tests[name])
+            except Exception as fault:  # its data do not fit the network, as its training has said too
+                unjudged[name] = f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}"
+        return judged, unjudged
+
+
+def _with_similarity(found: Federation) -> Federation:
+    """Return the federation with its clients' similarity by atoms, where these are their own and comparable."""
+    parts = {found.parts[name] for name in found.personal}
+    if "atoms" not in parts or "coefficients" in parts or len(found.clients) < 2:
+        return found
+    alike: Comparison = user_similarity(found)
+    return replace(found, similarity=alike)
+
+
+def plain_wire(update: ClientUpdate) -> Iterable[ClientUpdate]:
+    """Let every update arrive as it is."""
+    return [update]
+
+
+def _part_name(number: int) -> str:
+    return f"round {number}"
+
+
+def _plain(record: RoundRecord) -> dict[str, Any]:
+    return plain_fields(record)
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor for a file or a message, bfloat16 as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16

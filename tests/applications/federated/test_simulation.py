@@ -1,0 +1,402 @@
+"""The simulation: clients at once and one by one, faults of clients, jobs, and what is refused."""
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, simulation
+from netkin.applications.federated.rounds import averaged, received_updates, sampled
+from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.representations.filters import AtomConv2d
+
+OPTIONS = {"rounds": 3, "rate": 0.1, "batch": 4, "coefficients": "evolving"}
+
+
+def network(activation=nn.Tanh):
+    torch.manual_seed(3)
+    return nn.Sequential(AtomConv2d(1, 3, 3, atoms=2), activation(), nn.Flatten(), nn.Linear(12, 3)).double()
+
+
+def clients(count=5, size=10):
+    generator = torch.Generator().manual_seed(5)
+    return {
+        f"c{k}": (torch.randn(size, 1, 4, 4, generator=generator).double(), (torch.arange(size) + k) % 3)
+        for k in range(count)
+    }
+
+
+def same(one, other, within=0.0):
+    states = [(one.state(c)[n], other.state(c)[n]) for c in one.clients for n in one.state(c)]
+    return all(np.abs(a - b).max() <= within for a, b in states)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_clients_at_once_end_as_one_by_one(algorithm):
+    options = OPTIONS | {"public": clients()["c0"], "head_epochs": 2, "finetune": 1}
+    found = [federate(network(), clients(), algorithm, how=how, **options) for how in ("stacked", "one by one")]
+    assert same(*found, within=1e-8)
+    assert all(one.counted == tuple(clients()) for one in found[0].rounds)
+
+
+def test_clients_with_different_numbers_of_examples_are_stacked_too():
+    data = {**clients(2), "small": clients(1, size=7)["c0"], "large": clients(1, size=13)["c0"]}
+    for options in (OPTIONS, OPTIONS | {"drop_last": True}):
+        found = [federate(network(), data, how=how, **options) for how in ("stacked", "one by one")]
+        assert same(*found, within=1e-8)
+        assert not found[0].faults
+
+
+def test_the_model_and_the_random_state_are_left_alone():
+    net = network()
+    before, state = {n: w.clone() for n, w in net.state_dict().items()}, torch.get_rng_state()
+    federate(net, clients(), **OPTIONS)
+    assert all(torch.equal(before[n], w) for n, w in net.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(w.requires_grad for w in net.parameters())
+
+
+def test_a_share_of_the_clients_is_drawn_anew_for_each_round():
+    found = federate(network(), clients(10), share=0.3, **OPTIONS)
+    drawn = [one.asked for one in found.rounds]
+    assert all(len(one) == 3 for one in drawn)
+    assert len(set(drawn)) > 1
+    assert drawn == [one.asked for one in federate(network(), clients(10), share=0.3, **OPTIONS).rounds]
+    counts = np.zeros(10)
+    for number in range(2000):
+        counts[[int(name) for name in sampled([str(k) for k in range(10)], 0.3, 0, number)]] += 1
+    assert np.all(np.abs(counts / 2000 - 0.3) < 0.06)
+
+
+def test_bfloat16_networks_can_be_federated_and_saved(tmp_path):
+    data = {name: (images.bfloat16(), labels) for name, (images, labels) in clients(3).items()}
+    found = federate(network().bfloat16(), data, save=tmp_path / "f.netkin", **OPTIONS)
+    again = federate(network().bfloat16(), data, **OPTIONS)
+    assert same(found, again)
+    assert found.state("c0")["0.atoms"].dtype == np.float32
+
+
+# --- faults of clients ------------------------------------------------------------------------------------------------
+
+
+def without(*names):
+    return {name: own for name, own in clients().items() if name not in names}
+
+
+def dropping(update):
+    return [] if update.client == "c1" else [update]
+
+
+def spoiling(update):
+    bad = dict(update.weights) | {"3.bias": torch.full((3,), float("nan")).double()}
+    return [ClientUpdate(update.client, update.round, bad, update.examples) if update.client == "c1" else update]
+
+
+def reshaping(update):
+    bad = dict(update.weights) | {"3.bias": torch.zeros(4).double()}
+    return [ClientUpdate(update.client, update.round, bad, update.examples) if update.client == "c1" else update]
+
+
+def forgetting(update):
+    bad = {name: one for name, one in update.weights.items() if name != "3.bias"}
+    return [ClientUpdate(update.client, update.round, bad, update.examples) if update.client == "c1" else update]
+
+
+def boasting(update):
+    return [ClientUpdate(update.client, update.round, update.weights, 0) if update.client == "c1" else update]
+
+
+class Delaying:
+    """Lets the updates of a client arrive a round late."""
+
+    def __init__(self):
+        self.late = []
+
+    def __call__(self, update):
+        if update.client != "c1":
+            return [update]
+        arriving, self.late = self.late, [update]
+        return arriving
+
+
+FAULTS = {
+    dropping: "dropped out: no update came",
+    spoiling: "sent 3 values of '3.bias' that are not finite",
+    reshaping: r"sent '3.bias' of shape \(4,\), not \(3,\)",
+    forgetting: "sent 3 weights, not 4; they differ in '3.bias'",
+    boasting: "claims 0 examples",
+}
+
+
+@pytest.mark.parametrize("wire, reason", FAULTS.items(), ids=lambda one: getattr(one, "__name__", ""))
+def test_a_faulty_client_is_named_and_the_round_is_that_of_the_others(wire, reason):
+    found, others = federate(network(), clients(), wire=wire, **OPTIONS), federate(network(), without("c1"), **OPTIONS)
+    assert [(number, client) for number, client, _ in found.faults] == [(1, "c1"), (2, "c1"), (3, "c1")]
+    assert all(re.search(reason, why) for _, _, why in found.faults)
+    assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
+    assert "round 2: c1 did not count" in str(found)
+
+
+def test_a_late_update_does_not_count_and_is_named():
+    found, others = (
+        federate(network(), clients(), wire=Delaying(), **OPTIONS),
+        federate(network(), without("c1"), **OPTIONS),
+    )
+    assert [why for _, _, why in found.faults] == [
+        "dropped out: no update came", "came late: an update of round 1 in round 2",
+        "came late: an update of round 2 in round 3",
+    ]  # fmt: skip
+    assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
+
+
+def test_a_client_whose_training_breaks_down_leaves_the_others_alone():
+    data = clients()
+    data["c1"] = (data["c1"][0] * float("nan"), data["c1"][1])
+    data["c3"] = (torch.zeros(10, 2, 4, 4).double(), data["c3"][1])
+    data["c4"] = (data["c4"][0] * 1e200, data["c4"][1])
+    tests = clients()
+    tests["c3"] = data["c3"]
+    found = federate(network(nn.ReLU), data, test=tests, **OPTIONS)
+    others = federate(network(nn.ReLU), without("c1", "c3", "c4"), **OPTIONS)
+    assert {client for _, client, _ in found.faults} == {"c1", "c3", "c4"}
+    assert len(found.faults) == 9
+    assert all("its training failed" in why for _, _, why in found.faults)
+    assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
+    assert list(found.unjudged) == ["c3"]
+    assert list(found.accuracy) == ["c0", "c1", "c2", "c4"]
+    assert np.array_equal(found.state("c1")["0.atoms"], network()[0].atoms.detach())
+
+
+def test_what_a_client_sends_twice_or_unasked_counts_once_or_not():
+    expected = {"w": torch.zeros(1)}
+    updates = [
+        ClientUpdate("a", 1, {"w": torch.ones(1)}, 1), ClientUpdate("a", 1, {"w": torch.zeros(1)}, 1),
+        ClientUpdate("z", 1, {"w": torch.ones(1)}, 1), ClientUpdate("b", 1, {"w": "ones"}, 1),
+    ]  # fmt: skip
+    good, faults = received_updates(updates, ["a", "b"], 1, expected)
+    assert [one.client for one in good] == ["a"]
+    assert float(good[0].weights["w"]) == 1
+    assert faults == {
+        "a": "sent more than one update; the first counts",
+        "z": "was not asked in round 1",
+        "b": "sent 'w' of shape str, not (1,)",
+    }
+
+
+def test_a_round_in_which_no_update_arrives_changes_nothing():
+    net = network()
+    found = federate(net, clients(), wire=lambda update: [], rounds=2)
+    assert all(np.array_equal(found.shared[name], own.detach()) for name, own in net.named_parameters())
+    assert all(not one.counted and one.loss is None for one in found.rounds)
+
+
+def test_the_mean_of_half_precision_is_summed_in_double():
+    many = [ClientUpdate(str(k), 1, {"w": torch.tensor([1.0, 2.0]).half()}, 1) for k in range(3000)]
+    found = averaged(many, {"w": torch.zeros(2).half()})["w"]
+    assert found.tolist() == [1, 2]
+    assert found.dtype == torch.float16
+
+
+def test_an_update_of_another_precision_counts_and_leaves_the_precision():
+    def rounding(update):
+        return [ClientUpdate(update.client, update.round, {n: w.float() for n, w in update.weights.items()}, 10)]
+
+    found = federate(network(), clients(), wire=rounding, **OPTIONS)
+    assert {one.dtype for one in found.shared.values()} == {np.dtype("float64")}
+    counting = [ClientUpdate("a", 1, {"w": torch.ones(1).long()}, 1)]
+    assert received_updates(counting, ["a"], 1, {"w": torch.zeros(1)})[1] == {"a": "sent 'w' as int64"}
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def stopping(monkeypatch, at, stop):
+    """Let a federation be stopped after it has kept its round `at`."""
+    keep = simulation.Simulation._keep
+
+    def keep_and_stop(self, standing):
+        keep(self, standing)
+        if len(standing.records) == at:
+            stop()
+
+    monkeypatch.setattr(simulation.Simulation, "_keep", keep_and_stop)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+    options = OPTIONS | {"rounds": 4, "finetune": 1, "algorithm": "ditto", "save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        stopping(patch, 2, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    assert not (tmp_path / "f.netkin").exists()
+    found = federate(network(), clients(), **options)
+    whole = federate(network(), clients(), **{**options, "save": None})
+    assert same(found, whole)
+    assert found.rounds == whole.rounds
+    assert nk.Job.beside(tmp_path / "f.netkin", "federation", {}).folder.exists()
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = {paths!r}
+import pytest
+from test_simulation import OPTIONS, clients, federate, network, stopping
+
+stopping(pytest.MonkeyPatch(), 2, lambda: os._exit(9))
+federate(network(), clients(120), save={path!r}, **OPTIONS | {{"rounds": 4}})
+"""
+
+
+def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
+    paths = [str(Path(__file__).parent), str(Path(nk.__file__).parents[1])]
+    path = str(tmp_path / "f.netkin")
+    code = KILLED.format(paths=paths, path=path)
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 9
+    assert nk.jobs.read(path).condition == "killed"
+    assert nk.jobs.read(path).done == 2
+    found = federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})
+    assert same(found, federate(network(), clients(120), **OPTIONS | {"rounds": 4}))
+
+
+def test_a_stop_between_the_standing_and_the_record_of_a_round_loses_neither(tmp_path, monkeypatch):
+    keep = nk.Job.keep
+
+    def keep_or_stop(self, name, *given, **options):
+        if name == "round 2":
+            raise KeyboardInterrupt
+        return keep(self, name, *given, **options)
+
+    options = OPTIONS | {"save": tmp_path / "f.netkin"}
+    with monkeypatch.context() as patch:
+        patch.setattr(nk.Job, "keep", keep_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            federate(network(), clients(), **options)
+    found = federate(network(), clients(), **options)
+    assert same(found, federate(network(), clients(), **OPTIONS))
+    assert [one.round for one in found.rounds] == [1, 2, 3]
+    assert nk.jobs.read(tmp_path / "f.netkin").done == 3
+
+
+def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_path):
+    path = tmp_path / "f.netkin"
+    federate(network(), clients(), save=path, finetune=1, **OPTIONS)
+    longer = OPTIONS | {"rounds": 5, "finetune": 1}
+    asked = []
+    found = federate(
+        network(), clients(), save=path, progress=lambda done, _, what: asked.append((what, done)), **longer
+    )
+    assert same(found, federate(network(), clients(), **longer))
+    assert not [done for what, done in asked if what == "federating" and done < 4]
+    with pytest.raises(FileFault, match="holds 5 rounds, more than the 3 asked for"):
+        federate(network(), clients(), save=path, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": 0.2}, {"seed": 1}, {"pull": 0.5}, {"coefficients": "fixed"}, {"algorithm": "fedper"}]
+)
+def test_another_federation_in_its_place_is_refused(tmp_path, change):
+    options = {"save": tmp_path / "f.netkin", **OPTIONS, "rounds": 1}
+    federate(network(), clients(), **options)
+    with pytest.raises(FileFault, match="holds a federation that differs in"):
+        federate(network(), clients(), **options | change)
+    with pytest.raises(FileFault, match="differs in set of data"):
+        federate(network(), clients(size=9), **options)
+
+
+def test_a_saved_federation_is_opened_as_it_was(tmp_path):
+    found = federate(network(), clients(), test=clients(), save=tmp_path / "f.netkin", **OPTIONS)
+    opened = nk.load(tmp_path / "f.netkin")
+    assert same(found, opened)
+    assert str(opened) == str(found)
+    assert opened.rounds == found.rounds
+    assert opened == found == pickle.loads(pickle.dumps(found)) == copy.deepcopy(found)
+    assert opened != federate(network(), clients(), **OPTIONS)
+    with pytest.raises(ValueError, match="read-only"):
+        opened.personal["0.atoms"][0] = 0
+    (tmp_path / "other.netkin").write_text("mine")
+    with pytest.raises(FileFault, match="other.netkin"):
+        found.save(tmp_path / "other.netkin")
+
+
+def test_a_clients_network_has_its_weights_and_its_accuracy():
+    net, data = network(), clients()
+    found = federate(net, data, test=data, **OPTIONS)
+    made = found.model("c2", net)
+    with torch.no_grad():
+        right = (made(data["c2"][0]).argmax(1) == data["c2"][1]).double().mean()
+    assert found.accuracy["c2"] == pytest.approx(float(right))
+    with pytest.raises(UnknownName, match="no client 'c9' here"):
+        found.model("c9", net)
+    with pytest.raises(
+        ShapeError, match=r"`like` has a weight '0.weight' of shape \(3, 1, 3, 3\), and the federation none"
+    ):
+        found.model("c2", nk.recompose(net))
+
+
+def test_a_client_without_test_examples_is_not_judged_and_named():
+    data = clients()
+    tests = data | {"c1": (data["c1"][0][:0], data["c1"][1][:0])}
+    found = federate(network(), data, test=tests, rounds=1)
+    assert found.unjudged == {"c1": "it has no test examples"}
+    assert "c1 was not judged: it has no test examples" in str(found)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data, options, fault",
+    [
+        ({}, {}, "a federation needs clients"),
+        ("digits", {}, "clients are a mapping from names"),
+        ({"a": torch.zeros(3)}, {}, r"client 'a' must be arrays `\(inputs, labels\)`; got Tensor"),
+        (clients() | {"e": (torch.zeros(0, 1, 4, 4), torch.zeros(0).long())}, {},
+         "1 of 6 clients have no examples to train on: 'e'; leave them out"),
+        ({"a": (torch.zeros(3, 1, 4, 4), torch.zeros(3))}, {}, "class numbers of 0 or more as labels"),
+        ({"a": (torch.zeros(3, 1, 4, 4), torch.zeros(2).long())}, {}, "a row for each example; got 2 and 3 rows"),
+        ({"a": (torch.zeros(3, 1, 4, 4), torch.tensor([0, 1, 3]))}, {}, "labels up to 3, and the network 3 outputs"),
+        ({"a": (torch.zeros(3, 1, 9, 9), torch.tensor([0, 1, 2]))}, {}, "can't run on the clients' examples of shape"),
+        (clients(), {"test": {"c0": clients()["c0"]}}, r"it has 0 of others \(none\) and lacks 4 \('c1', 'c2'"),
+        (clients(), {"rounds": 0}, "`rounds` must be a whole number of 1 or more; got 0"),
+        (clients(), {"share": 0}, "`share` is a share of the clients, above 0 and at most 1; got 0"),
+        (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
+        (clients(), {"coefficients": "pretrained"}, "give `public="),
+        (clients(), {"how": "sideways"}, "no way 'sideways' to train"),
+        (clients(), {"speed": 3}, "a recipe has no 'speed'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_a_sentence(data, options, fault):
+    with pytest.raises(NetkinError, match=fault):
+        federate(network(), data, **options)
+
+
+def test_a_round_in_which_every_client_fails_says_why():
+    data = {name: (images * float("nan"), labels) for name, (images, labels) in clients().items()}
+    with pytest.raises(
+        ForwardError, match="all 5 clients of the round failed; of client 'c0', its training failed: the mean"
+    ):
+        federate(network(), data, **OPTIONS)
+
+
+def test_networks_with_dropout_that_must_be_stacked_are_refused():
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)).double()
+    with pytest.raises(NetkinError, match="can't be trained stacked"):
+        federate(net, clients(), how="stacked", rounds=1)
+    assert len(federate(net, clients(), how="one by one", rounds=1).rounds) == 1
+
+
+def test_finetune_must_be_a_number_of_epochs():
+    with pytest.raises(ValueFault, match="`finetune` must be a whole number of 0 or more; got 1.5"):
+        federate(network(), clients(), finetune=1.5)

@@ -1,0 +1,215 @@
+"""How alike clients are, the groups they form, and ensembles of similar ones."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score, silhouette_score
+from torch import nn
+
+import netkin as nk
+from netkin.applications.federated import (
+    adjusted_rand,
+    federate,
+    similar_users_ensemble,
+    split_by_classes,
+    user_clusters,
+    user_similarity,
+)
+from netkin.applications.federated.ensembles import before_head
+from netkin.applications.federated.users import _silhouette
+from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.representations.filters import AtomConv2d
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        AtomConv2d(1, 6, 3, stride=2, padding=1, atoms=4), nn.ReLU(),
+        AtomConv2d(6, 8, 3, stride=2, padding=1, atoms=4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits():
+    train, test = (
+        tuple(map(torch.cat, zip(*nk.load_data(f"digits:{part}", batch_size=5000), strict=True)))
+        for part in ("train", "test")
+    )
+    return split_by_classes(train, 10, 2, test=test, deal="groups")
+
+
+@pytest.fixture(scope="module")
+def federation(digits):
+    options = {"coefficients": "fixed", "rounds": 3, "rate": 0.05, "batch": 8, "drop_last": True}
+    return federate(network(), digits.train, "local", test=digits.test, **options)
+
+
+def test_the_similarity_of_clients_is_the_mean_cosine_of_their_atoms(federation):
+    found = user_similarity(federation).to_numpy()
+    for i in range(10):
+        for j in range(10):
+            cosines = []
+            for layer in ("0.atoms", "2.atoms"):
+                u, v = (federation.state(federation.clients[k])[layer].astype(float).ravel() for k in (i, j))
+                cosines.append(u @ v / np.sqrt((u @ u) * (v @ v)))
+            assert found[i, j] == pytest.approx(np.mean(cosines), abs=1e-12)
+    assert np.array_equal(federation.similarity.to_numpy(), found)
+
+
+def test_angles_are_those_of_the_cosines_and_agree_with_the_similarity_of_networks(federation):
+    found = user_similarity(federation, "atom_angular")
+    models = {name: federation.model(name, network()) for name in federation.clients}
+    other = nk.atom_similarity(models, "atom_angular")
+    assert np.allclose(found.to_numpy(), other.to_numpy(), atol=1e-9)
+    assert np.allclose(user_similarity(federation).to_numpy(), nk.atom_similarity(models).to_numpy(), atol=1e-12)
+    turned = user_similarity(federation, gauge="orthonormal")
+    assert np.allclose(turned.to_numpy(), nk.atom_similarity(models, gauge="orthonormal").to_numpy(), atol=1e-12)
+    assert turned.measures == ("atom_cosine(gauge=orthonormal)",)
+    assert not np.allclose(turned.to_numpy(), user_similarity(federation).to_numpy(), atol=1e-6)
+    with pytest.raises(UnknownName, match="`gauge` is 'stored' or 'orthonormal'; got 'free'"):
+        user_similarity(federation, gauge="free")
+
+
+def test_any_other_measure_is_the_mean_over_layers_of_pairs_of_networks(federation, digits):
+    images = digits.test["0"][0][:20]
+    found = user_similarity(federation, "cka", like=network(), data=images)
+    pair = [federation.model(name, network()).eval() for name in ("2", "7")]
+    single = nk.compare(*pair, images, "cka", pairs="corresponding").table().values
+    assert found["2", "7"] == found["7", "2"] == pytest.approx(np.nanmean(np.diag(single)), abs=1e-9)
+    assert found.examples == 20
+    by_weights = user_similarity(federation, "weight_cosine", like=network())
+    assert by_weights["3", "3"] == 1
+    assert by_weights.needs_no_data
+    with pytest.raises(ValueFault, match="'cka' compares the clients' networks; give `like=`"):
+        user_similarity(federation, "cka")
+
+
+def test_clients_with_the_same_classes_form_the_clusters(federation, digits):
+    truth = [digits.classes[name] for name in federation.clients]
+    assert adjusted_rand(user_clusters(federation.similarity, 5), truth) == 1
+    assert adjusted_rand(user_clusters(federation.similarity), truth) == 1
+    control = nk.user_clusters(np.random.default_rng(0).uniform(size=(10, 10)), 5)
+    assert adjusted_rand(control, truth) < 0.5
+
+
+def test_clusters_of_a_distance_are_those_of_the_similarity(federation):
+    assert user_clusters(user_similarity(federation, "atom_angular"), 5) == user_clusters(federation.similarity, 5)
+    assert user_clusters(federation.similarity, 1) == (0,) * 10
+    assert user_clusters(federation.similarity, 10) == tuple(range(10))
+    assert user_clusters(np.eye(2)) == (0, 1)
+
+
+def test_the_index_and_the_silhouette_agree_with_another_library():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = rng.integers(0, 4, 30), rng.integers(0, 3, 30)
+        assert adjusted_rand(one.tolist(), other.tolist()) == pytest.approx(adjusted_rand_score(one, other))
+        apart = rng.uniform(size=(30, 30))
+        apart = (apart + apart.T) / 2
+        np.fill_diagonal(apart, 0)
+        assert _silhouette(apart, one) == pytest.approx(silhouette_score(apart, one, metric="precomputed"))
+    assert adjusted_rand([0, 0, 0], [1, 1, 1]) == adjusted_rand([0, 1, 2], [2, 1, 0]) == 1
+
+
+def test_what_can_not_be_compared_is_refused(digits):
+    data = {name: digits.train[name] for name in ("0", "5")}
+    with pytest.raises(NoValue, match="have coefficients of their own, as '0.coefficients'"):
+        user_similarity(federate(network(), data, "local", rounds=1))
+    with pytest.raises(NoValue, match="all clients have the same atoms, which tell nothing of them"):
+        user_similarity(federate(network(), data, "fedavg", rounds=1))
+    with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
+        user_similarity(federate(nk.recompose(network()), data, "local", rounds=1))
+    with pytest.raises(ValueFault, match="needs two clients or more; got 1"):
+        user_similarity(federate(network(), {"0": data["0"]}, "local", coefficients="fixed", rounds=1))
+    dead = network()
+    dead[0].atoms.data.zero_()
+    dead[0].atoms.requires_grad_(False)
+    with pytest.raises(NoValue, match="the atoms '0.atoms' of client '0' are all zero"):
+        federate(dead, data, "local", coefficients="fixed", rounds=1)
+    with pytest.raises(ValueFault, match="`count` is a number of clusters, 1 to 2; got 3"):
+        user_clusters(np.eye(2), 3)
+    with pytest.raises(ShapeError, match="similarities of all pairs"):
+        user_clusters(np.ones((2, 3)))
+    with pytest.raises(ShapeError, match="of the same clients; got 1 and 2"):
+        adjusted_rand([0], [0, 1])
+
+
+def slow_ensemble(federation, data, test, name, members, epochs, rate, batch):
+    """Return the accuracy of the mean probabilities, each head trained by torch's own optimizer on all its examples."""
+    total = 0
+    for member in members:
+        model = federation.model(member, network()).eval()
+        with torch.no_grad():
+            features = model[:-1](data[name][0])
+        optimizer = torch.optim.SGD(model[-1].parameters(), rate, momentum=0.9)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model[-1](features), data[name][1]).backward()
+            optimizer.step()
+        total = total + model(test[name][0]).softmax(1)
+    return float((total.argmax(1) == test[name][1]).double().mean())
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_an_ensemble_is_that_of_a_slow_transcription(federation, digits, how):
+    found = similar_users_ensemble(
+        federation, network(), digits.train, digits.test, epochs=5, rate=0.5, batch=1000, how=how
+    )
+    alike = federation.similarity.to_numpy()
+    for place, name in enumerate(federation.clients):
+        order = [federation.clients[k] for k in np.argsort(-alike[place]) if k != place][:3]
+        assert found.members[name] == (name, *order)
+        expected = slow_ensemble(federation, digits.train, digits.test, name, (name, *order), 5, 0.5, 1000)
+        alone = slow_ensemble(federation, digits.train, digits.test, name, (name,), 5, 0.5, 1000)
+        assert found.together[name] == pytest.approx(expected)
+        assert found.alone[name] == pytest.approx(alone)
+    assert found.gain == pytest.approx(np.mean([found.together[n] - found.alone[n] for n in found.alone]))
+    assert found.numbers == 3 * sum(one[0].size for one in federation.personal.values())
+    assert "3 similar clients by atom_cosine" in str(found)
+
+
+def test_controls_take_random_and_the_least_similar_clients(federation, digits):
+    options = {"epochs": 1, "batch": 1000, "progress": False}
+    far = similar_users_ensemble(federation, network(), digits.train, digits.test, choose="dissimilar", **options)
+    alike = federation.similarity.to_numpy()
+    assert far.members["4"][1:] == tuple(federation.clients[k] for k in np.argsort(alike[4])[:3])
+    drawn = [
+        similar_users_ensemble(federation, network(), digits.train, digits.test, choose="random", seed=s, **options)
+        for s in (0, 0, 1)
+    ]
+    assert drawn[0].members == drawn[1].members != drawn[2].members
+    none = similar_users_ensemble(federation, network(), digits.train, digits.test, members=0, **options)
+    assert none.alone == none.together
+    angles = user_similarity(federation, "atom_angular")
+    by_angle = similar_users_ensemble(
+        federation, network(), digits.train, digits.test, similarity=angles, members=1, **options
+    )
+    assert by_angle.measure == "atom_angular"
+    assert by_angle.members["4"] == ("4", federation.clients[int(np.argsort(-alike[4])[1])])
+
+
+def test_a_head_that_is_not_last_is_refused():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.LogSoftmax(1))
+    with pytest.raises(ValueFault, match="the head must be the last layer of the network, and '1' is not"):
+        before_head(net, "1", torch.randn(5, 4))
+    assert not net[1]._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"members": 10}, "`members` is a number of other clients, 0 to 9; got 10"),
+        ({"choose": "best"}, "members are chosen as 'similar', 'random', 'dissimilar'; got 'best'"),
+        ({"test": None}, "ensembles are judged on the clients' test data; give `test`"),
+        ({"how": "sideways"}, "no way 'sideways' to train"),
+    ],
+)
+def test_ensembles_that_can_not_be_are_refused(federation, digits, options, fault):
+    given = {"test": digits.test} | options
+    with pytest.raises(NetkinError, match=fault):
+        similar_users_ensemble(federation, network(), digits.train, **given)
+
+
+def test_clients_of_another_federation_are_refused(federation, digits):
+    with pytest.raises(UnknownName, match="the clients must be those of the federation; they differ in '0'"):
+        similar_users_ensemble(federation, network(), {"z": digits.train["0"]}, {"z": digits.test["0"]})
