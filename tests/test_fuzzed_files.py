@@ -84,6 +84,8 @@ def whole(tmp_path_factory):
         nk.collect(model, data=data, measures=["cka", "cka_rbf"], names=("first", "second")).save(folder / "statistics")
         gradients = ["kernel_cka", "sketched_cka(buckets=4)", "cka_minibatch"]
         nk.collect(model, data=data, measures=gradients, names=("first", "second")).save(folder / "gradients")
+        tasks = [nk.Task(name, data[0], data[0], 3) for name in ("a", "b")]
+        nk.learn_tasks(model, tasks, "finetune", epochs=1).record.save(folder / "task accuracies")
         recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
         for step in range(2):
             recorder.probe(step)
@@ -95,7 +97,7 @@ def whole(tmp_path_factory):
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "gradients", "recording", "federation")  # fmt: skip
+         "statistics", "gradients", "recording", "federation", "task accuracies")  # fmt: skip
 
 
 def places(tree, path=()):

@@ -134,6 +134,8 @@ def test_the_loss_of_mixed_tasks_is_that_of_each_head_alone():
         own = row[:2] if label < 2 else row[2:]
         slow -= own.log_softmax(-1)[label if label < 2 else label - 2].item() / 7
     assert float(mixed_loss(outputs, labels, [2, 3])) == pytest.approx(slow, rel=1e-5)
+    whole = torch.nn.functional.cross_entropy(outputs, labels, label_smoothing=0.2)
+    assert float(mixed_loss(outputs, labels, [5], 0.2)) == pytest.approx(float(whole), rel=1e-5)
 
 
 def test_replay_keeps_as_many_examples_of_each_task_as_it_is_told(tasks):

@@ -147,9 +147,31 @@ def test_a_loss_that_is_no_number_is_told_and_earlier_tasks_are_kept(tasks, tmp_
     assert (tmp_path / "run.netkin.job").is_dir()
 
 
-def test_networks_on_float64_are_learnt(tasks):
-    found = learn_tasks(lambda: small_net().double(), tasks[:2], "ewc", **RECIPE | {"epochs": 1})
-    assert next(found.network("0-1").parameters()).dtype == torch.float64
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_other_precisions_are_learnt(method, dtype, tasks, tmp_path):
+    call = {"save": tmp_path / "run.netkin", **RECIPE | {"epochs": 1}}
+    first, again = (learn_tasks(lambda: small_net().to(dtype), tasks[:2], method, **call) for _ in range(2))
+    assert next(first.network("0-1").parameters()).dtype == dtype
+    assert all(map(torch.equal, all_weights(first), all_weights(again)))
+
+
+@pytest.mark.parametrize("method", ["finetune", "atoms", "separate"])
+def test_a_wrapped_network_is_learnt_as_the_one_inside(method, tasks):
+    net = small_net()
+    plain, wrapped = (learn_tasks(one, tasks[:2], method, **RECIPE) for one in (net, nn.DataParallel(net)))
+    assert all(map(torch.equal, all_weights(plain), all_weights(wrapped)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_smoothed_labels_reach_every_way(method, tasks):
+    sharp, smooth = (learn_tasks(small_net, tasks[:2], method, **RECIPE | {"smoothing": s}) for s in (0.0, 0.3))
+    assert not torch.equal(all_weights(sharp)[0], all_weights(smooth)[0])
+
+
+def test_inputs_that_the_network_cannot_take_are_told_with_the_task(tasks):
+    with pytest.raises(nk.NetkinError, match=r"can't be run on inputs of \(1, 8, 8\), float32, of task '0-1'"):
+        learn_tasks(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(9, 2)), tasks, **RECIPE)
 
 
 def test_a_head_that_is_not_last_can_be_named(tasks):

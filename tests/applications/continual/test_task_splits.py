@@ -3,7 +3,7 @@ import torch
 
 import netkin as nk
 from netkin.applications.continual.task_splits import Task, refuse_tasks, split_tasks
-from netkin.errors import NameClash, ValueFault
+from netkin.errors import NameClash, ShapeError, ValueFault
 
 
 def arrays(classes=6, each=5):
@@ -71,3 +71,15 @@ def test_sequences_of_no_tasks_of_other_things_and_of_one_name_are_refused():
         refuse_tasks(["a"])
     with pytest.raises(NameClash, match="'a' occurs 2 times"):
         refuse_tasks([task, task])
+
+
+def test_tasks_with_inputs_of_other_shapes_are_refused():
+    one, other = Task("a", arrays(), arrays(), 6), (torch.zeros(3, 2), torch.arange(3))
+    with pytest.raises(ShapeError, match=r"inputs of one shape; 'b' makes it \(1,\) and \(2,\)"):
+        refuse_tasks([one, Task("b", other, other, 3)])
+
+
+def test_arrays_of_numpy_make_a_task():
+    inputs, labels = (one.numpy() for one in arrays())
+    task = Task("a", (inputs, labels.astype("int32")), (inputs, labels), 6)
+    assert task.digest() == Task("a", arrays(), arrays(), 6).digest()

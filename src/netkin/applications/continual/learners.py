@@ -19,9 +19,10 @@ from netkin.errors import UnknownName, ValueFault
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
-from netkin.representations.inputs import device_of
-from netkin.representations.layers import modules
+from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layers import modules, unwrapped
 from netkin.training import Hook, Recipe, train
+from netkin.training.course import placed
 
 State = dict[str, Tensor]
 CHUNK = 16  # examples whose gradients are taken at once
@@ -41,7 +42,7 @@ class TaskHeads(nn.ModuleList):
 
 def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed: int) -> tuple[nn.Module, str]:
     """Return a copy of `model` with a head for each task, drawn from `seed`, and their name in it."""
-    made = copy.deepcopy(model)
+    made = copy.deepcopy(unwrapped(model))
     known = {name: one for name, one in modules(made).items() if type(one) is nn.Linear and name}
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
@@ -56,7 +57,7 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     return made, name
 
 
-def mixed_loss(outputs: Tensor, labels: Tensor, classes: Sequence[int]) -> Tensor:
+def mixed_loss(outputs: Tensor, labels: Tensor, classes: Sequence[int], smoothing: float = 0.0) -> Tensor:
     """Return the mean cross entropy of examples of several tasks, each among the classes of its own task.
 
     `outputs` are the logits of all heads in a row, and labels count all classes of all tasks in a row.
@@ -65,7 +66,8 @@ def mixed_loss(outputs: Tensor, labels: Tensor, classes: Sequence[int]) -> Tenso
     for count in classes:
         rows = (labels >= start) & (labels < start + count)
         if bool(rows.any()):
-            total = total + cross_entropy(outputs[rows, start : start + count], labels[rows] - start, reduction="sum")
+            own, right = outputs[rows, start : start + count], labels[rows] - start
+            total = total + cross_entropy(own, right, reduction="sum", label_smoothing=smoothing)
         start += count
     return total / len(labels)
 
@@ -106,7 +108,7 @@ class Learner:
         """Tell whether there is anything to learn when a task comes."""
         return True
 
-    def hooks(self, task: int) -> list[Hook]:
+    def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return what changes the training on a task."""
         return []
 
@@ -155,7 +157,7 @@ class Learner:
         return [name for name, _ in self.model.named_parameters() if not self._of_heads(name)]
 
     def _train(self, task: int, recipe: Recipe, seed: int, progress: ProgressOption) -> None:
-        train(self.model, self.tasks[task].train, recipe, seed=seed, hooks=self.hooks(task), progress=progress)
+        train(self.model, self.tasks[task].train, recipe, seed=seed, hooks=self.hooks(task, recipe), progress=progress)
 
     def _load(self, task: int) -> None:
         state = dict(self.shared)
@@ -243,12 +245,16 @@ class JointLearner(Learner):
 
     def _train(self, task: int, recipe: Recipe, seed: int, progress: ProgressOption) -> None:
         self.heads.active = None
-        data = in_a_row([one.train for one in self.tasks], self.classes)
-        classes = list(self.classes)
-        train(
-            self.model, data, recipe, seed=seed, progress=progress,
-            loss=lambda outputs, labels: mixed_loss(outputs, labels, classes),
-        )  # fmt: skip
+        data, classes, smoothing = (
+            in_a_row([one.train for one in self.tasks], self.classes),
+            self.classes,
+            recipe.smoothing,
+        )
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return mixed_loss(outputs, labels, classes, smoothing)
+
+        train(self.model, data, recipe.but(smoothing=0.0), seed=seed, loss=loss, progress=progress)
 
 
 class ElasticLearner(Learner):
@@ -257,7 +263,7 @@ class ElasticLearner(Learner):
     name = "ewc"
     options: ClassVar[Mapping[str, Any]] = {"strength": 1.0, "examples": 200}
 
-    def hooks(self, task: int) -> list[Hook]:
+    def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return the penalty for all earlier tasks."""
         return [_Elastic(self.memory[:task], self.settings["strength"])] if task else []
 
@@ -284,10 +290,11 @@ class ReplayLearner(Learner):
         """Return the body and the heads of all tasks that have come."""
         return [*self.body(), *(name for one in range(task + 1) for name in self._head(one))]
 
-    def hooks(self, task: int) -> list[Hook]:
+    def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return the loss on kept examples."""
         kept = [(one["inputs"], one["labels"]) for one in self.memory[:task]]
-        return [_Replay(self.heads, kept, self.classes, self.seed * 10_000 + task)] if task else []
+        seed = self.seed * 10_000 + task
+        return [_Replay(self.heads, kept, self.classes, recipe.smoothing, seed)] if task else []
 
     def finish(self, task: int) -> None:
         """Keep examples, drawn at random."""
@@ -352,8 +359,8 @@ def elastic_penalty(weights: Mapping[str, Tensor], memory: Sequence[State], stre
 
 
 class _Replay(Hook):
-    def __init__(self, heads: TaskHeads, kept: Sequence[Examples], classes: Sequence[int], seed: int):
-        self.heads, self.classes, self.seed = heads, list(classes), seed
+    def __init__(self, heads: TaskHeads, kept: Sequence[Examples], classes: Sequence[int], smoothing: float, seed: int):
+        self.heads, self.classes, self.smoothing, self.seed = heads, list(classes), smoothing, seed
         self.inputs, self.labels = in_a_row(kept, classes)
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
@@ -362,7 +369,8 @@ class _Replay(Hook):
         rows = torch.randint(len(self.labels), (len(inputs),), generator=draw).to(self.labels.device)
         active, self.heads.active = self.heads.active, None
         try:
-            return mixed_loss(model(self.inputs[rows]), self.labels[rows], self.classes)
+            inputs = placed(self.inputs[rows], device_of(model), dtype_of(model))
+            return mixed_loss(model(inputs), self.labels[rows], self.classes, self.smoothing)
         finally:
             self.heads.active = active
 

@@ -15,7 +15,7 @@ from netkin import __version__, files
 from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
 from netkin.applications.continual.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
 from netkin.applications.continual.task_splits import Task, refuse_tasks
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.jobs.job import Part
@@ -145,7 +145,18 @@ def _tested(learner: Learner, learnt: int) -> list[float]:
     if learnt >= 0 and not learner.learns(learnt):
         return [np.nan] * len(learner.tasks)
     with model_lock(), random_states_kept(learner.model):
-        return [accuracy(learner.network(position), task.test) for position, task in enumerate(learner.tasks)]
+        return [_accuracy(learner.network(position), task) for position, task in enumerate(learner.tasks)]
+
+
+def _accuracy(network: nn.Module, task: Task) -> float:
+    try:
+        return accuracy(network, task.test)
+    except (RuntimeError, TypeError) as fault:
+        shape, kind = tuple(task.test[0].shape[1:]), str(task.test[0].dtype).removeprefix("torch.")
+        reason = str(fault).partition("\n")[0].rstrip(".")
+        raise ForwardError(
+            f"the network can't be run on inputs of {shape}, {kind}, of task {task.name!r}: {reason}."
+        ) from fault
 
 
 def _record(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.errors import NameClash, ValueFault
+from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.sources.datasets import load_data
 from netkin.training.course import arrays_in
@@ -27,6 +27,9 @@ class Task:
     classes: int
 
     def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            inputs, labels = map(torch.as_tensor, getattr(self, name))
+            object.__setattr__(self, name, (inputs, labels.long()))
         for part, (inputs, labels) in (("train", self.train), ("test", self.test)):
             if not len(labels) or len(inputs) != len(labels):
                 raise ValueFault(
@@ -83,6 +86,11 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise NameClash(f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.")
+    for task in found:
+        shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
+        if len(shapes) > 1:
+            told = " and ".join(map(str, sorted(shapes)))
+            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {told}.")
     return found
 
 
