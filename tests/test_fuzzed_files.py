@@ -84,20 +84,22 @@ def whole(tmp_path_factory):
         nk.collect(model, data=data, measures=["cka", "cka_rbf"], names=("first", "second")).save(folder / "statistics")
         gradients = ["kernel_cka", "sketched_cka(buckets=4)", "cka_minibatch"]
         nk.collect(model, data=data, measures=gradients, names=("first", "second")).save(folder / "gradients")
-        tasks = [nk.Task(name, data[0], data[0], 3) for name in ("a", "b")]
-        nk.learn_tasks(model, tasks, "finetune", epochs=1).record.save(folder / "task accuracies")
         recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
         for step in range(2):
             recorder.probe(step)
         recorder.save(folder / "recording")
         atoms = nn.Sequential(nk.AtomConv2d(1, 2, 3, atoms=2), nn.Flatten(), nn.Linear(2, 3))
         clients = {name: (torch.randn(4, 1, 3, 3, generator=draw), torch.arange(4) % 3) for name in ("first", "second")}
+        tasks = [nk.Task(name, one, one, 3) for name, one in clients.items()]
+        learnt = nk.learn_tasks(atoms, tasks, epochs=1)
+        learnt.record.save(folder / "task accuracies")
+        nk.ensemble_tasks(learnt, 1, epochs=1).save(folder / "task ensembles")
         nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2).save(folder / "federation")
     return folder
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "gradients", "recording", "federation", "task accuracies")  # fmt: skip
+         "statistics", "gradients", "recording", "federation", "task accuracies", "task ensembles")  # fmt: skip
 
 
 def places(tree, path=()):

@@ -1,4 +1,8 @@
+import os
 import random
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +16,16 @@ from netkin.applications.continual.learners import LEARNERS
 from netkin.errors import FileFault, UnknownName, ValueFault
 
 METHODS = list(LEARNERS)
+KILLED = """
+import os, signal, sys, torch
+from continual_worlds import RECIPE, small_net
+from netkin.applications.continual import Task, learn_tasks
+from netkin.applications.continual.learners import ElasticLearner
+torch.set_num_threads(int(sys.argv[3]))
+finish = ElasticLearner.finish
+ElasticLearner.finish = lambda self, task: os.kill(os.getpid(), signal.SIGKILL) if task == 1 else finish(self, task)
+learn_tasks(small_net, [Task(*one) for one in torch.load(sys.argv[2])], "ewc", save=sys.argv[1], **RECIPE)
+"""
 
 
 def stopped_at(test):
@@ -49,6 +63,19 @@ def test_a_sequence_that_stopped_and_goes_on_ends_as_one_that_did_not(method, ta
     monkeypatch.setattr(LEARNERS[method], "learn", lambda self, *rest: (learned.append(rest[0]), learn(self, *rest)))
     found = learn_tasks(small_net, tasks, method, **call)
     assert learned == ([2] if method == "joint" else [1, 2])  # those of the first seed, and one of the second, are kept
+    np.testing.assert_array_equal(found.record.accuracies, whole.record.accuracies)
+    assert all(map(torch.equal, all_weights(found), all_weights(whole)))
+
+
+def test_a_process_that_was_killed_is_continued_bit_for_bit(tasks, tmp_path):
+    whole, path = learn_tasks(small_net, tasks, "ewc", **RECIPE), tmp_path / "run.netkin"
+    torch.save([(task.name, task.train, task.test, task.classes) for task in tasks], tmp_path / "tasks.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), str(tmp_path / "tasks.pt"), str(torch.get_num_threads())], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found = learn_tasks(small_net, tasks, "ewc", save=path, **RECIPE)
     np.testing.assert_array_equal(found.record.accuracies, whole.record.accuracies)
     assert all(map(torch.equal, all_weights(found), all_weights(whole)))
 

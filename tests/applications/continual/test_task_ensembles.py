@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 import netkin as nk
 from continual_worlds import RECIPE, small_net
 from netkin.applications.continual import ensemble_tasks, learn_tasks
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import ShapeError, UnknownName, ValueFault
 from netkin.training import train
 
 HEADS = {"epochs": 2, "batch": 16, "rate": 0.05, "progress": False}
@@ -74,14 +75,25 @@ def test_measures_of_data_and_distances_choose_too(learnt, images, together):
 
 def test_random_members_follow_from_the_seed(learnt):
     first, again = (ensemble_tasks(learnt, 1, choice="random", candidates="all tasks", **HEADS) for _ in range(2))
-    assert dict(first.members) == dict(again.members)
-    assert all(task not in members for task, members in first.members[0].items())
+    assert first.members == again.members
+    assert all(task not in first.members_of(task) for task in first.tasks)
 
 
 def test_what_was_learnt_is_left_alone(learnt, images):
     before = [learnt.network(task)(images) for task in learnt.record.tasks]
     ensemble_tasks(learnt, 2, **HEADS)
     assert all(map(torch.equal, before, [learnt.network(task)(images) for task in learnt.record.tasks]))
+
+
+def test_ensembles_come_back_from_their_file(together, tmp_path):
+    together.save(tmp_path / "together.netkin")
+    found = nk.load(tmp_path / "together.netkin")
+    assert found == together
+    assert str(found) == str(together)
+    with pytest.raises(ShapeError, match=r"`alone` must have shape \(2, 3\); got \(2,\)"):
+        replace(together, alone=together.alone[:, 0])
+    with pytest.raises(ValueError, match="read-only"):
+        together.alone[0] = 1
 
 
 def test_it_is_told_in_a_table(together):

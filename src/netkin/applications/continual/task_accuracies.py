@@ -14,6 +14,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results import Values
 from netkin.results.records import (
+    Record,
     checked,
     distinct,
     freeze,
@@ -26,7 +27,7 @@ from netkin.results.records import (
 )
 from netkin.results.text import HOLE, grid, terminal_width, wrapped
 
-KIND = "task accuracies"
+KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
 NO_FORGETTING = (
     "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
@@ -146,19 +147,10 @@ class TaskAccuracies:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
-        header = {name: one for name, one in plain_fields(self).items() if name != "accuracies"}
-        files.write(path, KIND, header, {"accuracies": self.accuracies}, overwrite=overwrite)
+        _save(self, path, KIND, overwrite)
 
     def _storage_in_words(self) -> str:
         return "numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items())
-
-
-def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
-    """Return the result that was saved at `path`."""
-    header, arrays = files.read(path, KIND)
-    with files.damage_reported(path):
-        own = {name: one for name, one in header.items() if name not in ("kind", "format")}
-        return checked(TaskAccuracies, own | {"accuracies": arrays["accuracies"]})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -176,24 +168,44 @@ class TaskEnsembles:
     similarity: str
     choice: str
     candidates: str
-    members: Mapping[int, Mapping[str, tuple[str, ...]]]
+    members: tuple[tuple[tuple[str, ...], ...], ...]
     similarities: np.ndarray
     alone: np.ndarray
     together: np.ndarray
     further: np.ndarray
     storage: int
+    recipe: str = ""
+    version: str = ""
+    created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("similarities", "alone", "together", "further"):
+        count = len(self.tasks)
+        shapes = {name: (len(self.seeds), count) for name in ("alone", "together", "further")}
+        for name, shape in (shapes | {"similarities": (len(self.seeds), count, count)}).items():
             freeze(self, **{name: frozen_array(getattr(self, name))})
-        freeze(self, members=frozen_mapping({s: frozen_mapping(dict(one)) for s, one in self.members.items()}))
+            if getattr(self, name).shape != shape or not self.seeds:
+                raise ShapeError(f"`{name}` must have shape {shape}; got {getattr(self, name).shape}.")
+        if [len(one) for one in self.members] != [count] * len(self.seeds):
+            raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
+        freeze(self, provenance=frozen_mapping(self.provenance))
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, TaskEnsembles) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        _save(self, path, ENSEMBLES, overwrite)
 
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks stand beside that of a task, for a seed, by default the first."""
-        own = self.members[self.seeds[0] if seed is None else seed]
-        if task not in own:
-            raise UnknownName(f"no task {task!r} here{did_you_mean(task, self.tasks) or '.'}")
-        return own[task]
+        chosen = self.seeds[0] if seed is None else seed
+        if task not in self.tasks or chosen not in self.seeds:
+            raise UnknownName(f"no task {task!r} of seed {chosen!r} here{did_you_mean(task, self.tasks) or '.'}")
+        return self.members[self.seeds.index(chosen)][self.tasks.index(task)]
 
     def metrics(self) -> dict[str, tuple[float, float]]:
         """Return the mean accuracy alone, together and of the control, each with its standard error over seeds."""
@@ -214,11 +226,33 @@ class TaskEnsembles:
     def to_pandas(self) -> Any:
         """Return a row for each seed and task."""
         rows = [
-            (seed, task, ", ".join(self.members[seed][task]), self.alone[s, t], self.together[s, t], self.further[s, t])
+            (seed, task, ", ".join(self.members[s][t]), self.alone[s, t], self.together[s, t], self.further[s, t])
             for s, seed in enumerate(self.seeds)
             for t, task in enumerate(self.tasks)
         ]
         return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
+
+
+def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
+    """Return the accuracies that were saved at `path`."""
+    return _loaded(TaskAccuracies, path, KIND)
+
+
+def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
+    """Return the ensembles that were saved at `path`."""
+    return _loaded(TaskEnsembles, path, ENSEMBLES)
+
+
+def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
+    own = plain_fields(record)
+    arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
+    files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
+
+
+def _loaded(record: type[Record], path: str | os.PathLike[str], kind: str) -> Record:
+    header, arrays = files.read(path, kind)
+    with files.damage_reported(path):
+        return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from netkin import __version__
 from netkin.applications.continual.learners import Learner, TaskHeads
 from netkin.applications.continual.sequences import LearntTasks
 from netkin.applications.continual.task_accuracies import TaskEnsembles
@@ -61,8 +62,7 @@ def ensemble_tasks(
     chosen = recipe_of(recipe, settings).but(shift=0, flip=False)  # of features there is nothing to move
     _refuse(learnt, k, choice, candidates)
     names, seeds = learnt.record.tasks, learnt.record.seeds
-    members: dict[int, dict[str, tuple[str, ...]]] = {}
-    tables, found = [], []
+    members, tables, found = [], [], []
     with reporting(len(seeds) * len(names), "ensembles", "tasks", progress) as report:
         for seed in seeds:
             learner = learnt.learner(seed)
@@ -73,13 +73,13 @@ def ensemble_tasks(
                 found.append(_accuracies(learner, bodies, task, group, chosen))
                 report.update()
             tables.append(table)
-            members[seed] = {names[t]: tuple(names[one] for one in group) for t, group in enumerate(groups)}
+            members.append(tuple(tuple(names[one] for one in group) for group in groups))
     alone, together, further = np.array(found).reshape(len(seeds), len(names), 3).transpose(2, 0, 1)
-    first = members[seeds[0]]
-    added = [len(first[name]) * _head_size(learnt.learner(), task) for task, name in enumerate(names)]
+    added = [len(group) * _head_size(learnt.learner(), task) for task, group in enumerate(members[0])]
     return TaskEnsembles(
-        tasks=names, seeds=seeds, similarity=similarity, choice=choice, candidates=candidates, members=members,
+        tasks=names, seeds=seeds, similarity=similarity, choice=choice, candidates=candidates, members=tuple(members),
         similarities=np.stack(tables), alone=alone, together=together, further=further, storage=sum(added),
+        recipe=chosen.words, version=__version__, provenance=learnt.record.provenance,
     )  # fmt: skip
 
 
