@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from clock import ratio
 from freezing import NETS, freezing
+from gradients import gradients, sketched, sketched_flatten
 from nets import batches, convolutions, minibatch_in_float64, nets
 from probing import SHAPES, probing
 from reading import reading
@@ -125,6 +126,8 @@ def main(out: Path) -> None:
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["training"] = {name: training(name, "cuda") for name in NAMES}
     out.write_text(json.dumps(figures, indent=2) + "\n")
+    for task in (gradients, sketched, sketched_flatten):
+        figures[task.__name__] = task("cuda")
     figures["reading"] = reading("cuda")
     out.write_text(json.dumps(figures, indent=2) + "\n")
     figures["pool"] = pool(models, images, layers)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from clock import peak_megabytes, ratio
 from freezing import freezing
-from gradients import gradients, sketched, sketching
+from gradients import gradients, sketched, sketched_flatten, sketching
 from nets import batches, convolutions, forward_both, minibatch_in_float64, nets
 from probing import probing
 from reading import reading
@@ -190,7 +190,7 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         minibatch, minibatch_error, minibatch_memory, forward_memory, all_linear,
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
-        training_seeds, training_clients, gradients, sketched, sketching, atom_conv, atom_pairs,
+        training_seeds, training_clients, gradients, sketched, sketched_flatten, sketching, atom_conv, atom_pairs,
     )
 }  # fmt: skip
 

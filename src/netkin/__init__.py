@@ -70,7 +70,7 @@ _ROOMS = {
     "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.training": ["Recipe", "train", "train_many"],
-    "netkin.applications.interpretation": ["class_sensitivity", "project"],
+    "netkin.applications.interpretation": ["class_sensitivity"],
     "netkin.applications.compression": ["compress"],
     "netkin.applications.federated": ["federate"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "FreezeTraining", "dynamics"],
@@ -95,7 +95,7 @@ _UNLISTED = {
         "LayerRows", "LayerSketches", "LayerSpectra", "Moments", "Outputs", "Rows", "Sketch", "Spectra",
         "off_block_share",
     ],
-    "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "random_neurons"],
+    "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "project", "random_neurons"],
     "netkin.applications.federated": [
         "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "plan_for",
         "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",

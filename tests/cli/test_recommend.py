@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.applications.transfer.scores import SCORES
+from netkin.applications.transfer.scores import DEFAULT, SCORES
 
 
 @pytest.fixture
@@ -86,6 +86,18 @@ def test_several_files_with_a_ranking_are_refused(netkin, weights):
     assert "the ranking for digits:test fills a page by itself" in result.stderr
 
 
-def test_the_help_names_every_score(netkin):
+def test_models_are_called_what_the_command_calls_them(netkin, weights):
+    rest = "--data digits:test --score knn --no-errors --examples 50"
+    result = netkin(f"recommend good=netkin:digits@trained.pt netkin:digits@fresh.pt {rest} --json")
+    assert {row["model"] for row in json.loads(result.stdout)["ranks"]} == {"good", "netkin:digits@fresh.pt"}
+    twice = netkin(f"recommend good=netkin:digits@trained.pt good=netkin:digits@fresh.pt {rest}")
+    assert (twice.exit_code, twice.stdout) == (1, "")
+    assert "two models are named 'good'; write NAME=MODEL" in twice.stderr
+    over = netkin(f"recommend good=netkin:digits@trained.pt --data digits:test --save trained.pt --force {rest}")
+    assert "trained.pt" in over.stderr
+
+
+def test_the_help_names_every_score_and_the_default(netkin):
     said = " ".join(netkin("recommend --help").stdout.split())
     assert all(f" {name}" in said for name in SCORES)
+    assert f"by default {DEFAULT}." in said

@@ -32,6 +32,16 @@ def test_a_comparison_is_described(netkin):
     assert found == nk.read_header("ab.netkin") == files.read_header("ab.netkin")
 
 
+def test_several_comparisons_are_named_with_what_they_were_made_of(netkin):
+    tasks = "seen=netkin:digits,digits:train fresh=netkin:digits,digits:test"
+    line = f"tasks {tasks} --examples 40 --layers relu1 --measure sketched_cka(buckets=8) --seeds 2 --quiet"
+    assert netkin(f"{line} --save t.netkin").exit_code == 0
+    lines = [" ".join(line.split()) for line in netkin("show t.netkin").stdout.splitlines()]
+    assert lines[:2] == ["t.netkin: comparisons", "comparisons seen and seen, seen and fresh, fresh and fresh"]
+    assert lines[2] == "tables sketched_cka(buckets=8, kernel=psi, seeds=2)"
+    assert lines[3].startswith("data digits:train, a sample of 40 of 1,437")
+
+
 def test_statistics_and_claims_are_described(netkin, tmp_path):
     assert netkin(f"collect {PASS} --out part.stats").exit_code == 0
     assert netkin("show part.stats").stdout.startswith("part.stats: statistics\n")

@@ -178,6 +178,13 @@ def test_what_is_no_task_is_a_misuse(netkin, task):
     assert f"got {task!r}" in said
 
 
+def test_a_result_is_no_task(netkin, tmp_path):
+    line = f"compare {FIRST} {SECOND} --data digits:test --examples 40 --layers relu1"
+    assert netkin(f"{line} --save ab.netkin").exit_code == 0
+    said = refusal(netkin, f"tasks a={FIRST},digits:test b=ab.netkin")
+    assert "'ab.netkin' holds values and no statistics; `netkin report ab.netkin` shows them." in said
+
+
 def test_two_tasks_of_one_name_are_refused(netkin):
     line = f"tasks a={FIRST},digits:test b={FIRST},digits:test b={SECOND},digits:test"
     assert "two tasks are named 'b'; give each a name of its own." in refusal(netkin, line)

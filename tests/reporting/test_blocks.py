@@ -1,5 +1,6 @@
 """Tasks on the page and in figures: the blocks of all tasks against each other, in two pictures for each measure."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -131,3 +132,10 @@ def test_a_page_of_one_task_is_that_of_its_comparison(tasks, tmp_path):
     written = report(Comparisons([tasks["a", "a"]]), tmp_path / "one.html").read_text(encoding="utf-8")
     assert "Every layer with every layer" in written
     assert "block by block" not in written
+
+
+def test_the_page_opens_with_two_tasks_and_not_with_one_beside_itself(tasks):
+    drawn = page(tasks)
+    chosen = re.findall(r"<option[^>]*>([^<]+)</option>", drawn)
+    assert chosen[:3] == ["a and a/x", "a and c", "a/x and c"]
+    assert "a, a/x, c: 6 pairs, each task beside itself too." in drawn

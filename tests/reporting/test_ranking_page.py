@@ -41,7 +41,7 @@ def test_the_page_says_what_the_ranking_says(tmp_path):
     ranked = ranking()
     text = words(page(ranked))
     for said in ("3 models for digits", "54 examples", "3 classes", "mind this", "comes first by knn", "knn counts",
-                 "jackknife over 6 chunks of examples", "64 wide", "12ab", "Standard errors speak of the examples",
+                 "jackknife over 6 chunks of examples", "64 wide", "12ab", "Standard errors are those of the examples",
                  "1 forward pass of each model"):  # fmt: skip
         assert said in text
     rows = re.findall(r'<th scope="row">(\d)\. <bdi>(\w)</bdi></th><td>([^<]*)</td><td>([^<]*)</td>', page(ranked))

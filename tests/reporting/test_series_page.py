@@ -11,11 +11,11 @@ import pytest
 
 from netkin.errors import ValueFault
 from netkin.reporting import report
-from netkin.reporting.colours import shades
+from netkin.reporting.axes import StepAxis, spread
 from netkin.reporting.grids import frames
+from netkin.reporting.heatmaps import png
 from netkin.reporting.page import page
-from netkin.reporting.panes import png
-from netkin.reporting.step_axis import StepAxis, spread
+from netkin.reporting.scales import shades
 from netkin.reporting.wording import number
 from netkin.results import load
 

@@ -29,13 +29,14 @@ class Twice(nn.Module):
 
 
 class Mixing(nn.Module):
-    def __init__(self):
+    """Mixes the examples of a batch by a function of their rows."""
+
+    def __init__(self, mixed=lambda rows: rows - rows.mean(0)):
         super().__init__()
-        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.first, self.head, self.mixed = nn.Linear(4, 5), nn.Linear(5, 3), mixed
 
     def forward(self, batch):
-        rows = self.first(batch)
-        return self.head(rows - rows.mean(0))
+        return self.head(self.mixed(self.first(batch)))
 
 
 @pytest.fixture
@@ -281,6 +282,51 @@ def test_examples_that_are_mixed_are_refused_with_the_layer():
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
     with pytest.raises(ForwardError, match="mixed .layer '1', BatchNorm1d, takes the statistics of the batch."):
         gradients(model, None, torch.randn(4, 4))
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda rows: rows.cumsum(0),  # each example with those before it
+        lambda rows: rows.flip(0).cumsum(0).flip(0),
+        lambda rows: rows.unflatten(0, (-1, 2)).mean(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1),  # neighbours
+        lambda rows: rows + rows.roll(len(rows) // 2, 0),
+    ],
+)
+def test_examples_that_are_mixed_in_any_way_are_refused(mixed):
+    with pytest.raises(ForwardError, match="after layer 'first' the examples of a batch are mixed"):
+        gradients(Mixing(mixed), None, torch.randn(12, 4))
+
+
+def test_several_rows_for_an_example_are_no_mixture():
+    model = Mixing(lambda rows: rows.unflatten(0, (-1, 2)).sum(1))
+    with pytest.raises(ValueFault, match="gradients can't be put in the rows of the function 'relu'"):
+        nk.gradients(model, ["first"], [torch.randn(5, 8)], shape=torch.relu, forward=lambda m, x: m(x.view(-1, 4)))
+
+
+def test_a_first_batch_of_one_example_hides_no_mixture():
+    with pytest.raises(ForwardError, match="the examples of a batch are mixed"):
+        gradients(Mixing(), None, [torch.randn(1, 4), torch.randn(6, 4)])
+
+
+class Exploding(torch.autograd.Function):
+    """What it is given, with an infinite gradient for the second example."""
+
+    @staticmethod
+    def forward(context, rows):
+        return rows.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.index_fill(0, torch.tensor([1]), torch.inf)
+
+
+def test_gradients_that_are_not_finite_are_refused_with_the_layer():
+    model, data = Mixing(Exploding.apply), [(torch.randn(6, 4), torch.arange(6) % 3)]
+    with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0 holds 5 NaN or Inf among 30"):
+        gradients(model, None, data)
+    with pytest.raises(ValueFault, match="the gradient at layer 'first' in batch 0"):
+        nk.kernel_ridge(model, data)
 
 
 def test_layers_that_the_loss_does_not_reach_are_refused_with_the_reason():

@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,3 +105,19 @@ def test_the_words_say_what_it_is(three, monkeypatch):
         "y  0.20     –  0.60",
         "z  0.40  0.60     –",
     ]
+
+
+def test_tasks_are_called_so_and_small_means_keep_their_digits(made, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def pair(a, b, value):
+        table = made.table(values=np.full((3, 3), value), parameters={"shared_examples": float(a == b)})
+        return replace(made.comparison(table), a=a, b=b)
+
+    tasks = Comparisons([pair("x", "x", 1.0), pair("x", "y", 0.0123), pair("y", "y", 1.0)])
+    lines = str(tasks).splitlines()
+    assert lines[0] == "2 tasks, 3 pairs: means over layers of the same name"
+    assert lines[4:6] == ["x  1.000  0.012", "y  0.012  1.000"]
+    alone = Comparisons([pair("x", "x", 1.0)])
+    assert str(alone).startswith("1 task, 1 pair: ")
+    assert repr(alone) == "Comparisons(1 model, 1 pair)"

@@ -104,6 +104,22 @@ def test_models_that_a_score_does_not_serve_come_last_with_the_reason():
     assert alone.conclusion == "Of 3 models 'b' comes first by logme, the only one with a value."
 
 
+def test_few_models_and_long_names_are_told_plainly(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    two = ranking(table([0.5, 0.1], models=("a", "b")), parameters={})
+    assert two.conclusion.endswith("more than its error (95 % interval).")
+    one = ranking(table([0.5], models=("a",)), parameters={})
+    assert one.title == "1 model for digits"
+    assert one.conclusion == "Of 1 model 'a' comes first by logme; there is no other."
+    names = tuple(f"netkin:{net}@/some/very/long/folder/of/weights/{net}_seed0.pt" for net in ("tiny10", "resnet20"))
+    long = ranking(table([0.5, 0.1], models=names), parameters={})
+    assert "'tiny10@tiny10' comes first by logme; its lead over 'resnet20@resnet20'" in long.conclusion
+    text = str(long)
+    assert "1 tiny10@tiny10" in text
+    assert " ".join(text.splitlines()[2].split()) == "logme behind parameters"
+    assert all(name in text for name in names)
+
+
 def test_the_text_and_the_frames_hold_the_same_numbers():
     ranked = ranking(warnings=("few examples",))
     text = str(ranked)

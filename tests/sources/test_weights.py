@@ -10,6 +10,7 @@ from torch import nn
 
 from netkin.errors import SourceError
 from netkin.sources.weights import load_weights, read_state, renamed
+from netkin.training import train
 
 
 @pytest.fixture
@@ -150,6 +151,12 @@ def test_the_old_tar_layout_is_refused_without_being_read(tmp_path):
         archive.addfile(tarfile.TarInfo("pickle"), io.BytesIO())
     with pytest.raises(SourceError, match="is in torch's old tar layout; save it again"):
         read_state(tmp_path / "net.pt")
+
+
+def test_a_file_of_netkin_is_called_what_it_is(model, tmp_path):
+    train(model, (torch.ones(4, 3), torch.zeros(4, dtype=torch.long)), steps=1, save=tmp_path / "t.netkin")
+    with pytest.raises(SourceError, match=r"t.netkin' is a file of netkin's and no weights file; save `model.state_d"):
+        read_state(tmp_path / "t.netkin")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])

@@ -331,6 +331,8 @@ def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
     with pytest.raises(ShapeError, match="got 39 and 40 rows"):
         train(net(), (inputs, labels[:-1]), epochs=1)
+    with pytest.raises(ValueFault, match=r"loader of batches; got str. `nk.load_data` makes data of a text."):
+        train(net(), "digits:train", epochs=1)
     with pytest.raises(ValueFault, match="can be read only once"):
         train(net(), iter([(inputs, labels)]), epochs=1)
     with pytest.raises(ValueFault, match="one array"):

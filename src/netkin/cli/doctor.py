@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from netkin.cli.answers import Answer, self_test
-from netkin.cli.documents import as_json
+from netkin.cli.documents import aligned, as_json
 from netkin.cli.machine import machine
 from netkin.cli.options import DEVICE, JSON, refuse_absent_device
 from netkin.cli.refusals import REFUSED, refusing
-from netkin.cli.tables import aligned
 from netkin.errors import InflatedWarning, PackageWarning
 
 EXAMPLE = """\b

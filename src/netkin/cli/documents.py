@@ -1,8 +1,9 @@
-"""Results as JSON for other programs: no NaN and no Infinity, null instead."""
+"""What commands print: JSON for other programs, without NaN and Infinity, and plain tables for the terminal."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,3 +14,16 @@ def as_json(content: Any) -> str:
 
     found = document(content) if isinstance(content, (Comparison, Comparisons, Ranking, Series)) else plain(content)
     return json.dumps(found, indent=2, ensure_ascii=False)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return `rows` as lines whose columns stand below each other.
+
+    Example:
+        >>> print(aligned([["conv1", "Conv2d"], ["fc", "Linear"]]))
+        conv1  Conv2d
+        fc     Linear
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from netkin.cli.documents import as_json
+from netkin.cli.documents import aligned, as_json
 from netkin.cli.options import JSON
 from netkin.cli.refusals import refusing
-from netkin.cli.tables import aligned
 
 EXAMPLE = """\b
 Example:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
+from netkin.cli.documents import aligned, as_json
 from netkin.cli.options import JSON
 from netkin.cli.refusals import refusing
-from netkin.cli.tables import aligned
 from netkin.errors import PackageWarning
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from netkin.cli.documents import as_json
+from netkin.cli.documents import aligned, as_json
 from netkin.cli.options import FILE, JSON
 from netkin.cli.refusals import refusing
-from netkin.cli.tables import aligned
 
 EXAMPLE = """\b
 Example:
@@ -46,11 +45,25 @@ def show(file: Path, json: bool) -> None:
 def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    rows = [(name.replace("_", " "), _in_short(value)) for name, value in header.items() if name not in LEFT_OUT]
+    told = {**header, **_many(header.get("comparisons"))}
+    rows = [(name.replace("_", " "), _in_short(value)) for name, value in told.items() if name not in LEFT_OUT]
     for origin in (header.get(name) for name in UNFOLDED):
         rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
     rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
     return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
+
+
+def _many(comparisons: Any) -> dict[str, Any]:
+    """Return what several comparisons hold together: their pairs and all that they were made of and by."""
+    if not isinstance(comparisons, list):
+        return {}
+    each = [one for one in comparisons if isinstance(one, Mapping)]
+    pairs = [f"{one.get('a')} and {one.get('b')}" for one in each]
+    ids = [table["id"] for one in each for table in one.get("tables", [])]
+    same = {name: [one.get(name) for one in each] for name in ("data", "examples", "version")}
+    return {"comparisons": pairs, "tables": list(dict.fromkeys(ids))} | {
+        name: list(dict.fromkeys(values)) for name, values in same.items()
+    }
 
 
 def _in_short(value: Any) -> str:
@@ -59,7 +72,7 @@ def _in_short(value: Any) -> str:
     if isinstance(value, list):
         ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
         plain = ids or [one for one in value if isinstance(one, (str, int, float))]
-        return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}"
+        return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}" if value else "none"
     return " ".join(str(value).split())
 
 

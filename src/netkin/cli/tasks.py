@@ -13,7 +13,7 @@ from netkin.cli.options import FILE, JSON, refuse_absent_device, task_options
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import crashes_refused, loaded, loaded_models
-from netkin.cli.statistics import held_by, opened, warn_of_missing
+from netkin.cli.statistics import held_by, opened, refuse_result, warn_of_missing
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def _taken_apart(task: str) -> tuple[str, list[str]]:
     found = [name, *re.split(r",(?!\w+=)", rest, maxsplit=1)]
     if equals and name and rest and len(found) == 2 and held_by(rest) == "statistics":
         return name, [rest]
+    if equals and name and len(found) == 2:
+        refuse_result(rest)
     if not (equals and len(found) == 3 and all(found)):
         raise click.BadParameter(
             f"a task is written NAME=MODEL,DATA, as in seen=netkin:digits,digits:train, or NAME=STATISTICS, a file of "

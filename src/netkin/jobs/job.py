@@ -154,7 +154,7 @@ class Job:
         return found
 
     def recall(self, name: str, unpack: Callable[[Part], Recalled]) -> Recalled | None:
-        """Return what `unpack` makes of a finished part, or None; a part that it stumbles over is told as damaged."""
+        """Return what `unpack` makes of a finished part, or None; a part that it can't read is refused as damaged."""
         part = self.find(name)
         if part is None:
             return None

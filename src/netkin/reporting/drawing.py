@@ -14,8 +14,8 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import MissingExtra, ValueFault
-from netkin.reporting.colours import shades
 from netkin.reporting.grids import Grid
+from netkin.reporting.scales import shades
 from netkin.reporting.wording import shortened
 
 KINDS = (".png", ".svg", ".pdf")

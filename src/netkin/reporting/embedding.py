@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from netkin.reporting.colours import ink, palette
+from netkin.reporting.axes import StepAxis
 from netkin.reporting.grids import Grid, frames, grid_of
 from netkin.reporting.layer_lines import zoomed
-from netkin.reporting.scales import Scale, scales_of
-from netkin.reporting.step_axis import StepAxis
+from netkin.reporting.scales import Scale, ink, palette, scales_of
 from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import ShapeError, ValueFault
-from netkin.reporting.best_matches import partners
 from netkin.reporting.drawing import (
     bar_beside,
     empty_figure,
@@ -22,7 +21,7 @@ from netkin.reporting.drawing import (
     write_figure,
     write_words,
 )
-from netkin.reporting.grids import Grid, grids_of, summary_grids
+from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
 from netkin.reporting.ranking_page import ranking_figure, ranking_into
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure

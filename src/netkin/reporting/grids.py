@@ -1,4 +1,7 @@
-"""What a heatmap shows: named rows and columns, values and holes; of layers by layers, layers by methods, or models."""
+"""What a heatmap shows: named rows and columns, values and holes; of layers by layers, layers by methods, or models.
+
+And which layer of one model stands where a layer of the other does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 
 from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
-from netkin.results.listings import by_name, column_label, is_apart, is_of_tasks, listing, pair_label
+from netkin.results.listings import by_name, column_label, has_classes, is_apart, is_of_tasks, listing, pair_label
 from netkin.results.text import cells, values_and_errors
 
 SAME_MODEL = "a model is not compared with itself here"
@@ -191,3 +194,36 @@ def _why(comparisons: Comparisons, a: str, b: str) -> str:
 
 def _places(names: Sequence[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
+
+
+def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
+    """Return the pairs of layers that correspond, and in what; none where the columns are classes.
+
+    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been asked for.
+    """
+    if has_classes(comparison):
+        return [], ""
+    (found, how), listed = corresponding(comparison.layers_a, comparison.layers_b), listing(comparison)
+    return (listed, how if set(listed) <= set(found) else "") if listed else (found, how)
+
+
+def corresponding(rows: Sequence[str], columns: Sequence[str]) -> tuple[list[tuple[int, int]], str]:
+    """Return the pairs of places that correspond, and in what: name, place, or relative depth.
+
+    Example:
+        >>> corresponding(["in", "mid", "out"], ["in", "out"])
+        ([(0, 0), (2, 1)], 'same name')
+        >>> corresponding(["a", "b", "c"], ["x", "y", "z", "u", "v"])
+        ([(0, 0), (1, 2), (2, 4)], 'same relative depth')
+    """
+    places = {name: j for j, name in enumerate(columns)}
+    named = [(i, places[name]) for i, name in enumerate(rows) if name in places]
+    if named or not (rows and columns):
+        return named, "same name"
+    if len(rows) == len(columns):
+        return [(i, i) for i in range(len(rows))], "same place"
+    return [(i, _relative(i, len(rows), len(columns))) for i in range(len(rows))], "same relative depth"
+
+
+def _relative(place: int, count: int, other: int) -> int:
+    return round(place * (other - 1) / (count - 1)) if count > 1 else 0

@@ -1,17 +1,23 @@
-"""A heatmap as an HTML table: readable aloud, selectable, printable, sharp at any size."""
+"""A heatmap as an HTML table, readable aloud, selectable, printable, sharp at any size; of a run, small pictures."""
 
 from __future__ import annotations
 
+import base64
+import struct
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 
-from netkin.reporting.colours import ink, palette
+import numpy as np
+
 from netkin.reporting.grids import Grid
 from netkin.reporting.markup import Markup, joined, name, tag
+from netkin.reporting.scales import SHADES, ink, palette, shades
 from netkin.reporting.wording import bound, shortened
 
 LETTER = 7.4  # pixels that a letter of a label takes at most
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
+CLEAR = SHADES - 1  # the last colour is left transparent, so that the hatching behind shows
 
 
 def shade_rules() -> str:
@@ -118,3 +124,34 @@ def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading
     width += " listed" if grid.listed else ""
     parts = joined(heading, legend(grid), heatmap(grid, caption), live, *notes, saving)
     return tag("figure", parts, class_=f"card{width}", data_grid=key, data_measure=grid.id)
+
+
+def panes(grids: Sequence[Grid], chosen: Sequence[int], names: Sequence[str]) -> Markup:
+    """Return the heatmaps of the chosen places as small pictures, each a button that opens its step."""
+    items = [tag("li", _pane(grids[k], k, names[k])) for k in chosen]
+    return tag("ul", *items, class_="panes", aria_label="The run at a glance")
+
+
+def png(grid: Grid) -> bytes:
+    """Return a heatmap as a PNG with one pixel a cell and holes transparent."""
+    numbers = grid.scale.shade_numbers(grid.values)
+    pixels = np.where(numbers < 0, CLEAR, np.minimum(numbers, CLEAR - 1)).astype(np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: no filter
+    size = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 3, 0, 0, 0)  # 8 bits, with a table of colours
+    colours, clear = shades().astype(np.uint8).tobytes(), b"\xff" * CLEAR + b"\0"
+    parts = [(b"IHDR", size), (b"PLTE", colours), (b"tRNS", clear), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
+
+
+def picture(grid: Grid, style: str | None = None) -> Markup:
+    """Return a heatmap as a small image; what it shows is said beside it."""
+    source = f"data:image/png;base64,{base64.b64encode(png(grid)).decode()}"
+    return tag("img", src=source, alt="", class_="hole", width=len(grid.columns), height=len(grid.rows), style=style)
+
+
+def _pane(grid: Grid, place: int, label: str) -> Markup:
+    return tag("button", picture(grid), label, type="button", data_place=place)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

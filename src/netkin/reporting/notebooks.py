@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netkin.reporting.colours import depths, ink, level, palette
+from netkin.reporting.axes import StepAxis, spread
 from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
-from netkin.reporting.layer_lines import drawing, tick_names, zoomed
+from netkin.reporting.heatmaps import picture
+from netkin.reporting.layer_lines import drawing, series_headline, tick_names, zoomed
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.origins import plain_table
-from netkin.reporting.panes import picture
-from netkin.reporting.settling_marks import series_headline
-from netkin.reporting.step_axis import StepAxis, spread
+from netkin.reporting.scales import depths, ink, level, palette
 from netkin.reporting.wording import number_with_error, shortened
 from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.text import NO_DATA, error_lines

@@ -16,9 +16,9 @@ from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of, summary_grids
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.profiles import spread_section
 from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
-from netkin.reporting.spread_figures import spread_section
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.listings import has_networks, is_of_tasks
@@ -55,7 +55,7 @@ def page(results: Results) -> str:
         return series_page(results)
     if isinstance(results, Ranking):
         return ranking_page(results)
-    comparisons = listed(results)
+    comparisons = sorted(listed(results), key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
@@ -106,13 +106,19 @@ def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
         return f"{len(comparisons[0].layers_a)} networks, each with every other"
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
-    if all(is_of_tasks(table) for c in comparisons for table in c.tables.values()):
+    if _of_tasks(comparisons):
         return f"{len(names)} tasks, block by block"
     return f"{len(names)} models in {len(comparisons)} comparisons"
 
 
+def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
+    return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
+
+
 def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     several = len(comparisons) > 1
+    if several and _of_tasks(comparisons):
+        return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
     return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
 
 

@@ -1,4 +1,7 @@
-"""The profile: how close corresponding layers are, from the first to the last, for every measure in one chart."""
+"""The profile: how close corresponding layers are, from the first to the last, for every measure in one chart.
+
+Of several comparisons, means and deviations layer by layer, as tables.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from netkin.reporting.best_matches import partners
+from netkin.errors import NoValue
+from netkin.reporting.grids import partners
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.scales import Scale, scales_of
 from netkin.reporting.wording import bound, number_with_error, shortened
-from netkin.results import Comparison, Values
-from netkin.results.listings import by_name, pair_label
+from netkin.results import Comparison, Spread, Values
+from netkin.results.listings import by_name, is_worth, pair_label
 from netkin.results.text import has_errors
 
 WIDTH, HEIGHT = 960, 236  # of the field of the lines, with its margins above, left and right
@@ -19,6 +23,7 @@ LEFT, RIGHT, TOP = 64, 20, 16
 LINE = 14  # from one line of words to the next
 LETTER = 4.6  # how deep a letter of a slanted name reaches
 KINDS = 8  # colours and marks repeat after so many measures
+MEANS = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 
 
 @dataclass(frozen=True)
@@ -176,3 +181,48 @@ def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], labels: S
 
 def _number(table: Values, i: int, j: int) -> str:
     return number_with_error(table.values[i, j], table.to_errors()[i, j])
+
+
+def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
+    """Return means and deviations over comparisons with stitches, or None where there are none or one alone."""
+    if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
+        return None
+    try:
+        spread = Spread.of(comparisons)
+    except NoValue:  # no names of layers in common
+        return None
+    words = tag("p", MEANS.format(counted=spread.told_count()))
+    tables = _listed(spread) if spread.is_profile else _matrices(spread)
+    cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
+    return tag(
+        "section",
+        tag("h2", "Layer by layer, over all pairs of models"),
+        words,
+        tag("div", *cards, class_="cards"),
+        class_="spread",
+    )
+
+
+def _listed(spread: Spread) -> Iterator[tuple[str, Markup]]:
+    """Yield for the similarities and each score a table of layers by methods."""
+    for word, side_by_side in spread.blocks().items():
+        rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
+        yield word, _table("layer", [cells.column for cells in side_by_side], rows)
+
+
+def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
+    """Yield for each measure a table of layers by layers."""
+    for id_, cells in spread.tables.items():
+        places = range(len(spread.layers_b))
+        rows = [(a, [cells.written(i, j) for j in places]) for i, a in enumerate(spread.layers_a)]
+        yield id_, _table("from ↓ into →", spread.layers_b, rows)
+
+
+def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
+    head = tag("tr", tag("th", corner, scope="col"), *(tag("th", name(column), scope="col") for column in columns))
+    body = [tag("tr", tag("th", name(label), scope="row"), *map(_cell, texts)) for label, texts in rows]
+    return tag("table", tag("thead", head), tag("tbody", *body), class_="plain numbers")
+
+
+def _cell(text: str) -> Markup:
+    return tag("td", text)

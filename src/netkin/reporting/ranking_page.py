@@ -16,28 +16,34 @@ from netkin.reporting.origins import folded, identity, is_identity, plain_table,
 from netkin.reporting.wording import number_with_error, range_of, shortened, told_apart
 from netkin.results import Ranking, Values
 from netkin.results.packing import document as described
+from netkin.results.ranking import SENTENCE
 
 SCRIPTS = ("telling", "profile", "theme")
-WIDTH, LEFT, RIGHT, ROW, TOP, BOTTOM = 580, 200, 24, 28, 10, 34  # of a chart, in its own units
-LONGEST = 28  # letters of a model's name beside a chart
-RULES = ".ranking .numbers :is(th,td){white-space:nowrap;width:auto}.ranking .plain:not(.facts){min-width:520px}"
+WIDTH, LEFT, RIGHT, ROW, TOP, BOTTOM = 540, 176, 24, 28, 10, 34  # of a chart, in its own units
+LONGEST = 20  # letters of a model's name beside a chart
+RULES = (
+    ".ranking .numbers :is(th,td){white-space:nowrap;width:auto}.ranking .plain:not(.facts){min-width:520px}"
+    ".ranking .plain:not(.facts) th{overflow-wrap:break-word}"
+    ".ranking .lines{min-width:400px}.ranking .lines text{font-size:12px}"
+)
 FEATURES = "features of "  # begins a word of provenance on each model
 MEANING = (
     "A dot is a model's score, its bar the 95 % interval over the examples. Models drawn like the first are those "
     "that these examples do not tell from it: their difference to the first, taken chunk by chunk, may be chance."
 )
 HONEST = (
-    "Standard errors speak of the examples alone. How well a score foretells what fine-tuning reaches, and which score "
-    "is best at it, is measured in netkin's guide “Which model to start from”."
+    "Standard errors are those of the examples alone. How well a score predicts the accuracy after fine-tuning, and "
+    "which score is best at it, is measured in netkin's guide “Which model to start from”."
 )
 
 
 def ranking_page(ranking: Ranking) -> str:
     """Return the HTML page of a ranking."""
-    title = f"{len(ranking)} models for {ranking.data}"
-    shown = joined(header(title, ranking.conclusion), tag("main", *_main(ranking)), footer([ranking.version], HONEST))
+    shown = joined(
+        header(ranking.title, ranking.conclusion), tag("main", *_main(ranking)), footer([ranking.version], HONEST)
+    )
     data = {"ranking": described(ranking)}
-    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind="ranking", rules=RULES)
+    return document(ranking.title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind="ranking", rules=RULES)
 
 
 def _main(ranking: Ranking) -> Iterator[Markup | None]:
@@ -56,7 +62,9 @@ def _main(ranking: Ranking) -> Iterator[Markup | None]:
 
 def _table(ranking: Ranking) -> Markup:
     """Return the ranking as a table: a row for each model, the score of the rank first."""
-    labels = [joined(f"{place}. ", name(model)) for place, model in enumerate(ranking, start=1)]
+    short = told_apart(ranking.models, SENTENCE)
+    told = [tag("bdi", short[one], title=one if short[one] != one else None) for one in ranking]
+    labels = [joined(f"{place}. ", one) for place, one in enumerate(told, start=1)]
     rows = [[label, *cells] for label, cells in zip(labels, ranking.cells(), strict=True)]
     return plain_table(["model", *ranking.columns()], rows, kind="numbers", label="The ranking")
 
@@ -68,7 +76,7 @@ def _card(ranking: Ranking, score: str) -> Markup:
     words = ", ".join(filter(None, [better, range_of(table), cost]))
     known = bool(np.isfinite(table.values).any())
     drawn = tag("div", _chart(ranked), class_="chart") if known else tag("p", "It has a value for no model.")
-    said = ranked.conclusion if known else None
+    said = ranked.conclusion if known and score != ranking.score else None  # that of the rank stands above all
     note = tag("figcaption", tag("p", said), tag("p", table.conventions, class_="facts-line"))
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 

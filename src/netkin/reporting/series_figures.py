@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from netkin.reporting.colours import depths, level
+from netkin.reporting.axes import StepAxis, brief_count, spread
 from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, matplotlib, write_words
 from netkin.reporting.grids import Grid, frames
 from netkin.reporting.layer_lines import zoomed
-from netkin.reporting.step_axis import StepAxis, brief_count, spread
+from netkin.reporting.scales import depths, level
 from netkin.reporting.wording import shortened
 from netkin.results import Series
 

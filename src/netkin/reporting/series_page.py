@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from netkin.reporting.articles import card, reason_list
+from netkin.reporting.axes import StepAxis, spread
 from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded_series
 from netkin.reporting.grids import Grid, frames
-from netkin.reporting.layer_lines import depth_rules, layer_lines
+from netkin.reporting.heatmaps import panes
+from netkin.reporting.layer_lines import depth_rules, layer_lines, series_headline, settling
 from netkin.reporting.markup import Markup, joined, tag
 from netkin.reporting.origins import (
     common_facts,
@@ -21,9 +23,6 @@ from netkin.reporting.origins import (
     plain_table,
     section,
 )
-from netkin.reporting.panes import panes
-from netkin.reporting.settling_marks import series_headline, settling
-from netkin.reporting.step_axis import StepAxis, spread
 from netkin.reporting.step_maps import step_maps
 from netkin.results import Series
 from netkin.results.text import NO_DATA

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from netkin.reporting.grids import Grid
-from netkin.reporting.heatmaps import legend
+from netkin.reporting.heatmaps import legend, picture
 from netkin.reporting.markup import Markup, name, tag
-from netkin.reporting.panes import picture
 from netkin.reporting.scales import Scale
 from netkin.results import Series
 

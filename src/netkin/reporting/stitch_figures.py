@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import ShapeError
-from netkin.reporting.colours import depths
 from netkin.reporting.drawing import empty_figure, kind_of, matplotlib, write_figure, write_words
+from netkin.reporting.scales import depths
 
 
 def plot_matrix(

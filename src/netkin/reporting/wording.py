@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from netkin.reporting.best_matches import partners
-from netkin.reporting.grids import Grid
+from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Values
+from netkin.results.identifiers import LONGEST, brief, told_apart
 from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
-from netkin.results.text import brief, worth_of
-
-LONGEST = 22
-_FOLDERS = re.compile(r"[^@:\s]*[/\\]")
-_PARTS = re.compile(r"[^\W_]+|[\W_]")
+from netkin.results.text import worth_of
 
 
 def number(value: float) -> str:
@@ -148,39 +143,3 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
 def _cut(name: str, limit: int) -> str:
     head = limit // 2
     return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
-
-
-def told_apart(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
-    """Return each name without its folders and without the beginning and the end that all share.
-
-    Names stay as they are if none is longer than `limit`.
-
-    Example:
-        >>> told_apart(["tiny10@/runs/tiny10_seed0.pt", "tiny10@/runs/tiny10_seed1.pt"])
-        {'tiny10@/runs/tiny10_seed0.pt': 'seed0', 'tiny10@/runs/tiny10_seed1.pt': 'seed1'}
-    """
-    whole = list(dict.fromkeys(names))
-    if all(len(name) <= limit for name in whole):
-        return dict(zip(whole, whole, strict=True))
-    bare = [_FOLDERS.sub("", name) for name in whole]
-    distinct = bare if len(set(bare)) == len(whole) and all(bare) else whole
-    return dict(zip(whole, _different(distinct) if len(whole) > 1 else distinct, strict=True))
-
-
-def _different(names: Sequence[str]) -> list[str]:
-    """Return what is left of the names, which are distinct, between the parts that all begin and all end with."""
-    parts = [_PARTS.findall(name) for name in names]
-    start = _shared(parts)
-    end = _shared([own[start:][::-1] for own in parts])
-    left = ["".join(own[start : len(own) - end]) for own in parts]
-    if all(re.search(r"[^\W\d_]", text) for text in left):
-        return left
-    while start and parts[0][start - 1] not in "/\\@:":  # a number alone says little: "bert-1" rather than "1"
-        start -= 1
-    return ["".join(own[start:]) for own in parts]
-
-
-def _shared(parts: Sequence[Sequence[str]]) -> int:
-    """Return how many parts all begin with, where one at least is left to each."""
-    most = max(min(len(own) for own in parts) - 1, 0)
-    return next((k for k in range(most) if len({own[k] for own in parts}) > 1), most)

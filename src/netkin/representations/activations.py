@@ -180,6 +180,8 @@ class Reader:
         rows = {name: outputs[name] for name in self._sorted}
         if self._keep is None:
             self._refuse_non_finite(rows)
+            for own in self.gradients.values():
+                self._refuse_non_finite(own, "the gradient at ")
         self.batches += 1
         return rows
 
@@ -216,6 +218,7 @@ class Reader:
         taps = None if self._few else self._taps
         try:
             with nullcontext() if taps is None else taps.open():
+                batch = batch if taps is None else taps.lend(batch)
                 output = call(self.model, batch, self.forward)
                 if taps is not None:
                     self._keep_gradients(taps, output, batch)
@@ -351,12 +354,12 @@ class Reader:
                 "choose layers, or calls such as 'relu#2', that run in every batch."
             )
 
-    def _refuse_non_finite(self, rows: dict[str, Tensor]) -> None:
+    def _refuse_non_finite(self, rows: dict[str, Tensor], what: str = "") -> None:
         # one number from the device for all layers; which layer it was is looked up only when something is wrong
         sums = [matrix.detach().sum().float() for matrix in rows.values()]
-        if not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
+        if sums and not torch.isfinite(torch.stack([total.to(sums[0].device) for total in sums])).all():
             for name, matrix in rows.items():
-                refuse_non_finite(matrix, f"{layer_label(name)} in batch {self.batches}")
+                refuse_non_finite(matrix, f"{what}{layer_label(name)} in batch {self.batches}")
 
 
 def _resolution(output: Tensor, shape: str, rows: Tensor) -> float:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
-from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
 from netkin.representations.guests import guest
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import Forward, Transform, batches_of, labels_of
+from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
-from netkin.representations.nesting import parts, path_to_tensor, replaced_at
+from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, replaced_at
 from netkin.representations.shapes import Shape
 from netkin.settings import plain_recurrence
 
@@ -31,6 +31,8 @@ OUTPUTS = ("categorical", "multilabel", "continuous")
 IGNORED = -100  # the label of tokens that have no loss, as in torch
 
 Loss = Callable[[Tensor, Any], Tensor]
+Rows = dict[str, Tensor]  # by layer
+Take = Callable[[Any, Rows, Rows], None]
 
 
 @dataclass(frozen=True)
@@ -151,17 +153,58 @@ def gradients(
         >>> {name: tuple(rows.shape) for name, rows in gradients(model, ["0", "2"], torch.ones(5, 4)).items()}
         {'0': (5, 8), '2': (5, 2)}
     """
-    wanted, kept = Target(target, beta, outputs), {}  # type: tuple[Target, dict[str, list[Tensor]]]
-    taps = Taps(model, [wanted])
-    read = Reader(model, layers, shape=shape, forward=forward, transform=transform, taps=taps)
-    with guest(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            read(batch)
-            for name, rows in read.gradients[wanted].items():
-                kept.setdefault(name, []).append(rows.to(device or "cpu"))
-            if taps.severed and not read.by_default:
-                raise ForwardError(f"{next(iter(taps.severed.values()))}; choose layers that the model's output needs.")
+    reading = ModelReading(model, Target(target, beta, outputs), shape, forward, transform, exact_model)
+    kept: dict[str, list[Tensor]] = {}
+
+    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+        for name, rows in gradients.items():
+            kept.setdefault(name, []).append(rows.to(device or "cpu"))
+
+    reading.run(take, data, layers, examples, progress)
     return {name: joined(name, batches) for name, batches in kept.items()}
+
+
+@dataclass(frozen=True)
+class ModelReading:
+    """How a model is read: the loss of the gradients, None for features alone, and what one example is.
+
+    With `one_row` a layer that gives several rows for an example is refused.
+    """
+
+    model: nn.Module
+    target: Target | None
+    shape: Shape | Mapping[str, Shape] = None
+    forward: Forward | None = None
+    transform: Transform | None = None
+    exact_model: bool = False
+    one_row: bool = False
+
+    def run(
+        self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
+    ) -> None:
+        """Run the model over data, and hand out the rows of each batch while it is in evaluation mode.
+
+        Args:
+            take: called with each batch, and with the features and gradients of its examples by layer. Default layers
+                from which no path leads to the loss are in neither; named ones are refused.
+            data: a loader, an iterable of batches, or one array of inputs.
+            layers: names, globs, module types or a list of those; None for the default layers.
+            examples: how many examples to read; None for all.
+            progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        """
+        taps = None if self.target is None else Taps(self.model, [self.target])
+        options: dict[str, Any] = {"shape": self.shape, "forward": self.forward, "transform": self.transform}
+        read = Reader(self.model, layers, taps=taps, **options)
+        with guest(self.model, exact=self.exact_model), read.open():
+            for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+                features, gradients = read(batch), read.gradients.get(self.target, {})
+                if taps is not None and taps.severed and not (read.by_default and gradients):
+                    why = next(iter(taps.severed.values()))
+                    raise ForwardError(f"{why}; choose layers that the model's output needs.")
+                kept = features if taps is None else {name: features[name] for name in features if name in gradients}
+                if self.one_row:
+                    _refuse_several_rows(kept, batch_length(batch), read.shapes)
+                take(batch, kept, gradients)
 
 
 class Taps:
@@ -174,7 +217,7 @@ class Taps:
         self.model, self.targets = unwrapped(model), list(targets)
         self.severed: dict[str, str] = {}  # why layers have no gradient, by name
         self._noted: dict[str, Tensor] = {}
-        self._is_first = True
+        self._unchecked = True  # whether one example's loss depends on another example
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -186,6 +229,12 @@ class Taps:
                 yield
             finally:
                 self._noted = {}
+
+    @staticmethod
+    def lend(batch: Any) -> Any:
+        """Return a batch that a graph can hold: with copies of tensors that were made in inference mode."""
+        strange = any(isinstance(leaf, Tensor) and leaf.is_inference() for _, leaf in leaves(batch))
+        return copied(batch) if strange else batch
 
     def take(self, name: str, output: Any) -> Any:
         """Note the tensor of a layer's output and return the output with which the model is to go on."""
@@ -209,22 +258,23 @@ class Taps:
             losses = target.losses(logits, labels, mask)
             if not losses.requires_grad:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
-            if self._is_first:
+            if self._unchecked:
                 self._refuse_coupled(losses, noted, axes)
             found[target] = _pulled(losses.sum(), noted)
             for name in noted.keys() - found[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
-        self._is_first = False
+        self._unchecked = self._unchecked and len(logits) < 2
         return found
 
     def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
         if not bool(losses.isfinite().all()):
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
-        half = len(losses) // 2
-        for name, one in _pulled(losses[:half].sum(), noted).items() if half else ():
-            axis = axes.get(name) or 0
-            if bool(one.narrow(axis, half, one.shape[axis] - half).any()):
+        # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
+        chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
+        for name, one in _pulled(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
+            rows = one.movedim(axes.get(name) or 0, 0)
+            if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
                     f"after {layer_label(name)} the examples of a batch are mixed{_mixers(self.model)}, so that none "
                     "has a gradient of its own; let the model treat each example alone, as batch norm with running "
@@ -244,10 +294,32 @@ def logits_of(output: Any) -> Tensor:
     return found.unsqueeze(-1) if found.ndim == 1 else found
 
 
+@contextmanager
+def pulling() -> Iterator[None]:
+    """Tell in a sentence why a gradient can't be taken, such as a step in place over what it needs."""
+    try:
+        yield
+    except RuntimeError as fault:
+        if isinstance(fault, (NetkinError, torch.OutOfMemoryError)):
+            raise
+        said = str(fault).strip().partition("\n")[0].partition(". Hint")[0].rstrip(".")
+        raise ForwardError(f"the gradient can't be taken: {said}.") from fault
+
+
 def _pulled(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of `total` at the noted tensors that it depends on."""
-    found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
+    with pulling():
+        found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)
     return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
+
+
+def _refuse_several_rows(rows: Rows, count: int, shapes: Mapping[str, str]) -> None:
+    for name, own in rows.items():
+        if len(own) != count:
+            raise ShapeError(
+                f"{layer_label(name)} gives {len(own):,} rows for {count:,} examples with the shape {shapes[name]!r}, "
+                "and one row is needed for each; choose 'pool', 'mean', 'cls' or 'flatten'."
+            )
 
 
 def _mixers(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from netkin.results.comparison import Comparison
 from netkin.results.packing import all_unpacked, packed_many
 from netkin.results.records import freeze, frozen_mapping
 from netkin.results.spreads import Spread
-from netkin.results.text import summary_as_text
+from netkin.results.text import plural, summary_as_text
 from netkin.results.values import Values
 
 Pair = tuple[str, str]
@@ -55,7 +55,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         return Comparisons, (list(self.pairs.values()),)
 
     def __repr__(self) -> str:
-        return f"Comparisons({len(self.models)} models, {len(self)} pairs)"
+        return f"Comparisons({plural(len(self.models), 'model')}, {plural(len(self), 'pair')})"
 
     def __str__(self) -> str:
         return summary_as_text(self)

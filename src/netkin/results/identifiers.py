@@ -1,10 +1,15 @@
-"""A measure's id, such as ``svcca(variance=0.95)``, taken apart to see whether two ids ask for the same."""
+"""Names: the ids of measures, such as ``svcca(variance=0.95)``, taken apart; long names of models made short."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+LONGEST = 22  # letters of a name that is not shortened
+_FOLDERS = re.compile(r"[^@:\s]*[/\\]")
+_PARTS = re.compile(r"[^\W_]+|[\W_]")
 
 
 def taken_apart(identifier: str) -> tuple[str, dict[str, Any]] | None:
@@ -52,3 +57,53 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):  # a method as a parameter: agreement(how=reduced_rank(k=8))
         return ast.unparse(node)
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def brief(names: Sequence[str]) -> list[str]:
+    """Return the names with the parts that all of them share as dots, unless that would make two of them alike.
+
+    Example:
+        >>> brief(["encoder.layer.0.out.dense", "encoder.layer.0.out.norm", "encoder.layer.1.out.norm"])
+        ['…0…dense', '…0…norm', '…1…norm']
+    """
+    parts = [name.split(".") for name in names]
+    shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
+    dotted = (".".join("…" if part in shared else part for part in own) for own in parts)
+    short = [re.sub(r"\.?…[.…]*", "…", name) for name in dotted]
+    return short if len(set(short)) == len(names) and "…" not in short else list(names)
+
+
+def told_apart(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
+    """Return each name without its folders and without the beginning and the end that all share.
+
+    Names stay as they are if none is longer than `limit`.
+
+    Example:
+        >>> told_apart(["tiny10@/runs/tiny10_seed0.pt", "tiny10@/runs/tiny10_seed1.pt"])
+        {'tiny10@/runs/tiny10_seed0.pt': 'seed0', 'tiny10@/runs/tiny10_seed1.pt': 'seed1'}
+    """
+    whole = list(dict.fromkeys(names))
+    if all(len(name) <= limit for name in whole):
+        return dict(zip(whole, whole, strict=True))
+    bare = [_FOLDERS.sub("", name) for name in whole]
+    distinct = bare if len(set(bare)) == len(whole) and all(bare) else whole
+    return dict(zip(whole, _different(distinct) if len(whole) > 1 else distinct, strict=True))
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """Return what is left of the names, which are distinct, between the parts that all begin and all end with."""
+    parts = [_PARTS.findall(name) for name in names]
+    start = _shared(parts)
+    end = _shared([own[start:][::-1] for own in parts])
+    left = ["".join(own[start : len(own) - end]) for own in parts]
+    if all(re.search(r"[^\W\d_]", text) for text in left):
+        return left
+    while start and parts[0][start - 1] not in "/\\@:":  # a number alone says little: "bert-1" rather than "1"
+        start -= 1
+    return ["".join(own[start:]) for own in parts]
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """Return how many parts all begin with, where one at least is left to each."""
+    most = max(min(len(own) for own in parts) - 1, 0)
+    return next((k for k in range(most) if len({own[k] for own in parts}) > 1), most)

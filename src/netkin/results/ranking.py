@@ -14,12 +14,14 @@ import numpy as np
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results import jackknife
+from netkin.results.identifiers import told_apart
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
-from netkin.results.text import HOLE, cells, grid, terminal_width, wrapped
+from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
 from netkin.results.values import Match, Values
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
+SENTENCE = 40  # letters of a name of a model, up to which sentences hold it whole
 
 
 @dataclass(frozen=True)
@@ -145,24 +147,29 @@ class Ranking:
         if not self.behind():
             return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
-        first = f"Of {len(self)} models {lead.layer!r} comes first by {self.score}"
+        names = told_apart(self._given, SENTENCE)
+        first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        by = f"its lead over {lead.second!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
+        by = f"its lead over {names[lead.second]!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
         if rest:
-            shown = [repr(model) for model in (rest if len(rest) <= 4 else rest[:3])]
+            shown = [repr(names[model]) for model in (rest if len(rest) <= 4 else rest[:3])]
             named = ", ".join(shown) + (f" and {len(rest) - len(shown)} more" if len(rest) > len(shown) else "")
             within = "more" if lead.clear else "not more"
             return f"{first}; {by}, {within} than its error. These examples do not tell it from {named}."
-        return f"{first}; {by}, more than its error (95 % interval), and so is that over each other model."
+        others = ", and so is that over each other model" if len(self.behind()) > 2 else ""
+        return f"{first}; {by}, more than its error (95 % interval){others}."
+
+    @property
+    def title(self) -> str:
+        """What was ranked for what."""
+        return f"{plural(len(self), 'model')} for {self.data}"
 
     def __str__(self) -> str:
         width = terminal_width()
-        lines = [
-            wrapped(f"{len(self)} models for {self.data}: {self.examples:,} examples, {self.classes} classes", width)
-        ]
+        lines = [wrapped(f"{self.title}: {plural(self.examples, 'example')}, {self.classes} classes", width)]
         lines += ["", *grid(self.models, self.columns(), self.cells(), width), "", wrapped(self.conclusion, width)]
         lines += [wrapped(line, width) for line in (*self.reasons(), self.cost_in_words)]
         return "\n".join([*lines, *(wrapped(f"warning: {warning}", width) for warning in self.warnings)])

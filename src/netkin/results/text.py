@@ -6,15 +6,15 @@ Layers whose names do not fit get numbers, so that a shortened name is never tak
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netkin.results.identifiers import brief, told_apart
 from netkin.results.listings import (
     NOT_ASKED,
     by_name,
@@ -22,6 +22,7 @@ from netkin.results.listings import (
     has_classes,
     has_networks,
     is_apart,
+    is_of_tasks,
     is_worth,
     listed_pairs,
     listing,
@@ -107,11 +108,28 @@ def summary_as_text(comparisons: Comparisons) -> str:
     width, models = terminal_width(), comparisons.models
     apart = any(set(one.layers_a).isdisjoint(one.layers_b) for one in comparisons.values())
     means = f"means over layers of the same name{', or over best matches where none is shared' if apart else ''}"
-    lines = [wrapped(f"{len(models)} models, {len(comparisons)} pairs: {means}", width)]
+    tasks = all(is_of_tasks(table) for one in comparisons.values() for table in one.tables.values())
+    counted = f"{plural(len(models), 'task' if tasks else 'model')}, {plural(len(comparisons), 'pair')}"
+    lines = [wrapped(f"{counted}: {means}", width)]
     for measure in comparisons.measures:
-        lines += ["", measure, *grid(models, models, cells(comparisons.summary(measure)), width)]
+        lines += ["", measure, *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
     note = buckets_note(list(comparisons.values()))
     return "\n".join([*lines, *(["", wrapped(f"warning: {note}", width)] if note else [])])
+
+
+def _summary_cells(means: np.ndarray) -> list[list[str]]:
+    """Return means with two to four decimals, as many as show two digits of what lies off the diagonal."""
+    apart = np.abs(means[~np.eye(len(means), dtype=bool)])
+    known = apart[np.isfinite(apart) & (apart > 0)]
+    if _style(means) != ".2f" or not known.size:
+        return cells(means)
+    decimals = int(np.clip(1 - np.floor(np.log10(np.median(known))), 2, 4))
+    return [[_cell(value, f".{decimals}f") for value in row] for row in means.tolist()]
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number of things, as in "1 pair" and "2,000 pairs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def buckets_note(comparisons: Sequence[Comparison]) -> str:
@@ -206,25 +224,17 @@ def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], 
     return lines if len(lines[0]) <= width else list(_numbered(rows, columns, entries, width))
 
 
-def brief(names: Sequence[str]) -> list[str]:
-    """Return the names with the parts that all of them share as dots, unless that would make two of them alike.
-
-    Example:
-        >>> brief(["encoder.layer.0.out.dense", "encoder.layer.0.out.norm", "encoder.layer.1.out.norm"])
-        ['…0…dense', '…0…norm', '…1…norm']
-    """
-    parts = [name.split(".") for name in names]
-    shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
-    dotted = (".".join("…" if part in shared else part for part in own) for own in parts)
-    short = [re.sub(r"\.?…[.…]*", "…", name) for name in dotted]
-    return short if len(set(short)) == len(names) and "…" not in short else list(names)
-
-
 def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> Iterator[str]:
     """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
-    whole, limit = [f"{i} {name}" for i, name in enumerate(brief(rows), start=1)], max(width // 3, 12)
-    labels = [_cut(label, limit) for label in whole]
+    whole, limit = _listed(brief(rows)), max(width // 3, 12)
+    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
+    labels = [_cut(label, limit) for label in short]
+    named = _block(labels, list(columns), entries)
+    if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
+        yield from named
+        yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
+        return
     many = max((width - max(map(len, labels))) // cell, 1)
     for start in range(0, len(columns), many):
         numbers = [str(i + 1) for i in range(start, min(start + many, len(columns)))]
@@ -235,13 +245,13 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
 def _legend(rows: Sequence[str], columns: Sequence[str], readable: bool, width: int) -> Iterator[str]:
     """Say what the numbers stand for, unless the rows' labels say it."""
     if not readable:
-        yield wrapped(f"rows: {_listed(rows)}", width)
+        yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
     same = tuple(rows) == tuple(columns)
-    yield wrapped("columns have the numbers of the rows" if same else f"columns: {_listed(columns)}", width)
+    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(_listed(columns))}", width)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"{i} {name}" for i, name in enumerate(names, start=1))
+def _listed(names: Iterable[str]) -> list[str]:
+    return [f"{i} {name}" for i, name in enumerate(names, start=1)]
 
 
 def _fits(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> bool:

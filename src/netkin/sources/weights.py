@@ -165,7 +165,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
             f"{str(path)!r} holds more than tensors ({what}), and netkin runs nothing that comes in a file; "
             "save `model.state_dict()` alone, or as safetensors."
         )
-    return f"{str(path)!r} is damaged or not a weights file; save `model.state_dict()` with torch or as safetensors."
+    what = "a file of netkin's and no" if path.suffix == ".netkin" else "damaged or not a"
+    return f"{str(path)!r} is {what} weights file; save `model.state_dict()` with torch or as safetensors."
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

@@ -122,9 +122,17 @@ class LayerEmbeddings(Statistic):
         self._layers = {name: ProductSums() for name in self.names}
 
     def update(
-        self, features: Mapping[str, Any], gradients: Mapping[str, Any], numbers: np.ndarray | None = None
+        self,
+        features: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        numbers: np.ndarray | None = None,
+        contents: np.ndarray | None = None,
     ) -> None:
-        """Fold in the features and gradients of a batch; `numbers` are those of its examples, by default counted on."""
+        """Fold in the features and gradients of a batch.
+
+        `numbers` are those of its examples, by default counted on. Buckets follow from `contents`, numbers that tell
+        what the examples are, so that their order does not matter; without them from `numbers`.
+        """
         for rows in (features, gradients):
             refuse_missing(self.names, rows)
         count = len(next(iter(features.values())))
@@ -133,7 +141,8 @@ class LayerEmbeddings(Statistic):
         self.features.update({name: f for name, (f, _) in pairs.items()}, ids)
         self.gradients.update({name: g for name, (_, g) in pairs.items()}, ids)
         devices = {f.device for f, _ in pairs.values()} if self.buckets else ()
-        placings = {one: Placing(SketchSettings(self.buckets, seed=self.seed), ids, one) for one in devices}
+        what = ids if contents is None else contents
+        placings = {one: Placing(SketchSettings(self.buckets, seed=self.seed), what, one) for one in devices}
         for name, (f, g) in pairs.items():
             dtype = summing_dtype(f.device)
             fresh = ProductSums.of(f.to(dtype), g.to(dtype), placings.get(f.device))

@@ -24,7 +24,7 @@ import torch
 from scipy.sparse import csc_matrix
 from torch import Tensor
 
-from netkin.arrays import summing_dtype
+from netkin.arrays import as_matrix, summing_dtype
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.statistics.collector import (
     Collector,
@@ -110,7 +110,7 @@ class BucketSums(Stored):
         self.buckets, self.n, self.width = buckets, 0, 0
         self.parts: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
-        self.signs: Tensor | None = None
+        self.signs: Any = None  # until the first batch tells the device
 
     def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
         """Add rows of each part to their buckets."""
@@ -137,8 +137,6 @@ class BucketSums(Stored):
         if not (self.n and other.n):
             return deepcopy(self if self.n else other)  # sums grow in their place
         made.n, made.width = self.n + other.n, self.width
-        assert self.signs is not None
-        assert other.signs is not None
         made.signs = self.signs + other.signs
         for part, sums in self.parts.items():
             add = _sum_of_classes if part in LABELS else torch.add
@@ -231,8 +229,9 @@ class LayerSketches(Collector):
 
     def _parts(self, found: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
         """Return what is summed of a batch."""
-        f, g = (found.get(name) for name in ("features", "gradients"))
-        layer, width = self._layers[key], next(iter(found.values())).shape[1]
+        given = {name: as_matrix(one, name_of(key), check=False).detach() for name, one in found.items()}
+        f, g = (given.get(name) for name in ("features", "gradients"))
+        layer, width = self._layers[key], next(iter(given.values())).shape[1]
         refuse_other_width(key, width, layer.width or width)
         layer.width = width
         made = {}
@@ -251,7 +250,6 @@ class LayerSketches(Collector):
     def side(self, key: Key) -> KernelSide:
         """Return the sketch of one layer, as kernels are read from it."""
         own = self.sums(key)
-        assert own.signs is not None
         if key not in self._sides:
             parts = {part: sums for part, sums in own.parts.items() if part not in LABELS}
             self._sides[key] = KernelSide(label(key), parts, own.totals, own.signs, own.n)
@@ -265,6 +263,9 @@ class LayerSketches(Collector):
         own = self._layers[key]
         if not own.n:
             raise NoValue(f"{label(key)} was fed no rows, or no path leads from it to the loss.")
+        strange = [part for part, total in own.totals.items() if not bool(total.isfinite().all())]
+        if strange:  # seen here and not batch by batch, for which a GPU would be waited for
+            raise ValueFault(f"{strange[0]} of {label(key)} hold NaN or Inf; mend the model or leave those out.")
         return own
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Sketch:

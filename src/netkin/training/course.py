@@ -153,9 +153,10 @@ class Loaded:
         elif isinstance(data, IterableDataset):
             self.data = DataLoader(data, recipe.batch, drop_last=recipe.drop_last)
         elif not isinstance(data, Iterable) or isinstance(data, (str, bytes, Tensor, Mapping)):
+            hint = " `nk.load_data` makes data of a text." if isinstance(data, str) else ""
             raise ValueFault(
-                f"`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
-                f"{type(data).__name__}."
+                "`data` must be arrays `(inputs, labels)`, a data set, or a loader of batches; got "
+                f"{type(data).__name__}.{hint}"
             )
         elif iter(data) is data:
             raise ValueFault("`data` can be read only once; pass a loader or a list, which begin anew each epoch.")

@@ -51,7 +51,7 @@ class Saving:
     @classmethod
     @contextmanager
     def opened(cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool) -> Iterator[Saving]:
-        """Give the place of a training; what another process is at, or what holds anything else, is refused."""
+        """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
         files.refuse_output(path, KIND, overwrite=overwrite)
         job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
         saving = cls(path, identity, overwrite, job)
@@ -103,7 +103,7 @@ def identity_of(
     seed_all(model, seed, -1)
     still = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     names = [getattr(hook, "name", type(hook).__qualname__) for hook in hooks]
-    codes = [(hook.settings, [_does(getattr(hook, name)) for name in METHODS]) for hook in hooks]
+    codes = [(hook.settings, [_code_of(getattr(hook, name)) for name in METHODS]) for hook in hooks]
     return {
         "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
         "seed": str(seed),
@@ -130,10 +130,10 @@ def form_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _does(method: Any) -> Any:
-    """Return what a method of a hook does, but for objects that it reads, as these may change while it works."""
+def _code_of(method: Any) -> Any:
+    """Return the code and the plain settings of a hook's method; objects that it reads may change while it works."""
     if isinstance(method, partial):
-        return [_does(method.func), _plain([*method.args, *method.keywords.values()])]
+        return [_code_of(method.func), _plain([*method.args, *method.keywords.values()])]
     function = getattr(method, "__func__", method)
     if not isinstance(function, FunctionType):  # a callable object, or a builtin
         function = vars(type(function)).get("__call__")

@@ -68,6 +68,32 @@ def test_one_pass_gives_all_numbers(convnet, pictures):
     assert made.sketched("0").norm != made.embedding("0").norm
 
 
+def test_sketched_norms_do_not_depend_on_the_order_or_the_batches(convnet, pictures):
+    orders = ([pictures], [pictures[5:], pictures[:5]], [pictures.flip(0)])
+    made = [nk.layer_embeddings(convnet, data, buckets=4) for data in orders]
+    for name in made[0].names:
+        norms = [one.sketched(name).norm for one in made]
+        assert norms == pytest.approx([norms[0]] * 3, rel=1e-10)
+        assert norms[0] != pytest.approx(made[0].embedding(name).norm, rel=1e-3)  # buckets are shared
+
+
+def test_inference_mode_around_a_call_changes_nothing():
+    torch.manual_seed(0)
+    model, inputs, labels = fisher_worlds.Twice(), torch.randn(12, 4), torch.arange(12) % 3
+    calls = [
+        lambda data: nk.gradients(model, None, data)["first"].sum().item(),
+        lambda data: nk.layer_embeddings(model, data, buckets=8).sketched("first").norm,
+        lambda data: float(nk.kernel_ridge(model, data).fits["first"].coefficients.sum()),
+        lambda data: nk.transfer_scores(model, data, ["kernel_ridge"])["kernel_ridge"],
+        lambda data: nk.task2vec(model, data).values.sum(),
+        lambda data: nk.fisher_rao_norm(model, data, labels="labels"),
+    ]
+    plain = [call([(inputs, labels)]) for call in calls]
+    with torch.inference_mode():
+        inside = [call([(inputs.clone(), labels.clone())]) for call in calls]
+    assert inside == pytest.approx(plain, rel=1e-12)
+
+
 def test_a_hugging_face_classifier_is_taken():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

@@ -297,6 +297,20 @@ def test_outputs_without_a_choice_or_a_number_are_refused(rows):
         task2vec(model, rows, outputs="multilabel")
 
 
+def test_a_model_that_can_not_be_trained_is_refused_in_a_sentence(rows):
+    class Overwriting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, batch):
+            hidden = self.first(batch).exp()
+            return self.head(hidden.add_(1))  # over what the gradient of exp needs
+
+    with pytest.raises(ForwardError, match="the gradient can't be taken: .*inplace operation.*instead[.]$"):
+        task2vec(Overwriting(), rows.float())
+
+
 def test_a_network_that_is_all_head_is_refused(rows):
     with pytest.raises(ValueFault, match="only layer with weights is its head"):
         task2vec(nn.Linear(4, 3).double(), rows)

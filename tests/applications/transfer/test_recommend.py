@@ -200,6 +200,22 @@ def test_what_a_model_can_not_do_leaves_a_hole(models, data):
         recommend({"wide": wide}, data, progress=False)
 
 
+def test_features_that_the_loss_does_not_reach_leave_a_hole_for_gradients(data):
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.side, self.head = nn.Linear(6, 5), nn.Linear(6, 4)
+
+        def forward(self, inputs):
+            self.side(inputs)
+            return self.head(inputs)
+
+    ranking = recommend({"aside": Aside()}, data, score="knn", scores=["kernel_ridge"], layers="side", progress=False)
+    assert 0 < ranking["aside"] <= 1
+    with pytest.raises(NoValue, match="no path leads from layer 'side' to the loss; choose layers"):
+        ranking["aside", "kernel_ridge"]
+
+
 def test_models_are_left_as_they_were(models, data):
     model = models["half"].train()
     before = {name: one.clone() for name, one in model.state_dict().items()}

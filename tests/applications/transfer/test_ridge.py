@@ -374,5 +374,5 @@ def test_what_can_not_be_fitted_is_refused():
     with pytest.raises(ValueFault, match="there are 3 classes, 0 to 2, and a label is 3"):
         kernel_ridge(model, batches, buckets=32).accuracy([(inputs, labels + 1)])
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    with pytest.raises(ShapeError, match="layer '0' gave 32 rows for 8 examples.*shape='pool'"):
+    with pytest.raises(ShapeError, match="layer '0' gives 32 rows for 8 examples.*choose .pool"):
         kernel_ridge(conv, [(torch.randn(8, 1, 4, 4), labels[:8])], layers="0", shape="positions")

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from netkin.errors import ForwardError, ShapeError
-from netkin.progress import ProgressOption, reported
-from netkin.representations.activations import Reader
-from netkin.representations.gradients import Loss, Taps, Target
-from netkin.representations.guests import guest
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of
-from netkin.representations.layers import Spec, layer_label
+from netkin.identity.data import contents
+from netkin.progress import ProgressOption
+from netkin.representations.gradients import Loss, ModelReading, Rows, Target
+from netkin.representations.inputs import Forward, Transform, batch_length
+from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.statistics.outer_products import LayerEmbeddings
 
@@ -63,24 +60,17 @@ def layer_embeddings(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
     wanted = Target(target, beta, outputs)
-    taps, made, seen = Taps(model, [wanted]), None, 0
-    read = Reader(model, layers, shape=shape, forward=forward, transform=transform, taps=taps)
-    with guest(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            features, gradients, count = read(batch), read.gradients[wanted], batch_length(batch)
-            if taps.severed and not read.by_default:
-                raise ForwardError(f"{next(iter(taps.severed.values()))}; choose layers that the model's output needs.")
-            kept = {name: rows for name, rows in features.items() if name in gradients}
-            if not kept:
-                raise ForwardError(
-                    "no path leads from any of the default layers to the loss; name layers that have one."
-                )
-            _refuse_several_rows(kept, count, read.shapes)
-            made = made or LayerEmbeddings(list(kept), sample=sample, buckets=buckets, seed=seed)
-            made.update(kept, gradients, seen + np.arange(count))
-            seen += count
-    assert made is not None  # data without batches were refused
-    return made
+    reading = ModelReading(model, wanted, shape, forward, transform, exact_model, one_row=True)
+    made = list[LayerEmbeddings]()
+
+    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+        if not made:
+            made.append(LayerEmbeddings(list(features), sample=sample, buckets=buckets, seed=seed))
+        what = contents(batch, batch_length(batch)).cpu().numpy() if buckets else None
+        made[0].update(features, gradients, contents=what)
+
+    reading.run(take, data, layers, examples, progress)
+    return made[0]
 
 
 def mean_embedding_norm(model: nn.Module, data: Any, layers: Spec = None, **options: Any) -> dict[str, float]:
@@ -109,12 +99,3 @@ def adaptation_score(model: nn.Module, data: Any, layers: Spec = None, **options
     """
     made = layer_embeddings(model, data, layers, **options)
     return {name: made.embedding(name).adaptation_score for name in made.names}
-
-
-def _refuse_several_rows(rows: Mapping[str, Tensor], count: int, shapes: Mapping[str, str]) -> None:
-    for name, own in rows.items():
-        if len(own) != count:
-            raise ShapeError(
-                f"{layer_label(name)} gives {len(own):,} rows for {count:,} examples with the shape {shapes[name]!r}; "
-                "an embedding takes one row for an example: choose 'pool', 'mean', 'cls' or 'flatten'."
-            )

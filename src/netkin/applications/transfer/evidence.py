@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from netkin.arrays import as_matrix
 from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity.data import DataDigest
-from netkin.progress import ProgressOption, reported
-from netkin.representations import Reader, guest, layers
-from netkin.representations.gradients import Taps, Target, logits_of
-from netkin.representations.inputs import Forward, Transform, batches_of, call, inputs_of, labels_of
+from netkin.progress import ProgressOption
+from netkin.representations import layers
+from netkin.representations.gradients import ModelReading, Rows, Target, logits_of
+from netkin.representations.inputs import Forward, Transform, call, inputs_of, labels_of
 
 Array = np.ndarray
 
@@ -132,21 +132,18 @@ def evidence_of(
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         gradients: whether to take the gradients of the tempered loss at the features, by a backward pass.
     """
-    chosen, target, read = layer or feature_layer(model), Target(), _Reading(forward)
-    taps = Taps(model, [target]) if gradients else None
-    reader = Reader(model, [chosen], forward=read.forward, transform=transform, taps=taps)
-    with guest(model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            rows = reader(batch)[chosen]
-            read.add(batch, rows, reader.gradients[target][chosen] if gradients else None)
+    chosen = layer or feature_layer(model)
+    read = _Reading(chosen, forward)
+    reading = ModelReading(model, Target() if gradients else None, None, read.forward, transform)
+    reading.run(read.add, data, [chosen], examples, progress)
     return read.evidence()
 
 
 class _Reading:
     """What is kept of a pass: the model's outputs are noted as it runs, and cut to what scores read."""
 
-    def __init__(self, forward: Forward | None):
-        self._forward, self._outputs = forward, list[Any]()
+    def __init__(self, layer: str, forward: Forward | None):
+        self._layer, self._forward, self._outputs = layer, forward, list[Any]()
         self._rows, self._labels, self._pulls = list[Tensor](), list[Tensor](), list[Tensor]()
         self._logits, self._digest = list[Tensor | None](), DataDigest(labels=True)
 
@@ -164,8 +161,8 @@ class _Reading:
             ) from fault
         return self._outputs[-1]
 
-    def add(self, batch: Any, rows: Tensor, pulls: Tensor | None) -> None:
-        given = labels_of(batch)
+    def add(self, batch: Any, features: Rows, gradients: Rows) -> None:
+        rows, pulls, given = features[self._layer], gradients.get(self._layer), labels_of(batch)
         if given is None:
             raise ValueFault("a transfer score needs labels, and the batches hold none; give (inputs, labels).")
         start = self._digest.count

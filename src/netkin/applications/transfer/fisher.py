@@ -19,7 +19,7 @@ from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader
-from netkin.representations.gradients import Taps, Target, logits_of
+from netkin.representations.gradients import Taps, Target, logits_of, pulling
 from netkin.representations.guests import guest
 from netkin.representations.hooks import watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
@@ -89,12 +89,12 @@ def task2vec(
     Target("labels", outputs=outputs)  # refuses kinds of outputs that there are not
     _refuse_draws(samples, outputs)
     fisher, seen = None, 0
-    with guest(model, exact=exact_model):
+    with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
             if fisher is None:
                 names = _backbone(model, backbone, batch, forward, transform)
                 fisher = _Fisher(model, names, forward, outputs, samples, seed)
-            fisher.add(prepared(model, batch, transform), seen)
+            fisher.add(Taps.lend(prepared(model, batch, transform)), seen)
             seen += batch_length(batch)
     assert fisher is not None  # data without batches were refused
     return fisher.embedding(seen)
@@ -183,7 +183,8 @@ class _Fisher:
             except RuntimeError:  # the model does what can't be done for many examples at once; one alone may work
                 self.at_once = False
         for draw, *own in zip(draws, *tensors, strict=True):
-            self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
+            with pulling():
+                self._sum([one.unsqueeze(0) for one in self._of_one_alone(rebuild(own), draw)])
 
     def _sum(self, found: Sequence[Tensor]) -> None:
         for total, fresh in zip(self.sums, found, strict=True):

@@ -11,7 +11,7 @@ from netkin.applications.transfer.fisher import filter_weights, refuse_odd_outpu
 from netkin.arrays import refuse_non_finite, summing_dtype
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported
-from netkin.representations.gradients import Target, logits_of
+from netkin.representations.gradients import Taps, Target, logits_of
 from netkin.representations.guests import guest
 from netkin.representations.inputs import Forward, Transform, batches_of, call, labels_of, prepared
 from netkin.representations.layers import unwrapped
@@ -65,9 +65,9 @@ def fisher_rao_norm(
         )
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     factor, total, seen = _layer_count(model, depth), 0.0, 0
-    with guest(model, exact=exact_model):
+    with torch.inference_mode(False), guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            batch = prepared(model, batch, transform)
+            batch = Taps.lend(prepared(model, batch, transform))
             logits = logits_of(call(model, batch, forward)).detach()
             refuse_non_finite(logits, "the model's output")
             squares = _squared_products(logits, labels_of(batch), labels, target)

@@ -12,7 +12,7 @@ that a new example needs no label.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,20 +22,16 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.arrays import summing_dtype
-from netkin.errors import ForwardError, NoValue, ShapeError, ValueFault
+from netkin.errors import NoValue, ValueFault
 from netkin.identity import weights_digest
 from netkin.identity.data import contents
-from netkin.progress import ProgressOption, reported
-from netkin.representations import Reader, guest
-from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
+from netkin.progress import ProgressOption
+from netkin.representations.gradients import ModelReading, Rows, Target
+from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
 from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
-
-Rows = dict[str, dict[str, Tensor]]  # of each layer the features and, where they are wanted, the gradients
-Take = Callable[[Any, Rows], None]
 
 KIND = "kernel ridge"  # of a file
 RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples
@@ -98,7 +94,8 @@ def kernel_ridge(
     if classes is not None and not 2 <= classes <= buckets:
         raise ValueFault(f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.")
     settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
-    reading = ModelReading(model, parts, Target("tempered", beta, outputs), shape, forward, transform)
+    target = Target("tempered", beta, outputs)
+    reading = _reading(model, kernel, target, {"shape": shape, "forward": forward, "transform": transform})
     sketches = _sketched(reading, train, layers, settings, classes, examples, progress)
     fits, left_out = {}, {}
     for name in map(str, sketches.names):
@@ -109,7 +106,7 @@ def kernel_ridge(
             left_out[name] = f"layer {name!r}: {fault}"
     if left_out and (layers is not None or not fits):
         raise NoValue(next(iter(left_out.values())))
-    return KernelRidge(reading, seed, fits, classes or len(next(iter(fits.values())).coefficients), left_out)
+    return KernelRidge(reading, seed, target, fits, classes or len(next(iter(fits.values())).coefficients), left_out)
 
 
 @dataclass(frozen=True)
@@ -177,37 +174,12 @@ def held_out_error(values: Tensor, vectors: Tensor, turned: Tensor, ridge: float
 
 
 @dataclass(frozen=True)
-class ModelReading:
-    """How a model is read: what a kernel asks for, the loss of the gradients, and what one example is."""
-
-    model: nn.Module
-    parts: tuple[str, ...]
-    target: Target
-    shape: Any = None
-    forward: Forward | None = None
-    transform: Transform | None = None
-
-    def run(
-        self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
-    ) -> None:
-        """Call `take` with each batch, and with the features and gradients of its examples by layer."""
-        taps = None if self.parts == ("features",) else Taps(self.model, [self.target])
-        options: dict[str, Any] = {"shape": self.shape, "forward": self.forward, "transform": self.transform}
-        read = Reader(self.model, layers, taps=taps, **options)
-        with guest(self.model), read.open():
-            for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-                features = read(batch)
-                _refuse_rows(features, batch_length(batch))
-                rows = {name: {"features": one} for name, one in features.items()}
-                take(batch, rows if taps is None else _both(read, taps, features, self.target))
-
-
-@dataclass(frozen=True)
 class KernelRidge:
     """Classifiers at layers of a model, each fitted to the sketched kernel of labelled data."""
 
     reading: ModelReading
     seed: int
+    target: Target
     fits: Mapping[str, LayerRidge]
     classes: int
     left_out: Mapping[str, str] = field(default_factory=dict)  # why default layers have no fit
@@ -227,9 +199,10 @@ class KernelRidge:
         """Return the class of the highest score for each example, at each layer."""
         found: dict[str, list[np.ndarray]] = {name: [] for name in self.fits}
 
-        def take(batch: Any, rows: Rows) -> None:
+        def take(batch: Any, features: Rows, gradients: Rows) -> None:
             for name, fit in self.fits.items():
-                found[name].append(self._scores(fit, rows[name]).argmax(1).cpu().numpy())
+                guess = self._scores(fit, features[name], gradients.get(name)).argmax(1)
+                found[name].append(guess.cpu().numpy())
 
         self.reading.run(take, data, self.layers, examples, progress)
         return {name: np.concatenate(classes) for name, classes in found.items()}
@@ -238,11 +211,12 @@ class KernelRidge:
         """Return the share of labelled examples whose class is predicted right, at each layer."""
         right, counts = dict.fromkeys(self.fits, 0), list[int]()
 
-        def take(batch: Any, rows: Rows) -> None:
+        def take(batch: Any, features: Rows, gradients: Rows) -> None:
             labels = torch.from_numpy(_labels(batch, self.classes))
             counts.append(len(labels))
             for name, fit in self.fits.items():
-                right[name] += int((self._scores(fit, rows[name]).argmax(1).cpu() == labels).sum())
+                guess = self._scores(fit, features[name], gradients.get(name)).argmax(1)
+                right[name] += int((guess.cpu() == labels).sum())
 
         self.reading.run(take, data, self.layers, examples, progress)
         return {name: one / sum(counts) for name, one in right.items()}
@@ -254,7 +228,7 @@ class KernelRidge:
         plain = reading.shape is None or isinstance(reading.shape, str)
         header = {
             "kernel": next(iter(self.fits.values())).kernel, "ridge": self.ridge, "seed": self.seed,
-            "classes": self.classes, "beta": reading.target.beta, "outputs": reading.target.outputs,
+            "classes": self.classes, "beta": self.target.beta, "outputs": self.target.outputs,
             "shape": reading.shape if plain else None, "left_out": dict(self.left_out),
             "functions": [name for name, one in custom.items() if one is not None] + ([] if plain else ["shape"]),
             "weights": weights_digest(reading.model),
@@ -265,9 +239,8 @@ class KernelRidge:
             arrays |= {f"{place}/{name}": one.numpy() for name, one in tensors.items()}
         files.write(path, KIND, header, arrays, overwrite=overwrite)
 
-    def _scores(self, fit: LayerRidge, rows: Mapping[str, Tensor]) -> Tensor:
-        f, g = rows["features"], rows.get("gradients")
-        return fit.scores({part: sketched_part(part, f, g, self.seed) for part in self.reading.parts})
+    def _scores(self, fit: LayerRidge, features: Tensor, gradients: Tensor | None) -> Tensor:
+        return fit.scores({part: sketched_part(part, features, gradients, self.seed) for part in fit.sums})
 
 
 def load_kernel_ridge(
@@ -302,7 +275,7 @@ def load_kernel_ridge(
         raise ValueFault(f"{str(path)!r} was made with a `{lacks[0]}` that no file can hold; pass the same.")
     if model is None or weights_digest(model) != weights:
         raise ValueFault(f"{str(path)!r} reads the model with the weights {weights}; pass that model.")
-    return KernelRidge(ModelReading(model, KERNELS[header["kernel"]], target, **given), seed, fits, classes, left_out)
+    return KernelRidge(_reading(model, header["kernel"], target, given), seed, target, fits, classes, left_out)
 
 
 def _unpacked(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, LayerRidge]:
@@ -318,6 +291,11 @@ def _unpacked(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> di
     return fits
 
 
+def _reading(model: nn.Module, kernel: str, target: Target, options: Mapping[str, Any]) -> ModelReading:
+    """Return how a model is read: without gradients where the kernel asks for none."""
+    return ModelReading(model, None if kernel == "features" else target, one_row=True, **options)
+
+
 def _sketched(
     reading: ModelReading,
     data: Any,
@@ -330,14 +308,13 @@ def _sketched(
     """Return the sketches of labelled data, of two classes or more."""
     made, seen = list[LayerSketches](), set[int]()
 
-    def take(batch: Any, rows: Rows) -> None:
+    def take(batch: Any, features: Rows, gradients: Rows) -> None:
         labels = _labels(batch, classes)
         seen.update(np.unique(labels).tolist())
         if not made:
-            made.append(LayerSketches(list(rows), settings))
-        fed: dict[str, Any] = {"outputs": dict.fromkeys(rows, (None, labels))}
-        for feed, part in (("activations", "features"), ("gradients", "gradients")):
-            fed[feed] = {name: one[part] for name, one in rows.items() if part in one}
+            made.append(LayerSketches(list(features), settings))
+        outputs = dict.fromkeys(features, (None, labels))
+        fed = {"activations": features, "gradients": gradients, "outputs": outputs}
         made[0].update(fed, contents(batch, len(labels)).cpu().numpy())
 
     reading.run(take, data, layers, examples, progress)
@@ -346,29 +323,9 @@ def _sketched(
     return made[0]
 
 
-def _both(read: Reader, taps: Taps, features: Mapping[str, Tensor], target: Target) -> Rows:
-    """Return the layers that have gradients with both; refuse one without that was asked for."""
-    gradients = read.gradients[target]
-    if taps.severed and not (read.by_default and gradients):
-        raise ForwardError(f"{next(iter(taps.severed.values()))}; choose layers that the model's output needs.")
-    return {
-        name: {"features": one, "gradients": gradients[name]} for name, one in features.items() if name in gradients
-    }
-
-
 def _labels(batch: Any, classes: int | None) -> np.ndarray:
     """Return the labels of a batch; refuse those of other classes than the first `classes`."""
     labels = class_labels(labels_of(batch), batch_length(batch))
     if classes is not None and labels.max() >= classes:
         raise ValueFault(f"there are {classes:,} classes, 0 to {classes - 1}, and a label is {labels.max()}.")
     return labels
-
-
-def _refuse_rows(rows: Mapping[str, Tensor], count: int) -> None:
-    """Refuse a layer that gives several rows for an example."""
-    for name, one in rows.items():
-        if len(one) != count:
-            raise ShapeError(
-                f"layer {name!r} gave {len(one):,} rows for {count:,} examples, and a class is predicted from one row "
-                "each; take shape='pool', 'mean' or 'flatten'."
-            )

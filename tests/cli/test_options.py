@@ -1,7 +1,7 @@
 import click
 import pytest
 
-from netkin.cli.sizes import as_bytes
+from netkin.cli.options import as_bytes
 
 
 @pytest.mark.parametrize(
