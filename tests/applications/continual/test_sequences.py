@@ -70,10 +70,9 @@ def test_a_sequence_that_stopped_and_goes_on_ends_as_one_that_did_not(method, ta
 def test_a_process_that_was_killed_is_continued_bit_for_bit(tasks, tmp_path):
     whole, path = learn_tasks(small_net, tasks, "ewc", **RECIPE), tmp_path / "run.netkin"
     torch.save([(task.name, task.train, task.test, task.classes) for task in tasks], tmp_path / "tasks.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), str(tmp_path / "tasks.pt"), str(torch.get_num_threads())], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    words = [str(path), str(tmp_path / "tasks.pt"), str(torch.get_num_threads())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, text=True, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     found = learn_tasks(small_net, tasks, "ewc", save=path, **RECIPE)
     np.testing.assert_array_equal(found.record.accuracies, whole.record.accuracies)
@@ -93,7 +92,7 @@ def test_a_sequence_that_is_done_is_not_learnt_again(tasks, tmp_path, monkeypatc
 def test_another_sequence_in_the_same_place_is_refused(change, tasks, tmp_path):
     call = {"save": tmp_path / "run.netkin", **RECIPE}
     learn_tasks(small_net, tasks[:1], **call)
-    with pytest.raises(FileFault, match="holds a continual that differs in"):
+    with pytest.raises(FileFault, match="holds a task sequence that differs in"):
         learn_tasks(small_net, tasks[:1], **call | change)
     learn_tasks(small_net, tasks[:1], **call | change, overwrite=True)
 

@@ -101,7 +101,7 @@ def learn_tasks(
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
     total, rows = len(numbers) * len(found), []
     with (
-        Job.beside(save, "continual", identity, call=call, overwrite=overwrite) as job,
+        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite) as job,
         reporting(total, f"learning by {method}", "tasks", progress) as report,
     ):
         for position, learner in enumerate(learners.values()):
@@ -173,7 +173,7 @@ def _record(
         method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
         seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
         options={name: str(value) for name, value in first.settings.items()}, version=__version__,
-        warnings=tuple(notes), provenance={name: str(value) for name, value in identity.items()},
+        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("network", "tasks")},
     )  # fmt: skip
 
 
