@@ -90,12 +90,16 @@ def whole(tmp_path_factory):
         recorder.save(folder / "recording")
         atoms = nn.Sequential(nk.AtomConv2d(1, 2, 3, atoms=2), nn.Flatten(), nn.Linear(2, 3))
         clients = {name: (torch.randn(4, 1, 3, 3, generator=draw), torch.arange(4) % 3) for name in ("first", "second")}
+        tasks = [nk.Task(name, one, one, 3) for name, one in clients.items()]
+        learnt = nk.learn_tasks(atoms, tasks, epochs=1)
+        learnt.record.save(folder / "task accuracies")
+        nk.ensemble_tasks(learnt, 1, epochs=1).save(folder / "task ensembles")
         nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2).save(folder / "federation")
     return folder
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "gradients", "recording", "federation")  # fmt: skip
+         "statistics", "gradients", "recording", "federation", "task accuracies", "task ensembles")  # fmt: skip
 
 
 def places(tree, path=()):

@@ -110,6 +110,9 @@ _UNLISTED = {
     "netkin.applications.subspaces": [
         "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",
     ],
+    "netkin.applications.continual": [
+        "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
+    ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

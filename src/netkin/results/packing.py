@@ -271,6 +271,8 @@ READERS: dict[str, tuple[str, str, int]] = {
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
+    "task accuracies": ("netkin.applications.continual.task_accuracies", "load_task_accuracies", 0),
+    "task ensembles": ("netkin.applications.continual.task_accuracies", "load_task_ensembles", 0),
 }
 COLLECTORS = (
     "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
@@ -282,8 +284,9 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; statistics to compare from,
-    and single collectors; a recording to make series of; a federation; a stitch, with the two `models` that it joins; a
-    compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model.
+    and single collectors; a recording to make series of; a federation; `TaskAccuracies` and `TaskEnsembles`; a
+    stitch, with the two `models` that it joins; a compressed model, with the original one; and fits of
+    `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":

@@ -1,0 +1,209 @@
+"""Tasks learnt in a row, seed by seed: a job whose finished tasks are kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from netkin import __version__, files
+from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
+from netkin.applications.continual.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
+from netkin.applications.continual.task_splits import Task, refuse_tasks
+from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
+from netkin.identity import described_call, settings_digest, weights_digest
+from netkin.jobs import Job
+from netkin.jobs.job import Part
+from netkin.progress import ProgressOption, Report, reporting
+from netkin.representations.guests import model_lock, random_states_kept
+from netkin.sources.architectures import seeded
+from netkin.sources.models import load_model
+from netkin.training import Recipe, accuracy
+from netkin.training.recipe import recipe_of
+from netkin.training.restarts import form_of, packed, unpacked
+
+Model = nn.Module | str | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class LearntTasks:
+    """Tasks that were learnt in a row: the record of it, and the network of every task."""
+
+    record: TaskAccuracies
+    tasks: tuple[Task, ...]
+    learners: Mapping[int, Learner]  # by seed
+
+    def network(self, task: str, seed: int | None = None) -> nn.Module:
+        """Return the network that answers for a task, for a seed, by default the first; a copy."""
+        learner = self.learner(seed)
+        if task not in self.record.tasks:
+            raise UnknownName(f"no task {task!r} here{did_you_mean(str(task), self.record.tasks) or '.'}")
+        return learner.network(self.record.tasks.index(task))
+
+    def learner(self, seed: int | None = None) -> Learner:
+        """Return what was learnt with a seed, by default the first."""
+        chosen = self.record.seeds[0] if seed is None else seed
+        if chosen not in self.learners:
+            raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.learners))}.")
+        return self.learners[chosen]
+
+    def __str__(self) -> str:
+        return str(self.record)
+
+
+def learn_tasks(
+    model: Model,
+    tasks: Sequence[Task],
+    method: str = "atoms",
+    recipe: Recipe | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    head: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    save: str | Path | None = None,
+    overwrite: bool = False,
+    progress: ProgressOption = None,
+    **settings: Any,
+) -> LearntTasks:
+    """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
+
+    The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
+    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit.
+
+    Args:
+        model: a network, whose copies are trained, or for other weights with each seed a name as for `nk.load_model`
+            or a function that builds one.
+        tasks: the tasks in their order, as `nk.split_tasks` makes them.
+        method: "atoms" (coefficients learn on the first task, afterwards atoms and head only), "finetune", "ewc",
+            "replay", "joint" (all tasks at once, at the end) or "separate" (a network for each task).
+        recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
+        seeds: from which weights, heads, orders and kept examples follow.
+        head: the linear layer in whose place the heads stand; by default the last one.
+        options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
+            of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
+        save: a file for the record. Beside it lies the job, with what was learnt after each task; the same call goes
+            on from there as if it had not stopped, and once all is done gives the result at once.
+        overwrite: begin anew where `save` holds anything else.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        **settings: settings of the recipe.
+    """
+    found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
+    refuse_options(method, options or {})
+    numbers = _seeds(seeds)
+    files.refuse_output(save, KIND, overwrite=overwrite)
+    learners = {seed: LEARNERS[method](_built(model, seed), head, found, seed, **(options or {})) for seed in numbers}
+    identity = _identity(learners, found, method, chosen, options or {})
+    call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
+    total, rows = len(numbers) * len(found), []
+    with (
+        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite) as job,
+        reporting(total, f"learning by {method}", "tasks", progress) as report,
+    ):
+        for position, learner in enumerate(learners.values()):
+            rows.append(_learnt(learner, chosen, job, report, (position * len(found), total)))
+        record = _record(learners, rows, found, chosen, identity)
+        if save is not None:
+            record.save(save, overwrite=overwrite)
+    return LearntTasks(record, found, learners)
+
+
+def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tuple[int, int]) -> np.ndarray:
+    """Return the accuracies of a seed, from where it stopped; what was learnt is kept after each task."""
+    name, tasks = f"seed {learner.seed}", learner.tasks
+    rows = job.recall(name, lambda part: _resumed(learner, part))
+    rows = [_tested(learner, -1)] if rows is None else rows
+    for position in range(len(tasks)):
+        if position + 1 >= len(rows):
+            if learner.learns(position):
+                learner.learn(position, recipe)
+            rows.append(_tested(learner, position))
+            values, arrays = packed(learner.state())
+            job.keep(name, {"state": values}, {**arrays, "accuracies": np.array(rows)})
+        report.update()
+        job.advance(done[0] + position + 1, done[1], "tasks")
+    return np.array(rows)
+
+
+def _resumed(learner: Learner, part: Part) -> list[list[float]]:
+    arrays = dict(part.arrays)
+    rows = arrays.pop("accuracies")
+    if rows.ndim != 2 or rows.shape[1] != len(learner.tasks) or not 2 <= len(rows) <= len(learner.tasks) + 1:
+        raise ValueError(f"its accuracies are of shape {rows.shape}")
+    learner.load(unpacked(part.values["state"], arrays))
+    for task in range(len(learner.tasks)):
+        learner.network(task)  # weights that do not fit are told as damage
+    return [list(map(float, row)) for row in rows]
+
+
+def _tested(learner: Learner, learnt: int) -> list[float]:
+    """Return the accuracy on every task after task `learnt`; -1 for before the first."""
+    if learnt >= 0 and not learner.learns(learnt):
+        return [np.nan] * len(learner.tasks)
+    with model_lock(), random_states_kept(learner.model):
+        return [_accuracy(learner.network(position), task) for position, task in enumerate(learner.tasks)]
+
+
+def _accuracy(network: nn.Module, task: Task) -> float:
+    try:
+        return accuracy(network, task.test)
+    except (RuntimeError, TypeError) as fault:
+        shape, kind = tuple(task.test[0].shape[1:]), str(task.test[0].dtype).removeprefix("torch.")
+        reason = str(fault).partition("\n")[0].rstrip(".")
+        raise ForwardError(
+            f"the network can't be run on inputs of {shape}, {kind}, of task {task.name!r}: {reason}."
+        ) from fault
+
+
+def _record(
+    learners: Mapping[int, Learner], rows: Sequence[np.ndarray], tasks: Sequence[Task], recipe: Recipe,
+    identity: Mapping[str, Any],
+) -> TaskAccuracies:  # fmt: skip
+    first = next(iter(learners.values()))
+    notes = []
+    if isinstance(first, (AtomLearner, SeparateLearner)):
+        notes.append(NO_FORGETTING.format(method=first.name))
+    if not all(first.learns(position) for position in range(len(tasks))):
+        notes.append(f"{first.name!r} trains once, with the data of all tasks: there is no accuracy on the way.")
+    return TaskAccuracies(
+        method=first.name, tasks=tuple(task.name for task in tasks), classes=tuple(task.classes for task in tasks),
+        seeds=tuple(learners), accuracies=np.stack(rows), storage=first.storage(), recipe=recipe.words,
+        options={name: str(value) for name, value in first.settings.items()}, version=__version__,
+        warnings=tuple(notes), provenance={name: str(identity[name]) for name in ("network", "tasks")},
+    )  # fmt: skip
+
+
+def _identity(
+    learners: Mapping[int, Learner], tasks: Sequence[Task], method: str, recipe: Recipe, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    forms = [[weights_digest(one.model), form_of(one.model)] for one in learners.values()]
+    return {
+        "method": f"{method}; digest {settings_digest(dict(options))}",
+        "recipe": f"{recipe.words}; digest {settings_digest(recipe)}",
+        "seeds": ", ".join(map(str, learners)),
+        "network": f"digest {settings_digest(forms)}",
+        "tasks": f"{', '.join(task.name for task in tasks)}; digest {settings_digest([t.digest() for t in tasks])}",
+    }
+
+
+def _built(model: Model, seed: int) -> nn.Module:
+    if isinstance(model, str):
+        return load_model(model, seed=seed)
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if callable(model):
+        return seeded(model, seed)
+    raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
+
+
+def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    found = tuple(seeds) if isinstance(seeds, (list, tuple, range)) else None
+    if not found or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
+        raise ValueFault(f"`seeds` are whole numbers of 0 or more, at least one, as (0, 1, 2); got {seeds!r}.")
+    if len(set(found)) < len(found):
+        raise ValueFault(f"`seeds` must be distinct; got {seeds!r}.")
+    return found

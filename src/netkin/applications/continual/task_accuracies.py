@@ -1,0 +1,266 @@
+"""What became of tasks that were learnt in a row: the accuracy on each after each, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import ShapeError, UnknownName, did_you_mean
+from netkin.results import Values
+from netkin.results.records import (
+    Record,
+    checked,
+    distinct,
+    freeze,
+    frozen_array,
+    frozen_mapping,
+    now,
+    optional,
+    plain_fields,
+    same_fields,
+)
+from netkin.results.text import HOLE, grid, terminal_width, wrapped
+
+KIND, ENSEMBLES = "task accuracies", "task ensembles"
+START = "start"
+NO_FORGETTING = (
+    "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
+    "belongs to: it forgets nothing by construction, and a BWT of 0 is no achievement."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TaskAccuracies:
+    """The accuracy on every task after each of them was learnt, for every seed: frozen and labelled.
+
+    `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
+    after task i; NaN where a method has nothing to test yet. The protocol is task-incremental: at test time the method
+    is told the task, and chooses among its classes only. `storage` counts the numbers that are kept.
+
+    `result["2-3", "0-1"]` is the accuracy on task 0-1 after task 2-3 was learnt, the mean over seeds.
+    """
+
+    method: str
+    tasks: tuple[str, ...]
+    classes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    accuracies: np.ndarray
+    storage: Mapping[str, int]
+    recipe: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    created: str = field(default_factory=now)
+    warnings: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("storage", "options", "provenance"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        freeze(self, tasks=distinct(self.tasks, "tasks"), accuracies=frozen_array(self.accuracies))
+        wanted = len(self.seeds), len(self.tasks) + 1, len(self.tasks)
+        if self.accuracies.shape != wanted or len(self.classes) != len(self.tasks) or not self.seeds:
+            raise ShapeError(
+                f"{len(self.seeds)} seeds and {len(self.tasks)} tasks need accuracies of shape {wanted} and as many "
+                f"numbers of classes; got {self.accuracies.shape} and {len(self.classes)}."
+            )
+
+    @property
+    def acc(self) -> np.ndarray:
+        """ACC of each seed: the mean accuracy over all tasks after the last, ``1/T Σ_j R[T, j]``."""
+        return self.accuracies[:, -1].mean(1)
+
+    @property
+    def bwt(self) -> np.ndarray:
+        """BWT of each seed: ``1/(T - 1) Σ_{j < T} R[T, j] - R[j, j]``; below 0 is forgetting. NaN for one task."""
+        if len(self.tasks) < 2:
+            return np.full(len(self.seeds), np.nan)
+        when_learnt = np.diagonal(self.accuracies[:, 1:], axis1=1, axis2=2)
+        return (self.accuracies[:, -1] - when_learnt)[:, :-1].mean(1)
+
+    @property
+    def fwt(self) -> np.ndarray:
+        """FWT of each seed: ``1/(T - 1) Σ_{j > 1} R[j - 1, j] - R[0, j]``, before a task against the start.
+
+        The head of a task that has not come is untrained, so that this tells little about heads of their own; how much
+        earlier tasks helped is better seen against method "separate". NaN for one task.
+        """
+        if len(self.tasks) < 2:
+            return np.full(len(self.seeds), np.nan)
+        before = np.diagonal(self.accuracies[:, :-1], axis1=1, axis2=2)
+        return (before - self.accuracies[:, 0])[:, 1:].mean(1)
+
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """Return ACC, BWT and FWT, each as (mean over seeds, standard error); NaN where there is none."""
+        return {name: _spread(getattr(self, name.lower())) for name in ("ACC", "BWT", "FWT")}
+
+    def __getitem__(self, key: tuple[str, str]) -> float:
+        """Return the accuracy on the second task after the first, or at the "start", the mean over seeds."""
+        return self.table()[key]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, TaskAccuracies) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"TaskAccuracies({self.method!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
+
+    def table(self, seed: int | None = None) -> Values:
+        """Return the accuracy matrix of a seed, or the mean over all: rows say after which task, columns on which."""
+        if seed is not None and seed not in self.seeds:
+            raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
+        chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]
+        values, rows = chosen.mean(0), (START, *self.tasks)
+        holes = {(rows[i], self.tasks[j]): "not trained yet" for i, j in zip(*np.isnan(values).nonzero(), strict=True)}
+        errors = chosen.std(0, ddof=1) / math.sqrt(len(chosen)) if len(chosen) > 1 else None
+        return Values(
+            id="accuracy", name="accuracy", parameters={}, layers_a=rows, layers_b=self.tasks, values=values,
+            errors=errors, holes=holes, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
+            conventions="task-incremental: among the classes of the task", statistic="accuracies",
+            axes=("after", "task"),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        width, mean = terminal_width(), self.accuracies.mean(0)
+        entries = [[HOLE if math.isnan(one) else f"{one:.3f}" for one in row] for row in mean]
+        told = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        lines = [wrapped(f"{len(self.tasks)} tasks learnt in a row by {self.method!r}, {told}; accuracy on", width)]
+        lines += grid(
+            [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
+        )
+        lines += ["", *(f"{name}: {_told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
+        return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
+
+    def to_pandas(self) -> Any:
+        """Return a row for each seed, task that was learnt and task that was tested."""
+        rows = [
+            (seed, after, task, float(self.accuracies[s, i, j]))
+            for s, seed in enumerate(self.seeds)
+            for i, after in enumerate((START, *self.tasks))
+            for j, task in enumerate(self.tasks)
+        ]
+        return optional("pandas").DataFrame(rows, columns=["seed", "after", "task", "accuracy"])
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        _save(self, path, KIND, overwrite)
+
+    def _storage_in_words(self) -> str:
+        return "numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TaskEnsembles:
+    """What ensembles with networks of other tasks gain, for every seed and task: frozen and labelled.
+
+    `alone` is the accuracy of the task's own network, `together` that of the ensemble, `further` a control: the own
+    network whose head was trained further for as long as all heads of the members; seeds × tasks each. `members` are
+    the tasks in each ensemble, by seed and task; `similarities` those of all tasks, seeds × tasks × tasks. `storage`
+    is how many numbers the heads of the members add.
+    """
+
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    similarity: str
+    choice: str
+    candidates: str
+    members: tuple[tuple[tuple[str, ...], ...], ...]
+    similarities: np.ndarray
+    alone: np.ndarray
+    together: np.ndarray
+    further: np.ndarray
+    storage: int
+    recipe: str = ""
+    version: str = ""
+    created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = len(self.tasks)
+        shapes = {name: (len(self.seeds), count) for name in ("alone", "together", "further")}
+        for name, shape in (shapes | {"similarities": (len(self.seeds), count, count)}).items():
+            freeze(self, **{name: frozen_array(getattr(self, name))})
+            if getattr(self, name).shape != shape or not self.seeds:
+                raise ShapeError(f"`{name}` must have shape {shape}; got {getattr(self, name).shape}.")
+        if [len(one) for one in self.members] != [count] * len(self.seeds):
+            raise ShapeError(f"`members` must list the members of {count} tasks for each of {len(self.seeds)} seeds.")
+        freeze(self, provenance=frozen_mapping(self.provenance))
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, TaskEnsembles) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        _save(self, path, ENSEMBLES, overwrite)
+
+    def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
+        """Return the tasks whose networks stand beside that of a task, for a seed, by default the first."""
+        chosen = self.seeds[0] if seed is None else seed
+        if task not in self.tasks or chosen not in self.seeds:
+            raise UnknownName(f"no task {task!r} of seed {chosen!r} here{did_you_mean(task, self.tasks) or '.'}")
+        return self.members[self.seeds.index(chosen)][self.tasks.index(task)]
+
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """Return the mean accuracy alone, together and of the control, each with its standard error over seeds."""
+        return {name: _spread(getattr(self, name).mean(1)) for name in ("alone", "together", "further")}
+
+    def __str__(self) -> str:
+        width = terminal_width()
+        columns = [own.mean(0) for own in (self.alone, self.together, self.further)]
+        entries = [
+            [*(f"{one:.3f}" for one in row), ", ".join(self.members_of(task)) or HOLE]
+            for task, *row in zip(self.tasks, *columns, strict=True)
+        ]
+        head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
+        lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", "with"], entries, width), ""]
+        lines += [f"{name}: {_told(*own)}" for name, own in self.metrics().items()]
+        return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
+
+    def to_pandas(self) -> Any:
+        """Return a row for each seed and task."""
+        rows = [
+            (seed, task, ", ".join(self.members[s][t]), self.alone[s, t], self.together[s, t], self.further[s, t])
+            for s, seed in enumerate(self.seeds)
+            for t, task in enumerate(self.tasks)
+        ]
+        return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
+
+
+def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
+    """Return the accuracies that were saved at `path`."""
+    return _loaded(TaskAccuracies, path, KIND)
+
+
+def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
+    """Return the ensembles that were saved at `path`."""
+    return _loaded(TaskEnsembles, path, ENSEMBLES)
+
+
+def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
+    own = plain_fields(record)
+    arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
+    files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
+
+
+def _loaded(record: type[Record], path: str | os.PathLike[str], kind: str) -> Record:
+    header, arrays = files.read(path, kind)
+    with files.damage_reported(path):
+        return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)
+
+
+def _spread(values: np.ndarray) -> tuple[float, float]:
+    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    return float(values.mean()), error
+
+
+def _told(value: float, error: float) -> str:
+    if math.isnan(value):
+        return HOLE
+    return f"{value:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
