@@ -172,6 +172,8 @@ def limits(stitching: dict[str, Any] | None) -> list[str]:
         "Direct stitching misses its goal: products and sums take 5 ms beside the 17 ms of the two passes for a batch",
         "of 100, and the trying out of layers, spread over all batches, 3 ms. The rest varies from process to process",
         "with how memory lies: in some, a mere copy of the first model's activations doubles the time of the passes.",
+        "Summing into buckets misses its goal: a sparse product by columns adds each row to sums that lie apart in",
+        "memory, and what is read beside it is one sum from end to end.",
         "Mini-batch CKA took 1.13 to 1.17 in several runs; the Gram matrices of all layers take the rest.",
     ]
 
