@@ -13,8 +13,8 @@ from netkin import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "click")
 EXTRAS = {
-    "figures": "matplotlib", "hf": "transformers", "images": "PIL", "lightning": "lightning", "mlflow": "mlflow",
-    "pandas": "pandas", "tensorboard": "tensorboard", "xarray": "xarray",
+    "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL", "lightning": "lightning",
+    "mlflow": "mlflow", "pandas": "pandas", "tensorboard": "tensorboard", "xarray": "xarray",
 }  # fmt: skip
 
 
