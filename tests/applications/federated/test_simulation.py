@@ -15,7 +15,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, simulation
 from netkin.applications.federated.rounds import averaged, received_updates, sampled
-from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
 from netkin.representations.filters import AtomConv2d
 
 OPTIONS = {"rounds": 3, "rate": 0.1, "batch": 4, "coefficients": "evolving"}
@@ -370,6 +370,7 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         ({"a": (torch.zeros(3, 1, 9, 9), torch.tensor([0, 1, 2]))}, {}, "can't run on the clients' examples of shape"),
         (clients(), {"test": {"c0": clients()["c0"]}}, r"it has 0 of others \(none\) and lacks 4 \('c1', 'c2'"),
         (clients(), {"rounds": 0}, "`rounds` must be a whole number of 1 or more; got 0"),
+        (clients(), {"finetune": 1.5}, "`finetune` must be a whole number of 0 or more; got 1.5"),
         (clients(), {"share": 0}, "`share` is a share of the clients, above 0 and at most 1; got 0"),
         (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
         (clients(), {"coefficients": "pretrained"}, "give `public="),
@@ -384,9 +385,8 @@ def test_bad_input_is_refused_in_a_sentence(data, options, fault):
 
 def test_a_round_in_which_every_client_fails_says_why():
     data = {name: (images * float("nan"), labels) for name, (images, labels) in clients().items()}
-    with pytest.raises(
-        ForwardError, match="all 5 clients of the round failed; of client 'c0', its training failed: the mean"
-    ):
+    words = "all 5 clients of the round failed; of client 'c0', its training failed: the mean"
+    with pytest.raises(ForwardError, match=words):
         federate(network(), data, **OPTIONS)
 
 
@@ -395,8 +395,3 @@ def test_networks_with_dropout_that_must_be_stacked_are_refused():
     with pytest.raises(NetkinError, match="can't be trained stacked"):
         federate(net, clients(), how="stacked", rounds=1)
     assert len(federate(net, clients(), how="one by one", rounds=1).rounds) == 1
-
-
-def test_finetune_must_be_a_number_of_epochs():
-    with pytest.raises(ValueFault, match="`finetune` must be a whole number of 0 or more; got 1.5"):
-        federate(network(), clients(), finetune=1.5)

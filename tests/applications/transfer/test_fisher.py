@@ -8,7 +8,6 @@ import torch
 from scipy.spatial.distance import cosine
 from torch import nn
 
-import fisher_worlds
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer import fisher
 from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
@@ -53,21 +52,6 @@ class Mixing(nn.Module):
     def forward(self, batch):
         rows = self.first(batch)
         return self.head(rows - rows.mean(0))
-
-
-@pytest.fixture
-def convnet():
-    return fisher_worlds.convnet()
-
-
-@pytest.fixture
-def pictures():
-    return fisher_worlds.pictures()
-
-
-@pytest.fixture
-def rows():
-    return fisher_worlds.rows()
 
 
 def slow_fisher(run, names, data, loss_terms, model=None):

@@ -6,26 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import fisher_worlds
 import netkin as nk
 from fisher_worlds import Twice, made, of_classes, of_many, of_numbers
 from netkin.applications.transfer.fisher_rao import fisher_rao_distance, fisher_rao_norm
 from netkin.errors import ShapeError, UnknownName, ValueFault
-
-
-@pytest.fixture
-def convnet():
-    return fisher_worlds.convnet()
-
-
-@pytest.fixture
-def pictures():
-    return fisher_worlds.pictures()
-
-
-@pytest.fixture
-def rows():
-    return fisher_worlds.rows()
 
 
 def plain(*widths, bias=False, seed=0):

@@ -133,7 +133,9 @@ class FederatedPlan:
         parts = [part for part in PARTS if any(self.parts[name] == part for name in self.travelling)]
         told = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
         told += [_LEAKS[part] for part in parts if part in _LEAKS]
-        told.append("Averages alone protect nobody: without secure aggregation or added noise each update can be read.")
+        told.append(
+            "Averaging alone gives no protection: without secure aggregation or added noise each update can be read."
+        )
         return " ".join(told) + handed
 
 
