@@ -36,7 +36,7 @@ forward passes: half of that is the mean over the places of every map. The rest 
 beginning. The one wait for each batch asks whether the batch before was finite; it does not hold up the batch at hand.
 Reading is limited by singular values of matrices so ill-conditioned that their eigenvalues do not serve (untrained nets
 have many), and by the calls for 24 measures of 400 pairs. It does not grow with the data. All of this hangs on how fast
-the host launches: a day later, on another host with the same GPU and equal forward passes, `cka_minibatch` took 2.5, the
+the host launches: a day later, with another host, the same GPU and equal forward passes, `cka_minibatch` took 2.5, the
 pass 1.64 and reading 12.1 s. Features and gradients were measured on that slower host.
 """
 ERRORS = [

@@ -218,8 +218,8 @@ class Lab:
     def settled(self, model: nn.Module) -> nn.Module:
         """Return a network that was not trained, its batch norms with the statistics of some training images.
 
-        They are taken on the CPU in float64, so that every process finds the same ones in float32, bit for bit: files of
-        stitches go by them.
+        They are taken on the CPU in float64, so that every process finds the same ones in float32, bit for bit: files
+        of stitches go by them.
         """
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
         for norm in norms:
