@@ -13,7 +13,6 @@ from torch import nn
 
 from netkin import __version__, files
 from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
-from netkin.applications.continual.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
 from netkin.applications.continual.task_splits import Task, refuse_tasks
 from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -21,6 +20,7 @@ from netkin.jobs import Job
 from netkin.jobs.job import Part
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.guests import model_lock, random_states_kept
+from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
 from netkin.sources.architectures import seeded
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
-from netkin.results import Values
+from netkin.results.packing import plain
 from netkin.results.records import (
     Record,
     checked,
@@ -26,6 +27,7 @@ from netkin.results.records import (
     same_fields,
 )
 from netkin.results.text import HOLE, grid, terminal_width, wrapped
+from netkin.results.values import Values
 
 KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
@@ -149,6 +151,21 @@ class TaskAccuracies:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
         _save(self, path, KIND, overwrite)
 
+    def to_document(self) -> dict[str, Any]:
+        """Return the record as JSON knows it, with ACC, BWT and FWT."""
+        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        return {"kind": KIND} | plain(plain_fields(self) | {"metrics": metrics})
+
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
+        """Return the accuracy matrix as a matplotlib figure, written to `path` if given."""
+        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
+
+    @property
+    def so_far(self) -> np.ndarray:
+        """The mean accuracy over the tasks learnt so far, after each: seeds × tasks; NaN where nothing is learnt."""
+        count = len(self.tasks)
+        return np.stack([self.accuracies[:, k + 1, : k + 1].mean(1) for k in range(count)], axis=1)
+
     def _storage_in_words(self) -> str:
         return "numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items())
 
@@ -200,6 +217,11 @@ class TaskEnsembles:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
         _save(self, path, ENSEMBLES, overwrite)
 
+    def to_document(self) -> dict[str, Any]:
+        """Return the record as JSON knows it, with the mean accuracies."""
+        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
+
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks stand beside that of a task, for a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
@@ -241,6 +263,14 @@ def load_task_accuracies(path: str | os.PathLike[str]) -> TaskAccuracies:
 def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
     """Return the ensembles that were saved at `path`."""
     return _loaded(TaskEnsembles, path, ENSEMBLES)
+
+
+def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
+    """Return the record that `to_document` described."""
+    record: type[Any] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}[document["kind"]]
+    own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
+    arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
+    return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
 
 
 def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
