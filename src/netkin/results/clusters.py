@@ -81,11 +81,11 @@ def _numbered(labels: np.ndarray) -> tuple[int, ...]:
 
 def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
-    total = 0.0
-    for k, own in enumerate(labels):
-        same = (labels == own) & (np.arange(len(labels)) != k)
-        if same.any():
-            a = apart[k, same].mean()
-            b = min(apart[k, labels == other].mean() for other in set(labels.tolist()) - {own})
-            total += (b - a) / max(a, b, 1e-300)
-    return total / len(labels)
+    members = (labels[:, None] == np.unique(labels)).astype(float)
+    sums, sizes, rows = apart @ members, members.sum(0), np.arange(len(labels))
+    own = members.argmax(1)
+    a = sums[rows, own] / np.maximum(sizes[own] - 1, 1)
+    others = sums / sizes
+    others[rows, own] = np.inf
+    b = others.min(1)
+    return float(np.where(sizes[own] > 1, (b - a) / np.maximum(np.maximum(a, b), 1e-300), 0).mean())

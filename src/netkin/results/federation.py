@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,7 @@ from netkin.results.clusters import user_clusters
 from netkin.results.comparison import Comparison
 from netkin.results.packing import document, from_document, packed, plain, unpacked
 from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.text import plural, terminal_width, wrapped
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
@@ -82,6 +84,12 @@ class Federation:
             freeze(self, **{name: frozen_mapping({key: _still(one) for key, one in getattr(self, name).items()})})
 
     @property
+    def title(self) -> str:
+        """What was federated, and by how many."""
+        source = f" with {self.coefficients} coefficients" if self.coefficients else ""
+        return f"{self.algorithm}{source}: {plural(len(self.clients), 'client')}, {plural(len(self.rounds), 'round')}"
+
+    @property
     def mean_accuracy(self) -> float:
         """The plain mean of the clients' accuracies, NaN without any."""
         return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
@@ -91,7 +99,7 @@ class Federation:
         """Whose update did not count: the round, the client and the reason of each."""
         return tuple((one.round, client, why) for one in self.rounds for client, why in one.faults.items())
 
-    @property
+    @cached_property
     def clusters(self) -> tuple[int, ...] | None:
         """The cluster of each client, as `nk.user_clusters` finds them by the similarity; None without one."""
         return None if self.similarity is None else user_clusters(self.similarity)
@@ -124,16 +132,24 @@ class Federation:
         return made
 
     def __str__(self) -> str:
-        source = f" with {self.coefficients} coefficients" if self.coefficients else ""
-        lines = [f"{self.algorithm}{source}: {len(self.clients)} clients, {len(self.rounds)} rounds"]
+        lines = [self.title]
         if self.accuracy:
             values = sorted(self.accuracy.values())
             lines.append(f"accuracy: mean {self.mean_accuracy:.4f}, from {values[0]:.4f} to {values[-1]:.4f}")
-        lines.append(f"travels: {self._travels_in_words}")
+        lines.append(f"travels: {self.travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
-        lines += [f"round {number}: {client} did not count, it {why}" for number, client, why in self.faults]
-        lines += [f"{client} was not judged: {why}" for client, why in self.unjudged.items()]
-        return "\n".join(lines)
+        lines += [f"round {number}: client {client} did not count, it {why}" for number, client, why in self.faults]
+        lines += [f"client {client} was not judged: {why}" for client, why in self.unjudged.items()]
+        if self.similarity is not None:
+            lines.append(f"clusters by {self.similarity.measures[0]}: {'; '.join(map(', '.join, self.groups()))}")
+        return "\n".join(wrapped(line, terminal_width()) for line in lines)
+
+    def groups(self) -> list[list[str]]:
+        """Return the clients of each cluster; none where there is no similarity."""
+        found: dict[int, list[str]] = {}
+        for client, cluster in zip(self.clients, self.clusters or (), strict=False):
+            found.setdefault(cluster, []).append(client)
+        return list(found.values())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Federation):
@@ -149,7 +165,8 @@ class Federation:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
 
     @property
-    def _travels_in_words(self) -> str:
+    def travels_in_words(self) -> str:
+        """Which parts of the network travel, and how many numbers they are."""
         if not self.travels:
             return "nothing"
         kinds = dict.fromkeys(self.parts[name] for name in self.travels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any
@@ -139,13 +139,14 @@ class TaskAccuracies:
 
     def to_pandas(self) -> Any:
         """Return a row for each seed, task that was learnt and task that was tested."""
-        rows = [
-            (seed, after, task, float(self.accuracies[s, i, j]))
-            for s, seed in enumerate(self.seeds)
-            for i, after in enumerate((START, *self.tasks))
-            for j, task in enumerate(self.tasks)
-        ]
-        return optional("pandas").DataFrame(rows, columns=["seed", "after", "task", "accuracy"])
+        return optional("pandas").DataFrame(list(self.rows()), columns=["seed", "after", "task", "accuracy"])
+
+    def rows(self) -> Iterator[tuple[int, str, str, float]]:
+        """Yield the seed, the task that was learnt, the task that was tested, and the accuracy there."""
+        for s, seed in enumerate(self.seeds):
+            for i, after in enumerate((START, *self.tasks)):
+                for j, task in enumerate(self.tasks):
+                    yield seed, after, task, float(self.accuracies[s, i, j])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""

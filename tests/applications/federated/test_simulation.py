@@ -142,7 +142,7 @@ def test_a_faulty_client_is_named_and_the_round_is_that_of_the_others(wire, reas
     assert [(number, client) for number, client, _ in found.faults] == [(1, "c1"), (2, "c1"), (3, "c1")]
     assert all(re.search(reason, why) for _, _, why in found.faults)
     assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
-    assert "round 2: c1 did not count" in str(found)
+    assert "round 2: client c1 did not count" in str(found)
 
 
 def test_a_late_update_does_not_count_and_is_named():
