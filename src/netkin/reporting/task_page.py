@@ -18,9 +18,9 @@ from netkin.reporting.grids import Grid, grid_of
 from netkin.reporting.heatmaps import figure_of, values_class
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.origins import folded, identity, is_identity, plain_table, section
-from netkin.reporting.wording import number_with_error
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.packing import document as described
+from netkin.results.task_accuracies import told
 from netkin.results.text import plural
 
 RULES = (
@@ -84,9 +84,9 @@ def parted(records: Sequence[Record]) -> tuple[list[TaskAccuracies], list[TaskEn
 def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
     """Return a name for each way: its method, with its options or a number where several have one method."""
     times = Counter(way.method for way in ways)
-    told = [f"{way.method} ({_options(way)})" if times[way.method] > 1 and way.options else way.method for way in ways]
-    again = Counter(told)
-    return [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(told, start=1)]
+    named = [f"{way.method} ({_options(way)})" if times[way.method] > 1 and way.options else way.method for way in ways]
+    again = Counter(named)
+    return [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(named, start=1)]
 
 
 def _options(record: Record) -> str:
@@ -103,18 +103,14 @@ def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
 def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsembles]) -> str:
     """Return the one sentence that says what was found."""
     if len(ways) == 1:
-        told = {key: _told(own) for key, own in next(iter(ways.values())).metrics().items()}
-        return f"After the last task the mean accuracy over all of them, ACC, is {told['ACC']}; BWT is {told['BWT']}."
+        found = {key: told(*own) for key, own in next(iter(ways.values())).metrics().items()}
+        return f"After the last task the mean accuracy over all of them, ACC, is {found['ACC']}; BWT is {found['BWT']}."
     if not ways:
-        alone, together, further = (_told(ensembles[0].metrics()[key]) for key in ("alone", "together", "further"))
+        alone, together, further = (told(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further"))
         return f"Alone the networks reach {alone}, together {together}; alone and trained further {further}."
     ranked = sorted(ways, key=lambda label: -ways[label].metrics()["ACC"][0])
-    listed = [f"{label} {_told(ways[label].metrics()['ACC'])}" for label in ranked]
+    listed = [f"{label} {told(*ways[label].metrics()['ACC'])}" for label in ranked]
     return f"Mean accuracy over all tasks after the last, ACC: {', '.join(listed)}."
-
-
-def _told(value: tuple[float, float]) -> str:
-    return number_with_error(*value)
 
 
 def _main(
@@ -138,8 +134,10 @@ def _main(
 def _ways_table(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> Markup:
     """Return ACC, BWT, FWT and what is kept, a row for each way."""
     head = ["method", "ACC", "BWT", "FWT", *STORED.values()]
-    rows = [[name(label), *map(_told, way.metrics().values()), *(f"{way.storage.get(key, 0):,}" for key in STORED)]
-            for label, way in zip(labels, ways, strict=True)]  # fmt: skip
+    rows = []
+    for label, way in zip(labels, ways, strict=True):
+        metrics, kept = way.metrics().values(), [f"{way.storage.get(key, 0):,}" for key in STORED]
+        rows.append([name(label), *(told(*own) for own in metrics), *kept])
     return plain_table(head, rows, kind="numbers", label="The ways of learning")
 
 
@@ -168,7 +166,7 @@ def _ensembles(one: TaskEnsembles) -> Markup:
     columns = [own.mean(0) for own in (one.alone, one.together, one.further)]
     rows = [[name(task), *(f"{value:.4f}" for value in values), ", ".join(one.members_of(task)) or "–"]
             for task, *values in zip(one.tasks, *columns, strict=True)]  # fmt: skip
-    rows.append(["all", *map(_told, one.metrics().values()), ""])
+    rows.append(["all", *(told(*own) for own in one.metrics().values()), ""])
     head = ["task", "alone", "together", "further", f"members with seed {one.seeds[0]}"]
     words = f"Members are chosen as {one.choice} by {one.similarity}, among {one.candidates}. {CONTROL}"
     table = plain_table(head, rows, kind="numbers", label="Ensembles")
@@ -191,11 +189,11 @@ def _rows(
 def _origins(ways: Sequence[TaskAccuracies], labels: Sequence[str], ensembles: Sequence[TaskEnsembles]) -> Markup:
     records = (*ways, *ensembles)
     first, also = records[0], ["ensembles"] * len(ensembles)
-    told: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
-    told |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}
-    told |= {key: value for key, value in first.provenance.items() if not is_identity(key) and key not in told}
+    general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
+    general |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}
+    general |= {key: value for key, value in first.provenance.items() if not is_identity(key) and key not in general}
     head, made_of = ["", "recipe", "options", "seeds", "made", "netkin"], zip((*labels, *also), records, strict=True)
     rows = [[label, one.recipe, _options(one) or "–", ", ".join(map(str, one.seeds)), one.created, one.version]
             for label, one in made_of]  # fmt: skip
     made = folded("How each was made", plain_table(head, rows, label="How each was made"), True)
-    return section(told, made, identity(first.provenance))
+    return section(general, made, identity(first.provenance))

@@ -26,7 +26,7 @@ from netkin.results.records import (
     plain_fields,
     same_fields,
 )
-from netkin.results.text import HOLE, grid, terminal_width, wrapped
+from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
 from netkin.results.values import Values
 
 KIND, ENSEMBLES = "task accuracies", "task ensembles"
@@ -129,12 +129,12 @@ class TaskAccuracies:
     def __str__(self) -> str:
         width, mean = terminal_width(), self.accuracies.mean(0)
         entries = [[HOLE if math.isnan(one) else f"{one:.3f}" for one in row] for row in mean]
-        told = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        lines = [wrapped(f"{len(self.tasks)} tasks learnt in a row by {self.method!r}, {told}; accuracy on", width)]
+        counts = plural(len(self.tasks), "task"), plural(len(self.seeds), "seed")
+        lines = [wrapped(f"{counts[0]} learnt in a row by {self.method!r}, {counts[1]}; accuracy on", width)]
         lines += grid(
             [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
         )
-        lines += ["", *(f"{name}: {_told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
+        lines += ["", *(f"{name}: {told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
         return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
 
     def to_pandas(self) -> Any:
@@ -243,7 +243,7 @@ class TaskEnsembles:
         ]
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
         lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", "with"], entries, width), ""]
-        lines += [f"{name}: {_told(*own)}" for name, own in self.metrics().items()]
+        lines += [f"{name}: {told(*own)}" for name, own in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 
     def to_pandas(self) -> Any:
@@ -291,7 +291,13 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), error
 
 
-def _told(value: float, error: float) -> str:
+def told(value: float, error: float) -> str:
+    """Return an accuracy, or a difference of such, with its standard error as far as there are these.
+
+    Example:
+        >>> told(-1e-18, 0.0125), told(0.5, math.nan), told(math.nan, math.nan)
+        ('0.0000 ± 0.0125', '0.5000', '–')
+    """
     if math.isnan(value):
         return HOLE
-    return f"{value:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+    return f"{round(value, 4) + 0.0:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
