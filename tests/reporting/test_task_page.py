@@ -130,8 +130,9 @@ def test_other_tasks_and_other_results_on_one_page_are_refused():
         page([way(), other])
     with pytest.raises(ValueFault, match="a report shows comparisons.*got TaskAccuracies"):
         page([way(), 3])
-    with pytest.raises(ValueFault, match="a list to draw holds ways to learn tasks; got int"):
-        plot([way(), 3])
+    for wrong, told in (([way(), 3], "int"), ([], "none"), ("t.netkin", "str")):
+        with pytest.raises(ValueFault, match=f"a figure shows comparisons.*got {told}"):
+            plot(wrong)
 
 
 def test_hostile_names_break_nothing():

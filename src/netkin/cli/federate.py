@@ -21,8 +21,7 @@ ALGORITHMS = ("fedavg", "fedprox", "fedper", "fedrep", "ditto", "local", "pretra
 SOURCES = ("fixed", "pretrained", "evolving", "federated")
 EXAMPLE = """\b
 Example:
-  netkin federate netkin:digits --data digits:train --test digits:test --clients 10 --classes 2 --atoms 6 \\
-    --algorithm fedper --coefficients evolving --recipe rate=0.05 --save users.netkin --report users.html
+  netkin federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html
 """
 _COUNT = click.IntRange(min=1)
 

@@ -24,8 +24,7 @@ METHODS = ("atoms", "finetune", "ewc", "replay", "joint", "separate")
 OPTIONS = {"atoms": ("atoms",), "ewc": ("strength", "examples"), "replay": ("examples",)}
 EXAMPLE = """\b
 Example:
-  netkin learn-tasks netkin:digits --data digits:train --test digits:test --tasks 5 --method atoms --method finetune \\
-    --recipe epochs=2 --recipe batch=32 --recipe rate=0.02 --save sequence --report tasks.html
+  netkin learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=1 --report tasks.html
 """
 _COUNT = click.IntRange(min=1)
 

@@ -128,9 +128,11 @@ def accuracy_curve(found: Federation) -> dict[str, list[Any]]:
 
 
 def _by_round(found: Federation, drawn: Sequence[Drawn]) -> Markup:
-    losses = {"round": [one.round for one in found.rounds], "mean training loss": [one.loss for one in found.rounds]}
+    numbers, losses = ([getattr(one, key) for one in found.rounds] for key in ("round", "loss"))
     charts = [figure_of_curve("Accuracy", accuracy_curve(found))] if found.accuracies else []
-    charts.append(figure_of_curve("Training loss", losses, "mean over the clients of the round, before averaging"))
+    charts.append(
+        figure_of_curve("Training loss", {"round": numbers, "mean": losses}, "of the round's clients, before averaging")
+    )
     parts = [tag("div", tag("div", *charts, class_="curves"), class_="card")]
     for place, (sides, table, grid) in enumerate(drawn):
         if table.id == "accuracy":

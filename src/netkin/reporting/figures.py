@@ -77,14 +77,10 @@ def plot(
         figure = _of_series(results, measure, ax, steps)
     elif isinstance(results, Ranking):
         figure = _of_ranking(results, measure, ax)
-    elif isinstance(results, Federation):
-        figure = _of_federation(results, ax)
-    elif isinstance(results, TaskAccuracies):
-        figure = _of_tasks([results], ax)
-    elif isinstance(results, (list, tuple)):
-        figure = _of_tasks(results, ax)
-    else:
+    elif isinstance(results, (Comparison, Comparisons)):
         figure = _of(results, measure, ax, steps, profile)
+    else:
+        figure = _of_training(results, measure, ax, steps)
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure
@@ -97,18 +93,29 @@ def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
     return ax.figure
 
 
-def _of_federation(found: Federation, ax: Any) -> Any:
+def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
+    """Return what became of clients or of tasks."""
+    if measure is not None or steps is not None:
+        raise ValueFault(
+            "`measure` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
+        )
+    if not isinstance(results, Federation):
+        return _of_tasks(results if isinstance(results, (list, tuple)) else [results], ax)
     if ax is None:
-        return federation_figure(found)
-    rounds_into(ax, found)
+        return federation_figure(results)
+    rounds_into(ax, results)
     return ax.figure
 
 
-def _of_tasks(records: Sequence[TaskAccuracies], ax: Any) -> Any:
+def _of_tasks(given: Sequence[Any], ax: Any) -> Any:
     """Return the accuracy matrix of each way to learn tasks, a heatmap each."""
-    for one in records:
-        if not isinstance(one, TaskAccuracies):
-            raise ValueFault(f"a list to draw holds ways to learn tasks; got {type(one).__name__}.")
+    records = [getattr(one, "record", one) for one in given]
+    strange = next((type(one).__name__ for one in records if not isinstance(one, TaskAccuracies)), None)
+    if strange or not records:
+        raise ValueFault(
+            "a figure shows comparisons, a series, a ranking, a federation or ways to learn tasks; got "
+            f"{strange or 'none'}."
+        )
     labels = [f"accuracy, {label}" if len(records) > 1 else "accuracy" for label in way_names(records)]
     grids = [replace(grid_of(way.table()), id=label) for label, way in zip(labels, records, strict=True)]
     names = ("after task", "on task")

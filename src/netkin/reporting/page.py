@@ -83,7 +83,8 @@ def page(results: Results) -> str:
 
 def task_records(results: Any) -> list[Record]:
     """Return ways to learn tasks, or ensembles of tasks, as a list; none where the results are something else."""
-    found = [getattr(one, "record", one) for one in (results if isinstance(results, (list, tuple)) else [results])]
+    given: list[Any] = list(results) if isinstance(results, (list, tuple)) else [results]
+    found: list[Any] = [getattr(one, "record", one) for one in given]
     return found if all(isinstance(one, (TaskAccuracies, TaskEnsembles)) for one in found) else []
 
 

@@ -116,7 +116,7 @@ def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsemb
 def _main(
     ways: Sequence[TaskAccuracies], labels: Sequence[str], grids: Sequence[Grid], ensembles: Sequence[TaskEnsembles]
 ) -> Iterator[Markup | None]:
-    first = (*ways, *ensembles)[0]
+    first: Record = ways[0] if ways else ensembles[0]
     yield facts([plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]])
     yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
     if ways:
@@ -187,7 +187,7 @@ def _rows(
 
 
 def _origins(ways: Sequence[TaskAccuracies], labels: Sequence[str], ensembles: Sequence[TaskEnsembles]) -> Markup:
-    records = (*ways, *ensembles)
+    records: list[Record] = [*ways, *ensembles]
     first, also = records[0], ["ensembles"] * len(ensembles)
     general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
     general |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}
