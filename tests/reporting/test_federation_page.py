@@ -103,6 +103,11 @@ def test_of_many_clients_the_mean_and_the_ends_are_drawn_and_the_heatmap_has_all
     assert table["values"][7][1] == accuracy(7, 2)
 
 
+def test_the_table_of_very_many_clients_is_folded():
+    assert '<details class="card"><summary>Each of them</summary>' in page(federation(25))
+    assert "Each of them" not in page(federation(24))
+
+
 def test_clusters_stand_together_with_lines_between_them():
     text = page(federation(6))
     own = held(text)["comparisons"][1]
@@ -145,7 +150,7 @@ def test_without_tests_there_is_the_loss_and_without_atoms_no_similarity():
     bare = RoundRecord(1, silent.clients, (), dict.fromkeys(silent.clients, "failed"), None)
     text = words(page(replace(silent, rounds=(bare,))))
     assert "No client was tested. 4 of 4 updates did not count." in text
-    assert "1 more updates did not count; all are listed below." in text
+    assert "1 more update did not count; all are listed below." in text
 
 
 def test_a_client_without_tests_is_a_hole_with_its_reason():

@@ -30,6 +30,7 @@ RULES = (
     ".federation .curve .k0 polyline{stroke-width:3}"
 )
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
+LISTED = 24  # clients up to which their table is open
 MOST = 3  # updates that did not count, told above the numbers
 HONEST = (
     "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
@@ -93,7 +94,9 @@ def _remarks(found: Federation) -> list[str]:
     told = [
         f"In round {one}, the update of client {client} did not count: it {why}." for one, client, why in found.faults
     ]
-    rest = [f"{len(told) - MOST} more updates did not count; all are listed below."] if len(told) > MOST else []
+    rest = (
+        [f"{plural(len(told) - MOST, 'more update')} did not count; all are listed below."] if len(told) > MOST else []
+    )
     return [*told[:MOST], *rest, *(f"Client {client} was not tested: {why}." for client, why in found.unjudged.items())]
 
 
@@ -156,7 +159,8 @@ def _clients(found: Federation) -> Markup:
     told = [[name(client), *("–" if cell is None else number(cell) if isinstance(cell, float) else f"{cell:,}"
                              for cell in rest)] for client, *rest in rows]  # fmt: skip
     table = plain_table(head, told, kind="numbers", label="The clients")
-    return tag("section", tag("h2", "The clients"), tag("div", table, class_="card"))
+    shown = tag("div", table, class_="card") if len(rows) <= LISTED else folded("Each of them", table)
+    return tag("section", tag("h2", "The clients"), shown)
 
 
 def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
