@@ -73,7 +73,9 @@ class AtomConv2d(nn.Module):
         super().__init__()
         shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         frame = nn.Conv2d(in_channels, out_channels, kernel_size, **shape, padding_mode=padding_mode, device="meta")  # type: ignore[arg-type]
-        _refuse_atoms(atoms, frame.kernel_size)
+        refuse_atoms(atoms)
+        if frame.kernel_size == (1, 1):
+            raise ValueFault("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, frame.kernel_size
         self.stride, self.padding, self.dilation, self.groups = frame.stride, frame.padding, frame.dilation, groups
         self.padding_mode, self.fused, self.block = padding_mode, fused, _block(block, frame)
@@ -133,11 +135,10 @@ class AtomConv2d(nn.Module):
         return conv2d(x, weight, bias, self.stride, padding, self.dilation, groups)
 
 
-def _refuse_atoms(atoms: Any, kernel: tuple[int, ...]) -> None:
+def refuse_atoms(atoms: Any) -> None:
+    """Refuse what is no number of atoms."""
     if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
         raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
-    if kernel == (1, 1):
-        raise ValueFault("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
 
 
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:
@@ -209,7 +210,7 @@ def decompose(
     """
     made, layers, left = filters_in(model)
     if atoms is not None:
-        _refuse_atoms(atoms, ())
+        refuse_atoms(atoms)
     errors = {}
     for name, layer in layers.items():
         F = filter_matrix(layer)
@@ -259,7 +260,7 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
             found |= {} if why else {name: module}  # type: ignore[dict-item]
     if not found:
         told = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
-        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{told or '.'}")
+        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{told}.")
     for name, module in found.items():
         refuse_non_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
     return made, found, left
@@ -340,6 +341,14 @@ def _like(layer: nn.Conv2d | AtomConv2d) -> tuple[Any, ...]:
 def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
     held = layer.atoms if isinstance(layer, AtomConv2d) else layer.weight
     return {"device": held.device, "dtype": held.dtype}
+
+
+def layer_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return a layer's parameters by name, and its filters too where coefficients are repeated over channels."""
+    found: dict[str, Tensor] = dict(module.named_parameters())
+    if isinstance(module, AtomConv2d) and module._repeated() is not module.coefficients:
+        found["weight"] = module.weight
+    return found
 
 
 def atom_layers(model: nn.Module) -> Iterator[tuple[str, AtomConv2d]]:

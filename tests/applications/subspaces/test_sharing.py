@@ -136,6 +136,16 @@ def test_networks_of_different_widths_share_a_block_that_is_repeated():
     assert -1 < nk.atom_similarity(shared.models)["narrow", "wide"] < 1
 
 
+def test_the_weights_of_a_repeated_block_are_those_of_the_whole_layer():
+    nets = {"narrow": drawn(small_net(0, 8)), "wide": drawn(small_net(1, 16))}
+    shared = nk.share_coefficients(nets, atoms=4, block=4).models
+    plain = nk.recompose(shared["wide"])
+    own = nk.compare(shared["wide"], plain, measures="weight_cosine", layers=["0", "3"], pairs="corresponding")
+    assert [own[layer, layer] for layer in ("0", "3")] == pytest.approx([1, 1])
+    apart = nk.compare(*shared.values(), measures="weight_cosine", layers=["3"])
+    assert "weights of different shapes have no cosine" in apart["weight_cosine"].holes["3", "3"]
+
+
 def test_the_networks_given_are_left_alone_and_atoms_may_be_trained_alone(relatives):
     before = {name: copy.deepcopy(net.state_dict()) for name, net in relatives.items()}
     shared = nk.share_coefficients(relatives, atoms=3, train_only="atoms")
@@ -155,8 +165,12 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients([relatives["a"], nn.Sequential(nn.Conv2d(3, 8, 3))])
     with pytest.raises(ValueFault, match="shared by two networks or more; got 1"):
         nk.share_coefficients([relatives["a"]])
-    with pytest.raises(UnknownName, match="`source` is 'joint' or a network.*Got 'e'"):
+    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 'e'"):
         nk.share_coefficients(relatives, source="e")
+    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 3"):
+        nk.share_coefficients(relatives, source=3)
+    with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
+        nk.share_coefficients(relatives["a"])
     with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got 0"):
         nk.share_coefficients(relatives, atoms=0)
     with pytest.raises(ValueFault, match="`block` is a number of channels, 1 or more; got -2"):

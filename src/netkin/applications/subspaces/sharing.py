@@ -19,6 +19,7 @@ from netkin.representations.filters import (
     freeze_except,
     leading_atoms,
     put,
+    refuse_atoms,
     with_atoms,
 )
 
@@ -109,13 +110,16 @@ def share_coefficients(
 
 def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     """Return the networks by name; refuse too few of them, and options that mean nothing."""
+    if isinstance(models, nn.Module):
+        raise ValueFault("`models` are several networks, by name or in a row; got one.")
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"coefficients are shared by two networks or more; got {len(given)}.")
     if source not in (JOINT, *given):
-        raise UnknownName(f"`source` is 'joint' or a network{did_you_mean(source, given) or '.'} Got {source!r}.")
-    if atoms is not None and (isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1):
-        raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
+        hint = did_you_mean(str(source), given) or "."
+        raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.")
+    if atoms is not None:
+        refuse_atoms(atoms)
     return given
 
 
