@@ -20,6 +20,7 @@ from netkin.errors import ForwardError, UnknownName, ValueFault
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.training import Recipe
@@ -102,6 +103,7 @@ def similar_users_ensemble(
         **settings: settings of the recipe.
     """
     refuse_way(how)
+    like = unwrapped(like)
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)
     alike = similarity or federation.similarity or user_similarity(federation)
