@@ -1,6 +1,10 @@
 """Atoms and coefficients: the layer, taking a network apart, and putting it together again."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +132,23 @@ def test_with_all_atoms_the_network_is_the_same_and_goes_back():
     assert [type(one) for one in back] == [type(one) for one in model]
     torch.testing.assert_close(back(x), model(x), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(back[3].weight, model[3].weight, atol=1e-6, rtol=1e-6)
+
+
+SLOW_IMPORTS = """
+import sys
+import netkin as nk
+from torch import nn
+
+made = nk.decompose(nn.Sequential(nn.Conv2d(1, 4, 3))).model
+nk.share_coefficients([made, nk.recompose(made)])
+assert not {"torch._dynamo", "sympy"} & set(sys.modules), "torch's compiler was loaded"
+"""
+
+
+def test_a_network_is_taken_apart_without_loading_torchs_compiler():
+    own = os.environ | {"PYTHONPATH": str(Path(nk.__file__).parents[1])}
+    found = subprocess.run([sys.executable, "-c", SLOW_IMPORTS], capture_output=True, text=True, env=own)
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_error_of_fewer_atoms_is_that_of_the_singular_values_left_out():

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
-from torch.nn.utils import skip_init
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import UnknownName, ValueFault
@@ -88,6 +87,10 @@ class AtomConv2d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights: those of the filters have the variance that `nn.Conv2d` would give them."""
+        if (
+            self.atoms.is_meta
+        ):  # there is nothing to draw, and torch would load its compiler for it, which takes seconds
+            return
         m, fan_in = len(self.atoms), self.in_channels // self.groups * self.atoms[0].numel()
         nn.init.normal_(self.atoms, std=m**-0.5)
         bound = fan_in**-0.5
@@ -302,14 +305,12 @@ def with_atoms(
     layer: nn.Conv2d | AtomConv2d, U: Tensor, D: Tensor, *, fused: bool = True, block: Any = None
 ) -> AtomConv2d:
     """Return a convolution like `layer` with coefficients `U`, a column an atom, and atoms `D`, a row each."""
-    made = skip_init(AtomConv2d, *_like(layer), **_place(layer), atoms=len(D), fused=fused, block=block)
-    with torch.no_grad():
-        made.atoms.copy_(D.reshape(made.atoms.shape))
-        made.coefficients.copy_(U.T.reshape(made.coefficients.shape))
-        if layer.bias is not None and made.bias is not None:
-            made.bias.copy_(layer.bias)
-    for name, parameter in made.named_parameters():  # of a plain layer atoms and coefficients learn as its filters do
-        parameter.requires_grad_(getattr(layer, name, layer.weight).requires_grad)
+    made = AtomConv2d(*_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
+    values = {"atoms": D, "coefficients": U.T, "bias": layer.bias}
+    for name, parameter in list(made.named_parameters()):
+        # of a plain layer atoms and coefficients learn as its filters do
+        own = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
+        setattr(made, name, nn.Parameter(own.contiguous(), getattr(layer, name, layer.weight).requires_grad))
     return made.train(layer.training)
 
 
@@ -323,12 +324,11 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _plain(layer: AtomConv2d) -> nn.Conv2d:
-    made = skip_init(nn.Conv2d, *_like(layer), **_place(layer))
-    with torch.no_grad():
-        made.weight.copy_(layer.weight)
-        if layer.bias is not None and made.bias is not None:
-            made.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
-    made.weight.requires_grad_(layer.atoms.requires_grad or layer.coefficients.requires_grad)
+    made = nn.Conv2d(*_like(layer), device="meta")
+    learns = layer.atoms.requires_grad or layer.coefficients.requires_grad
+    made.weight = nn.Parameter(layer.weight.detach().clone(), learns)
+    if layer.bias is not None:
+        made.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
     return made.train(layer.training)
 
 

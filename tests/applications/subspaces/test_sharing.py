@@ -52,6 +52,25 @@ def test_joint_coefficients_are_the_leading_left_singular_vectors_of_all_filters
             assert torch.equal(made.coefficients, shared.models["a"][layer].coefficients)
 
 
+@pytest.mark.parametrize("count", [20, 40])  # 256 × 180 filters and 256 × 360
+def test_the_coefficients_of_many_networks_are_singular_vectors_too(count):
+    torch.manual_seed(0)
+    common = torch.randn(16, 16, 3, 3)
+    nets = [nn.Sequential(nn.Conv2d(16, 16, 3)) for _ in range(count)]
+    for net in nets:
+        net[0].weight.data.mul_(10).add_(common * torch.randn(3, 3))
+    shared = nk.share_coefficients(nets, atoms=4)
+    filters = [net[0].weight.detach().double().permute(1, 0, 2, 3).reshape(256, 9).numpy() for net in nets]
+    U = np.linalg.svd(np.concatenate(filters, 1))[0][:, :4]
+    found = shared.models["0"][0].coefficients.detach().double().reshape(4, 256).numpy()
+    np.testing.assert_allclose(np.linalg.svd(found @ U)[1], 1, atol=1e-6)
+    np.testing.assert_allclose(np.abs(found @ U), np.eye(4), atol=1e-5)
+    for name, F in zip(shared.models, filters, strict=True):
+        assert shared.explained["0"][name] == pytest.approx(np.sum((U.T @ F) ** 2) / np.sum(F**2), abs=1e-10)
+    atoms = torch.cat([net[0].atoms.detach().flatten(1) for net in shared.models.values()], 1)
+    assert (atoms.gather(1, atoms.abs().argmax(1, keepdim=True)) > 0).all()  # the signs do not depend on the machine
+
+
 def test_no_other_coefficients_leave_a_smaller_error(relatives):
     shared = nk.share_coefficients(relatives, atoms=4)
     F = [rows(net[3]) for net in relatives.values()]
