@@ -227,6 +227,18 @@ def test_controls_take_random_and_the_least_similar_clients(federation, digits):
     assert by_angle.members["4"] == ("4", federation.clients[int(np.argsort(-alike[4])[1])])
 
 
+def test_random_members_need_no_similarity_and_are_not_said_to_come_from_one(digits):
+    net = nk.recompose(network())
+    plain = federate(net, digits.train, "local", rounds=1, batch=8, drop_last=True)
+    found = similar_users_ensemble(plain, net, digits.train, digits.test, choose="random", members=2, epochs=1)
+    assert "ensembles with 2 random clients: mean accuracy" in str(found)
+    assert all(len(set(own)) == 3 and own[0] == name for name, own in found.members.items())
+    alone = similar_users_ensemble(plain, net, digits.train, digits.test, members=0, epochs=1)
+    assert alone.together == alone.alone
+    with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
+        similar_users_ensemble(plain, net, digits.train, digits.test, members=2, epochs=1)
+
+
 def test_a_head_that_is_not_last_is_refused():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.LogSoftmax(1))
     with pytest.raises(ValueFault, match="the head must be the last layer of the network, and '1' is not"):
