@@ -174,6 +174,16 @@ def test_the_signs_do_not_depend_on_the_machine():
     torch.testing.assert_close(U @ D, F)
 
 
+def test_layers_of_atoms_keep_their_number_where_none_is_asked_for():
+    torch.manual_seed(0)
+    model = nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4), nn.Conv2d(8, 4, 3))
+    found = nk.decompose(model)
+    assert [len(layer.atoms) for layer in found.model] == [4, 9]
+    assert max(found.errors.values()) < 1e-6
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(found.model(x), model(x))
+
+
 def test_few_filters_have_no_more_atoms_than_filters():
     found = nk.decompose(nn.Sequential(nn.Conv2d(1, 4, 5)))
     assert found.model[0].atoms.shape == (4, 5, 5)

@@ -8,6 +8,7 @@ with any invertible A, atoms ``A D`` and coefficients ``α A⁻¹`` make the sam
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,8 +198,9 @@ def decompose(
     """Return a copy of `model` whose convolutions are made of atoms, with the error of each layer.
 
     The atoms are the best for that number: the leading singular directions of the layer's filters. With all atoms,
-    which is the default, the network is the same up to rounding. Kernels of 1 × 1 are left as they are, and so are
-    modules that are not plainly `nn.Conv2d`. No more atoms are made than a kernel has numbers, or a layer filters.
+    which is the default, the network is the same up to rounding; layers of atoms then keep their number. Kernels of
+    1 × 1 are left as they are, and so are modules that are not plainly `nn.Conv2d`. No more atoms are made than a
+    kernel has numbers, or a layer filters.
 
     Args:
         model: a network with convolutions.
@@ -217,7 +219,7 @@ def decompose(
     errors = {}
     for name, layer in layers.items():
         F = filter_matrix(layer)
-        U, D = leading_atoms(F, min(F.shape) if atoms is None else atoms)
+        U, D = leading_atoms(F, exact_count(layer) if atoms is None else atoms)
         found = with_atoms(layer, U, D, fused=fused)
         errors[name] = float((F - filter_matrix(found)).norm() / F.norm()) if bool(F.any()) else 0.0
         put(made, layer, found)
@@ -285,6 +287,11 @@ def _why_left(module: nn.Module) -> str:
     if hooks:
         return f"it has hooks of its own ({hooks}), which would be lost"
     return "its kernel of 1 × 1 is a single number" if module.kernel_size == (1, 1) else ""
+
+
+def exact_count(layer: nn.Conv2d | AtomConv2d) -> int:
+    """Return how many atoms make a layer's filters exactly: as many as it has, or as a kernel has numbers."""
+    return len(layer.atoms) if isinstance(layer, AtomConv2d) else math.prod(layer.kernel_size)
 
 
 def filter_matrix(layer: nn.Conv2d | AtomConv2d) -> Tensor:

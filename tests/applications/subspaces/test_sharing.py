@@ -198,6 +198,16 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients([nn.Linear(2, 2), nn.Linear(2, 2)])
 
 
+def test_networks_of_atoms_keep_their_number_where_none_is_asked_for():
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4)) for _ in range(2)]
+    nets[1][0].coefficients.data.copy_(nets[0][0].coefficients)
+    shared = nk.share_coefficients(nets)
+    assert [len(net[0].atoms) for net in shared.models.values()] == [4, 4]
+    assert min(shared.explained["0"].values()) == pytest.approx(1)
+    assert shared.control["0"] < 0.9
+
+
 def test_more_atoms_than_a_kernel_has_numbers_can_make_the_shared_form_exact():
     nets = [drawn(small_net(seed)) for seed in range(3)]
     shared = nk.share_coefficients(nets, atoms=27)

@@ -14,6 +14,7 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
+    exact_count,
     filter_matrix,
     filters_in,
     freeze_except,
@@ -73,7 +74,7 @@ def share_coefficients(
 
     Args:
         models: networks of one architecture, by name or in a row.
-        atoms: how many atoms a layer has; by default as many as a kernel has numbers.
+        atoms: how many atoms a layer has; by default as many as a kernel has numbers, or as layers of atoms have.
         source: "joint", or the name of the network whose coefficients all others get.
         block: for networks of different widths: the side of the block of coefficients that is repeated over channels.
         fused: whether the new layers make their filters first (see `AtomConv2d`).
@@ -94,9 +95,8 @@ def share_coefficients(
     with showing(progress):
         for layer in reported(names, "sharing coefficients", "layers"):
             own = {name: layers[layer] for name, (_, layers, _) in found.items()}
-            shared = _Layer(
-                own, _block_of(layer, own, block), source, atoms or math.prod(own[next(iter(own))].kernel_size)
-            )
+            count = atoms or max(map(exact_count, own.values()))
+            shared = _Layer(own, _block_of(layer, own, block), source, count)
             filters = {name: filter_matrix(one) for name, one in own.items()}
             U, D, explained[layer] = shared.fitted(filters)
             control[layer] = shared.control(filters)
