@@ -69,7 +69,7 @@ def test_the_page_says_what_the_federation_says(tmp_path):
     for said in ("fedper with evolving coefficients: 4 clients, 3 rounds",
                  "The mean accuracy of 4 clients is 0.3150, from 0.3000 (client u0) to 0.3300 (client u3).",
                  "1 of 12 updates did not count.",
-                 "In round 2, the update of client u0 did not count: it dropped out: no update came.", "4,800 examples",
+                 "Round 2, client u0: dropped out: no update came.", "4,800 examples",
                  "The server sees the body.", "body: 4 numbers each way", "cluster 1: u0, u2", "cluster 2: u1, u3",
                  "A map of the clients", "nk.federate()", "epochs=1"):  # fmt: skip
         assert said in text
@@ -150,7 +150,7 @@ def test_without_tests_there_is_the_loss_and_without_atoms_no_similarity():
     bare = RoundRecord(1, silent.clients, (), dict.fromkeys(silent.clients, "failed"), None)
     text = words(page(replace(silent, rounds=(bare,))))
     assert "No client was tested. 4 of 4 updates did not count." in text
-    assert "1 more update did not count; all are listed below." in text
+    assert "1 more fault of clients; all are listed below." in text
 
 
 def test_a_client_without_tests_is_a_hole_with_its_reason():
@@ -161,6 +161,17 @@ def test_a_client_without_tests_is_a_hole_with_its_reason():
     assert "Client u1 was not tested: it has no test examples." in words(text)
     assert held(text)["comparisons"][0]["tables"][0]["holes"][0] == [1, 0, "it has no test examples"]
     assert "<bdi>u1</bdi></th><td>1,200</td><td>–</td>" in text
+
+
+def test_what_went_wrong_is_told_also_where_an_update_counted():
+    found = federation()
+    one = replace(found.rounds[0], faults={"u1": "came late: an update of round 0 in round 1"})
+    alike = replace(found.similarity, warnings=("coefficients are not orthonormal",))
+    text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike)))
+    assert "Round 1, client u1: came late: an update of round 0 in round 1 (its update of this round counted)." in text
+    assert "Client u2 could not be fine-tuned: it failed." in text
+    assert "coefficients are not orthonormal" in text
+    assert "did not count" not in text
 
 
 def test_hostile_names_break_nothing():

@@ -1,4 +1,4 @@
-"""The page and the figure of a federation: accuracy by round, which clients are alike, whose updates did not count."""
+"""The page and the figure of a federation: accuracy by round, which clients are alike, what went wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RULES = (
 )
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open
-MOST = 3  # updates that did not count, told above the numbers
+MOST = 3  # faults of clients that are told above the numbers
 HONEST = (
     "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
     "Clients with similar atoms may have similar data, or only as many steps from the same start."
@@ -72,7 +72,8 @@ def _sentence(found: Federation) -> str:
     elif losses:
         said += f"; their mean training loss went from {losses[0]:.4f} to {losses[-1]:.4f}"
     asked = sum(len(one.asked) for one in found.rounds)
-    return f"{said}. {len(found.faults)} of {plural(asked, 'update')} did not count." if found.faults else f"{said}."
+    lost = sum(len({*one.asked} - {*one.counted}) for one in found.rounds)
+    return f"{said}. {lost} of {plural(asked, 'update')} did not count." if lost else f"{said}."
 
 
 def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
@@ -90,14 +91,13 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
 
 
 def _remarks(found: Federation) -> list[str]:
-    """Return what to know before the numbers are read: updates that did not count, and clients without a test."""
-    told = [
-        f"In round {one}, the update of client {client} did not count: it {why}." for one, client, why in found.faults
-    ]
-    rest = (
-        [f"{plural(len(told) - MOST, 'more update')} did not count; all are listed below."] if len(told) > MOST else []
-    )
-    return [*told[:MOST], *rest, *(f"Client {client} was not tested: {why}." for client, why in found.unjudged.items())]
+    """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
+    told = [f"Round {one.round}, client {client}: {one.told(client)}." for one in found.rounds for client in one.faults]
+    more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
+    told[MOST:] = [more] if len(told) > MOST else []
+    told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
+    told += [f"Client {client} was not tested: {why}." for client, why in found.unjudged.items()]
+    return [*told, *(found.similarity.warnings if found.similarity is not None else ())]
 
 
 # --- by round ---------------------------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
 def _faults(found: Federation) -> Markup | None:
     if not found.faults:
         return None
-    rows = [[one, name(client), f"it {why}"] for one, client, why in found.faults]
-    table = plain_table(["round", "client", "why its update did not count"], rows, label="Updates that did not count")
-    return tag("section", tag("h2", "Updates that did not count"), tag("div", table, class_="card"))
+    rows = [[one.round, name(client), one.told(client)] for one in found.rounds for client in one.faults]
+    table = plain_table(["round", "client", "what went wrong"], rows, label="Faults of clients")
+    return tag("section", tag("h2", "Faults of clients"), tag("div", table, class_="card"))
 
 
 # --- similarity -------------------------------------------------------------------------------------------------------

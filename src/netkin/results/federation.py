@@ -23,6 +23,7 @@ from netkin.results.text import plural, terminal_width, wrapped
 KIND = "federation"
 ARRAYS = ("shared", "personal")
 DERIVED = ("mean_accuracy", "clusters")  # of a document
+MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 
 
@@ -46,12 +47,17 @@ class RoundRecord:
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (RoundRecord, plain_fields(self))
 
+    def told(self, client: str) -> str:
+        """Return what went wrong with a client, and whether its update of this round counted all the same."""
+        return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Federation:
     """A federation that has ended: frozen, with the networks of all clients and how they came to be.
 
-    `accuracy` is that of each client on its own test data, without those in `unjudged`, which says why. `shared` holds
+    `accuracy` is that of each client on its own test data, without those in `unjudged`, which says why; `untuned` says
+    why the fine-tuning of a client failed, whose network is then as the last round left it. `shared` holds
     the weights that all clients have in common, `personal` the others, with a row for each client; `parts` tells which
     part of the network each weight is. In each round every client that is asked receives `numbers` numbers, those of
     the weights in `travels`, and sends as many; `leaks` says what that gives away. `similarity` is None where all
@@ -72,13 +78,14 @@ class Federation:
     personal: Mapping[str, np.ndarray]
     similarity: Comparison | None = None
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    untuned: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     version: str = __version__
     created: str = field(default_factory=now)
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("examples", "accuracy", "parts", "unjudged", "provenance"):
+        for name in MAPPINGS:
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         for name in ARRAYS:
             freeze(self, **{name: frozen_mapping({key: _still(one) for key, one in getattr(self, name).items()})})
@@ -96,7 +103,7 @@ class Federation:
 
     @property
     def faults(self) -> tuple[tuple[int, str, str], ...]:
-        """Whose update did not count: the round, the client and the reason of each."""
+        """What went wrong: the round, the client and the reason of each; the client may have counted all the same."""
         return tuple((one.round, client, why) for one in self.rounds for client, why in one.faults.items())
 
     @cached_property
@@ -120,7 +127,7 @@ class Federation:
 
     def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
-        made, state = copy.deepcopy(like), self.state(client)
+        made, state = copy.deepcopy(_unwrapped(like)), self.state(client)
         for name, own in (*made.named_parameters(), *made.named_buffers()):
             if name not in state or state[name].shape != tuple(own.shape):
                 held = "none" if name not in state else f"one of shape {state[name].shape}"
@@ -138,8 +145,11 @@ class Federation:
             lines.append(f"accuracy: mean {self.mean_accuracy:.4f}, from {values[0]:.4f} to {values[-1]:.4f}")
         lines.append(f"travels: {self.travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
-        lines += [f"round {number}: client {client} did not count, it {why}" for number, client, why in self.faults]
-        lines += [f"client {client} was not judged: {why}" for client, why in self.unjudged.items()]
+        lines += [
+            f"round {one.round}, client {client}: {one.told(client)}" for one in self.rounds for client in one.faults
+        ]
+        lines += [f"client {client} could not be fine-tuned: {why}" for client, why in self.untuned.items()]
+        lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]
         if self.similarity is not None:
             lines.append(f"clusters by {self.similarity.measures[0]}: {'; '.join(map(', '.join, self.groups()))}")
         return "\n".join(wrapped(line, terminal_width()) for line in lines)
@@ -200,8 +210,7 @@ class Federation:
         return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
 
     def _header(self) -> dict[str, Any]:
-        plain_mappings = ("examples", "accuracy", "parts", "unjudged", "provenance")
-        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in plain_mappings}
+        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
         rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
         header |= {name: getattr(self, name) for name in rest}
         return header | {"rounds": [plain_fields(one) for one in self.rounds]}
@@ -244,7 +253,7 @@ def _refuse_misfit(found: Federation, weights: bool = True) -> None:
     held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
     sound = {
         "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
-        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged]),
+        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
         "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
         "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
         "travels": names.issuperset(found.travels) and not (weights and names.difference(held)),
@@ -255,6 +264,13 @@ def _refuse_misfit(found: Federation, weights: bool = True) -> None:
     wrong = [what for what, fine in sound.items() if not fine]
     if wrong:
         raise ValueError(f"its {wrong[0]} do not fit the rest")
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside wrappers of torch, which is not imported here."""
+    while "_orig_mod" in model._modules or type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
+        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]
+    return model
 
 
 def _still(array: Any) -> np.ndarray:
