@@ -227,9 +227,12 @@ def decompose(
 
 
 def recompose(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters."""
+    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters.
+
+    Those with hooks, and subclasses of it, do more than that and stay as they are.
+    """
     made = copy.deepcopy(unwrapped(model))
-    for _, layer in list(atom_layers(made)):
+    for layer in [one for _, one in atom_layers(made) if not _why_left(one)]:
         put(made, layer, _plain(layer))
     return made
 
@@ -256,9 +259,7 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
     for name, module in _distinct(made):
-        if isinstance(module, AtomConv2d):
-            found[name] = module
-        elif isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, (AtomConv2d, nn.modules.conv._ConvNd)):
             tied = users[id(module.weight)] > 1
             why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
@@ -281,7 +282,7 @@ def _distinct(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _why_left(module: nn.Module) -> str:
-    if type(module) is not nn.Conv2d:
+    if type(module) not in (nn.Conv2d, AtomConv2d):
         return f"it is a {type(module).__name__} and no plain `nn.Conv2d`"
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
     if hooks:
