@@ -313,8 +313,8 @@ def with_atoms(
     layer: nn.Conv2d | AtomConv2d, U: Tensor, D: Tensor, *, fused: bool = True, block: Any = None
 ) -> AtomConv2d:
     """Return a convolution like `layer` with coefficients `U`, a column an atom, and atoms `D`, a row each."""
-    made = AtomConv2d(*_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
-    values = {"atoms": D, "coefficients": U.T, "bias": layer.bias}
+    made = AtomConv2d(**_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
+    values = {"atoms": D, "coefficients": U.T} | ({} if layer.bias is None else {"bias": layer.bias})
     for name, parameter in list(made.named_parameters()):
         # of a plain layer atoms and coefficients learn as its filters do
         own = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
@@ -332,7 +332,7 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _plain(layer: AtomConv2d) -> nn.Conv2d:
-    made = nn.Conv2d(*_like(layer), device="meta")
+    made = nn.Conv2d(**_like(layer), device="meta")
     learns = layer.atoms.requires_grad or layer.coefficients.requires_grad
     made.weight = nn.Parameter(layer.weight.detach().clone(), learns)
     if layer.bias is not None:
@@ -340,10 +340,10 @@ def _plain(layer: AtomConv2d) -> nn.Conv2d:
     return made.train(layer.training)
 
 
-def _like(layer: nn.Conv2d | AtomConv2d) -> tuple[Any, ...]:
-    """Return what makes a convolution of the same shape, in the order of `nn.Conv2d`."""
-    shape = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return (*shape, layer.groups, layer.bias is not None, layer.padding_mode)
+def _like(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
+    """Return what makes a convolution of the same shape, by the names that `nn.Conv2d` has for it."""
+    names = "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"
+    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None}
 
 
 def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
