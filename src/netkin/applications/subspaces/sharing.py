@@ -157,7 +157,7 @@ class _Layer:
 def _leading(F: Tensor, count: int) -> Tensor:
     """Return the leading left singular vectors of filters side by side; of many networks, from the smaller Gram matrix.
 
-    That is ten times as fast as a singular value decomposition, and misses no more than rounding of the sum of squares.
+    That is about three times as fast as a singular value decomposition, and misses only rounding of the sum of squares.
     """
     rows, columns = F.shape
     if min(rows, columns) <= EXACT:
