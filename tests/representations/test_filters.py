@@ -234,6 +234,25 @@ def test_convolutions_that_are_more_than_that_are_left():
     assert "ConvTranspose2d" in found.left["3"]
 
 
+class Doubled(nk.AtomConv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_layers_of_atoms_that_do_more_than_that_are_left_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nk.AtomConv2d(3, 4, 3, atoms=2), Doubled(4, 4, 3, atoms=2), nk.AtomConv2d(4, 4, 3, atoms=2))
+    model[0].register_forward_hook(lambda layer, inputs, output: -output)
+    x, found = torch.randn(2, 3, 9, 9), nk.decompose(model)
+    assert list(found.errors) == ["2"]
+    assert "hooks of its own" in found.left["0"]
+    assert "it is a Doubled" in found.left["1"]
+    plain = nk.recompose(model)
+    assert type(plain[2]) is nn.Conv2d
+    for made in (found.model, plain):
+        torch.testing.assert_close(made(x), model(x))
+
+
 def test_networks_without_filters_are_refused():
     with pytest.raises(ValueFault, match="no convolution whose filters could be made of atoms"):
         nk.decompose(nn.Sequential(nn.Linear(2, 2)))

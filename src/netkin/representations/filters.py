@@ -227,9 +227,12 @@ def decompose(
 
 
 def recompose(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters."""
+    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters.
+
+    Those with hooks, and subclasses of it, do more than that and stay as they are.
+    """
     made = copy.deepcopy(unwrapped(model))
-    for _, layer in list(atom_layers(made)):
+    for layer in [one for _, one in atom_layers(made) if not _why_left(one)]:
         put(made, layer, _plain(layer))
     return made
 
@@ -256,9 +259,7 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
     for name, module in _distinct(made):
-        if isinstance(module, AtomConv2d):
-            found[name] = module
-        elif isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, (AtomConv2d, nn.modules.conv._ConvNd)):
             tied = users[id(module.weight)] > 1
             why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
@@ -281,7 +282,7 @@ def _distinct(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _why_left(module: nn.Module) -> str:
-    if type(module) is not nn.Conv2d:
+    if type(module) not in (nn.Conv2d, AtomConv2d):
         return f"it is a {type(module).__name__} and no plain `nn.Conv2d`"
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
     if hooks:
@@ -312,8 +313,8 @@ def with_atoms(
     layer: nn.Conv2d | AtomConv2d, U: Tensor, D: Tensor, *, fused: bool = True, block: Any = None
 ) -> AtomConv2d:
     """Return a convolution like `layer` with coefficients `U`, a column an atom, and atoms `D`, a row each."""
-    made = AtomConv2d(*_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
-    values = {"atoms": D, "coefficients": U.T, "bias": layer.bias}
+    made = AtomConv2d(**_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
+    values = {"atoms": D, "coefficients": U.T} | ({} if layer.bias is None else {"bias": layer.bias})
     for name, parameter in list(made.named_parameters()):
         # of a plain layer atoms and coefficients learn as its filters do
         own = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
@@ -331,7 +332,7 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _plain(layer: AtomConv2d) -> nn.Conv2d:
-    made = nn.Conv2d(*_like(layer), device="meta")
+    made = nn.Conv2d(**_like(layer), device="meta")
     learns = layer.atoms.requires_grad or layer.coefficients.requires_grad
     made.weight = nn.Parameter(layer.weight.detach().clone(), learns)
     if layer.bias is not None:
@@ -339,10 +340,10 @@ def _plain(layer: AtomConv2d) -> nn.Conv2d:
     return made.train(layer.training)
 
 
-def _like(layer: nn.Conv2d | AtomConv2d) -> tuple[Any, ...]:
-    """Return what makes a convolution of the same shape, in the order of `nn.Conv2d`."""
-    shape = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return (*shape, layer.groups, layer.bias is not None, layer.padding_mode)
+def _like(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
+    """Return what makes a convolution of the same shape, by the names that `nn.Conv2d` has for it."""
+    names = "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"
+    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None}
 
 
 def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:

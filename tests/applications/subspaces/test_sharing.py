@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
 
 
 def small_net(seed=0, width=8, kernel=3):
@@ -188,6 +188,8 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients(relatives, source="e")
     with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 3"):
         nk.share_coefficients(relatives, source=3)
+    with pytest.raises(NameClash, match="a network can't be named 'joint'"):
+        nk.share_coefficients(relatives | {"joint": relatives["a"]})
     with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
         nk.share_coefficients(relatives["a"])
     with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got 0"):

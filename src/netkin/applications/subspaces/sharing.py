@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
@@ -116,6 +116,8 @@ def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"coefficients are shared by two networks or more; got {len(given)}.")
+    if JOINT in given:
+        raise NameClash("a network can't be named 'joint', which is a `source` of coefficients; name it otherwise.")
     if source not in (JOINT, *given):
         hint = did_you_mean(str(source), given) or "."
         raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.")
@@ -155,7 +157,7 @@ class _Layer:
 def _leading(F: Tensor, count: int) -> Tensor:
     """Return the leading left singular vectors of filters side by side; of many networks, from the smaller Gram matrix.
 
-    That is ten times as fast as a singular value decomposition, and misses no more than rounding of the sum of squares.
+    That is about three times as fast as a singular value decomposition, and misses only rounding of the sum of squares.
     """
     rows, columns = F.shape
     if min(rows, columns) <= EXACT:
