@@ -41,7 +41,7 @@ def lab(tmp_path_factory):
         patch.setitem(families.PROBED, "cpu", 30)
         patch.setitem(families.STARTS, "cpu", 2)
         patch.setitem(atom_dynamics.SEEDS, "cpu", 2)
-        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100})
+        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100, "rate": 0.01})
         patch.setitem(atom_dynamics.PAIRS, "cpu", 2)
         patch.setitem(atom_dynamics.TASK_TRAINING, "cpu", {"steps": 10, "batch": 10})
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
@@ -319,7 +319,7 @@ def test_two_tasks_are_compared_layer_by_layer_with_one_task_twice(lab):
     every, begin = nets.tasks(lab), nets.start(lab, "alexnet", 1)
     models = nets.copies(begin, 3)
     sets = [every[k].train for k in (2, 3, 2)]
-    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10)
+    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10, rate=0.03)
     first, other, again = (nets.atoms_of(model) for model in models)
     start = nets.atoms_of(begin)
     for way, a, b in (
