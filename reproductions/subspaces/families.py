@@ -51,6 +51,7 @@ PAIRS = {  # that are compared on probes
     "untrained": (START, FRESH),
 }
 REDRAW = 1_000  # added to the seed of a start for atoms of another draw
+WALK = 1_000_000  # added to the seed of a walk: with that of the start its first step would be the start's own atoms
 Atoms = Mapping[str, Tensor]  # of each layer
 
 
@@ -184,7 +185,7 @@ def probed(lab: Lab, models: Mapping[str, nn.Module]) -> dict[str, dict[str, dic
 
 def wandered(states: Sequence[Atoms], seed: int) -> list[dict[str, Tensor]]:
     """Return atoms that walk at random, from the first state and in each layer as far from state to state."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(WALK + seed)
     found = [dict(states[0])]
     for before, after in pairwise(states):
         moved: dict[str, Tensor] = {}

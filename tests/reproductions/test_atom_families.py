@@ -152,6 +152,12 @@ def test_a_walk_goes_as_far_as_training_in_each_layer_and_elsewhere():
     assert abs(cosine(walk[2]["a"] - walk[1]["a"], other[2]["a"] - other[1]["a"])) < 0.5
 
 
+def test_a_walk_does_not_begin_along_the_atoms_of_a_start_with_its_seed(lab):
+    begin, end = (nets.atoms_of(nets.start(lab, "vgg11", seed)) for seed in (3, 4))
+    walk = families.wandered([begin, end], 3)[-1]
+    assert all(abs(cosine(walk[layer] - own, own)) < 0.4 for layer, own in begin.items())
+
+
 # --- probing data -----------------------------------------------------------------------------------------------------
 
 
