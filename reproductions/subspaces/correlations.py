@@ -6,6 +6,7 @@ Claim: subspaces/correlation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import mean
 from typing import Any
 
@@ -33,18 +34,14 @@ from reproductions.subspaces.pairs import (
 )
 
 FEW_ATOMS = 6  # with nine the span of the atoms is everything, and Grassmann 1
-STARTS = {"cpu": {"resnet18": 1, "alexnet": 3}, "gpu": {"resnet18": 3, "alexnet": 5}}
+STARTS = {"cpu": {"resnet18": 1, "alexnet": 2}, "gpu": {"resnet18": 3, "alexnet": 5}}
+TRAINING: dict[str, dict[str, dict[str, Any]]] = {  # at rates that move atoms
+    "cpu": {"resnet18": {"steps": 100, "rate": 0.3}, "alexnet": {"rate": 0.1, "clip": 1.0}},
+    "gpu": {"resnet18": {"rate": 0.1}, "alexnet": {"rate": 0.1, "clip": 1.0}},
+}
 WORKED = ("resnet18", "alexnet")
 HIGH = 0.8
 RARE = 0.05
-ASKED = (
-    ("resnet18", CCA),
-    ("resnet18", CKA),
-    ("resnet18", SPAN),
-    ("alexnet", CCA),
-    ("alexnet", CKA),
-    ("alexnet", SPAN),
-)
 OTHERS = {CCA: "CCA", CKA: "CKA", SPAN: "Grassmann"}
 BY_T = "by the 95% interval of Student's t, errors by the jackknife over networks"
 
@@ -77,7 +74,7 @@ def correlations(lab: Lab) -> Finding:
     walks = {name: [one[1] for one in own] for name, own in families.items()}
     measured, controls = dict[str, Measured](), dict[str, Measured]()
     parts = []
-    for name, other in ASKED:
+    for name, other in product(WORKED, OTHERS):
         words = _named(name, other)
         measured[words] = correlated(trained[name], ATOM, other)
         measured[f"{words}, p by Mantel"] = Measured(p := mantel(trained[name], ATOM, other))
@@ -98,7 +95,8 @@ def correlations(lab: Lab) -> Finding:
 def family(lab: Lab, name: str, start: int) -> tuple[Tables, Tables, list[float]]:
     """Return the similarities of networks of ten tasks from one start and of as long walks, and the accuracies."""
     begin, tasks = nets.start(lab, name, start, atoms=FEW_ATOMS), nets.tasks(lab)
-    models = nets.train_all(lab, name, nets.copies(begin, len(tasks)), [task.train for task in tasks])
+    sets, own = [task.train for task in tasks], TRAINING[lab.scale][name]
+    models = nets.train_all(lab, name, nets.copies(begin, len(tasks)), sets, **own)
     scores = [accuracy(model, task.test, precision="auto") for model, task in zip(models, tasks, strict=True)]
     return tables(models, probes(lab)), tables(walks_of(lab, begin, models), probes(lab)), scores
 
@@ -119,8 +117,9 @@ def _note(lab: Lab, trained: dict[str, list[Tables]], accuracies: dict[str, floa
     for name, own in trained.items():
         each = ", ".join(f"{correlation([one], ATOM, CCA, range(len(one[ATOM][0]))):.3f}" for one in own)
         apart = np.abs(np.array([one[ATOM] - one[WEIGHT] for one in own])).max()
+        recipe = nets.recipe(lab, name).but(**TRAINING[lab.scale][name])
         told.append(
-            f"{nets.WORDS[name]}: {nets.recipe(lab, name).words}; test accuracy {accuracies[name]:.3f} of ten classes; "
+            f"{nets.WORDS[name]}: {recipe.words}; test accuracy {accuracies[name]:.3f} of ten classes; "
             f"with CCA, start by start, {each}; cosines of atoms and of weights differ by {apart:.1g} at most."
         )
     return f"{len(probes(lab)):,} probing images. {' '.join(told)}"

@@ -179,6 +179,7 @@ def test_mantel_counts_orders_that_correlate_as_much():
 
 def test_correlations_are_found_of_networks_and_of_walks(lab, monkeypatch):
     monkeypatch.setitem(correlations.STARTS, "cpu", {"resnet18": 2, "alexnet": 1})
+    monkeypatch.setitem(correlations.TRAINING, "cpu", {"resnet18": {}, "alexnet": {}})
     found = correlations.correlations(lab)
     assert set(found.controls) < set(found.measured)
     assert found.measured["ResNet-18: correlation of atoms with CCA"].n == 10
@@ -231,6 +232,7 @@ def _only_first(model):
 
 def test_decorrelation_is_found_by_beta(lab, monkeypatch):
     monkeypatch.setitem(decorrelated.STARTS, "cpu", 2)
+    monkeypatch.setitem(decorrelated.TRAINING, "cpu", {"clip": 1.0})
     found = decorrelated.decorrelation(lab)
     assert found.measured[decorrelated.GAIN].n == 2
     assert found.measured[decorrelated.NUMBER] == found.measured["correlation at β of 10"]
