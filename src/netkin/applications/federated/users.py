@@ -53,10 +53,10 @@ def user_similarity(
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
-    return _as_comparison(federation.clients, _by_atoms(federation, measure, gauge), name, "Filters", "", 0)
+    return as_comparison(federation.clients, _by_atoms(federation, measure, gauge), name, "Filters", "", 0)
 
 
-def _as_comparison(
+def as_comparison(
     names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str, examples: int
 ) -> Comparison:
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
@@ -139,7 +139,7 @@ def _by_networks(
             raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
         found[i, j] = found[j, i] = np.nanmean(values)
     one = next(iter(many.values()))
-    return _as_comparison(names, found, measure, one.table().statistic, one.data, one.examples)
+    return as_comparison(names, found, measure, one.table().statistic, one.data, one.examples)
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:
