@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import netkin as nk
 from netkin.applications.federated import Federation
+from netkin.representations.filters import atom_layers
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, claim, gains, line, verdict
@@ -71,9 +72,9 @@ def network(scale: str, classes: int, seed: int) -> nn.Module:
         made = nn.Sequential(*layers, nn.Flatten())
         made.add_module(HEAD, nn.Linear(width, classes))
         with torch.no_grad():
-            for layer in made[: len(layers) : 3]:
+            for _, layer in atom_layers(made):
                 layer.coefficients.mul_(RELU_GAIN)
-                layer.bias.zero_()
+                layer.bias.zero_()  # type: ignore[union-attr]
         return made
 
     return seeded(build, seed)

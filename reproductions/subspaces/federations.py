@@ -49,7 +49,7 @@ class Setting:
 _RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(
-        16, {"cifar100": 20, "cifar10": 10}, 0.25, {"cifar100": 6, "cifar10": 4}, _RECIPE.but(epochs=3, batch=10), 3,
+        16, {"cifar100": 20, "cifar10": 10}, 0.25, {"cifar100": 5, "cifar10": 3}, _RECIPE.but(epochs=3, batch=10), 2,
         500, 3, _RECIPE.but(epochs=10, batch=10), 200, 3,
     ),
     "gpu": Setting(
