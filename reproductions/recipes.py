@@ -71,8 +71,8 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
 # of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
-_ATOMS = Recipe(steps=300, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
-_FEW_ATOMS = _ATOMS.but(steps=200, batch=50)
+_ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
+_FEW_ATOMS = _ATOMS.but(batch=50)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
