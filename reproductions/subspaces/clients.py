@@ -87,6 +87,12 @@ def images(lab: Lab, name: str) -> Images:
     return Images(whole.name, whole.classes, smaller[0], whole.train_labels, smaller[1], whole.test_labels)
 
 
+def images_a_class(lab: Lab, *names: str) -> int:
+    """Return the training images a class of the first set; the record names all sets, whichever process read them."""
+    first, *_ = map(lab.images_of, names)
+    return len(first.train_labels) // len(first.classes)
+
+
 def grouped_clients(lab: Lab, seed: int) -> tuple[Clients, dict[str, int]]:
     """Return clients in groups that share classes of CIFAR-100, a last group with SVHN, and the group of each.
 
@@ -231,11 +237,11 @@ def _note(lab: Lab, found: Sequence[Mapping[str, Any]]) -> str:
     chosen = ", ".join(str(own["chosen"]) for own in found)
     return (
         f"{setting.groups * setting.clients} clients of {setting.groups} groups of {GROUP} classes of CIFAR-100 and "
-        f"{setting.digits} of SVHN, {one['images']} images each, {epochs} epochs where the paper has 100 and more "
-        f"images, of {SIDE[lab.scale]} pixels a side. Where the number of clusters is not given, the silhouette finds "
-        f"{chosen} for {setting.groups + 1} groups. Atoms stay near their start, at a cosine of {one['start']:.3f}: "
-        "what tells clients apart are small differences of large values. Whole filters are cosines of filters, which "
-        "are atoms in the orthonormal gauge."
+        f"{setting.digits} of SVHN, {one['images']} images each, of {SIDE[lab.scale]} pixels a side, for {epochs} "
+        f"epochs; the paper has 100 epochs, and 500 images a class of CIFAR-100 where we take "
+        f"{images_a_class(lab, 'cifar100', 'svhn')}. Where the number of clusters is not given, the silhouette finds "
+        f"{chosen} for {setting.groups + 1} groups. Atoms have a mean cosine of {one['start']:.3f} with their start. "
+        "Whole filters are cosines of filters, which are atoms in the orthonormal gauge."
     )
 
 

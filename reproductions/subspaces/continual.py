@@ -17,6 +17,7 @@ from netkin.sources.architectures import alexnet
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
+from reproductions.subspaces.clients import images_a_class
 
 TASKS, MEMBERS = 10, 3
 CLOSE = 0.01  # accuracy
@@ -36,7 +37,7 @@ class Setting:
 
 _RECIPE = Recipe(epochs=10, batch=64, rate=0.02, momentum=0.9, shift=4, flip=True, drop_last=True)
 SETTINGS = {
-    "cpu": Setting(8, _RECIPE.but(epochs=6, batch=25, shift=2), Recipe(epochs=3, batch=25, rate=0.01), 20, 200, 3),
+    "cpu": Setting(8, _RECIPE.but(epochs=4, batch=25, shift=2), Recipe(epochs=3, batch=25, rate=0.01), 20, 200, 3),
     "gpu": Setting(32, _RECIPE, Recipe(epochs=5, batch=64, rate=0.01), 50, 1_000, 3),
 }
 BESIDE = ("finetune", "ewc", "replay", "joint")
@@ -166,7 +167,7 @@ def _note(lab: Lab, found: Sequence[Mapping[str, Any]]) -> str:
     common = np.mean([one["members in common"] for one in found], axis=0)
     return (
         f"AlexNet of width {setting.width}, {setting.recipe.epochs} epochs a task, "
-        f"{len(lab.images_of('cifar100').train_labels) // 100} training images a class where the paper has 500, so "
+        f"{images_a_class(lab, 'cifar100')} training images a class where the paper has 500, so "
         "that differences are compared and not accuracies; the heads of members learn for "
         f"{setting.heads.epochs} epochs. Of three members by atoms, {common[0]:.1f} are among those by CCA and "
         f"{common[1]:.1f} among those by CKA; by chance it would be 1. The paper does not say from which tasks members "

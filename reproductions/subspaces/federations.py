@@ -22,7 +22,7 @@ from netkin.results import Comparison
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
-from reproductions.subspaces.clients import images, network
+from reproductions.subspaces.clients import images, images_a_class, network
 
 MEMBERS = 3  # other users in an ensemble
 CLOSE, COMPARABLE = 0.01, 0.03  # accuracy
@@ -49,8 +49,8 @@ class Setting:
 _RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(
-        16, {"cifar100": 20, "cifar10": 10}, 0.25, {"cifar100": 5, "cifar10": 3}, _RECIPE.but(epochs=3, batch=10), 2,
-        500, 3, _RECIPE.but(epochs=10, batch=10), 200, 3,
+        12, {"cifar100": 15, "cifar10": 6}, 1 / 3, {"cifar100": 4, "cifar10": 3}, _RECIPE.but(epochs=2, batch=10), 2,
+        500, 2, _RECIPE.but(epochs=8, batch=10), 200, 3,
     ),
     "gpu": Setting(
         100, {"cifar100": 100, "cifar10": 10}, 0.1, {"cifar100": 15, "cifar10": 12}, _RECIPE, 5, 10_000, 4,
@@ -238,8 +238,8 @@ def _setting_words(lab: Lab, name: str) -> str:
     return (
         f"{setting.clients} clients, a share of {setting.share:g} in each of {setting.rounds[name]} rounds of "
         f"{setting.recipe.epochs} epochs, then {setting.finetune} by each client itself; the paper has 100 clients, "
-        f"100 rounds of 15 epochs and 500 training images a class of CIFAR-100, where we have 200, so that "
-        "differences are compared and not accuracies"
+        "100 rounds of 15 epochs and 500 training images a class of CIFAR-100, where we take "
+        f"{images_a_class(lab, 'cifar100', 'cifar10')}, so that differences are compared and not accuracies"
     )
 
 
