@@ -61,9 +61,7 @@ class LocalTraining:
     def _alike(self, data: Sequence[Examples], recipe: Recipe) -> dict[Any, list[int]]:
         """Return the places of clients whose data are of one form, so that they can be stacked, by that form."""
         found: dict[Any, list[int]] = {}
-        whole = (
-            recipe.drop_last or recipe.order == "drawn"
-        )  # all batches have one size, whatever the number of examples
+        whole = recipe.drop_last or recipe.order == "drawn"  # all batches are of one size, however many examples
         for place, (inputs, _) in enumerate(data):
             if id(inputs) not in self._finite:  # data with NaN are apart, since their training will fail
                 finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())
