@@ -20,6 +20,7 @@ SEEDS = 5
 POINTS = 200  # changes of the atoms for each network
 SIZE, ATOMS = 16, 9
 WIDTHS = {"one channel": (1, 1, 1), "16 channels": (3, 16, 16), "64 channels": (3, 64, 64)}
+LARGE = 10.0  # coefficients with which two layers pass the bound, which is of one
 SMALLEST = 1e-3  # of the size of a change of atoms, beside their own size
 BELOW, TIGHT = "share of points below the line", "median share of the bound that is reached"
 
@@ -52,8 +53,13 @@ def bound(lab: Lab) -> Finding:
             if few is widths:
                 curves[f"Two layers, {name}"] = _curve(ours[0])
                 parts.append(all(below(one) == 1 for one in ours) and any(below(one) < 1 for one in control))
+    large = [points(WIDTHS["one channel"], seed, shared=True, times=LARGE) for seed in lab.seeds(SEEDS)]
+    measured[f"two layers, coefficients {LARGE:g} times as large: {BELOW}"] = Measured.over(map(below, large))
     order = sorted(measured, key=lambda words: (words.startswith("one"), TIGHT in words))
-    note = f"{POINTS} points of each of {SEEDS} seeds, images of {SIZE} × {SIZE}, {ATOMS} atoms of 3 × 3."
+    note = (
+        f"{POINTS} points of each of {SEEDS} seeds, images of {SIZE} × {SIZE}, {ATOMS} atoms of 3 × 3. For two layers "
+        "the line is no bound: it grows as the coefficients do, and features as their square."
+    )
     return Finding(
         verdict(*parts), {words: measured[words] for words in order}, controls, note, curves, lab.seeds(SEEDS)
     )
@@ -62,16 +68,19 @@ def bound(lab: Lab) -> Finding:
 Point = tuple[float, float, float]  # the change of atoms, that of features, and the bound
 
 
-def points(widths: tuple[int, ...], seed: int, *, shared: bool) -> list[Point]:
-    """Return changes of the atoms of one network and what they do to its features on one image."""
+def points(widths: tuple[int, ...], seed: int, *, shared: bool, times: float = 1.0) -> list[Point]:
+    """Return changes of the atoms of one network and what they do to its features on one image.
+
+    Coefficients are `times` as large as drawn; without `shared` others are drawn for each change.
+    """
     draw = torch.Generator().manual_seed(seed)
-    network = _drawn(widths, draw)
+    network = _drawn(widths, draw, times)
     image = torch.randn(1, widths[0], SIZE, SIZE, generator=draw, dtype=torch.float64)
     before, atoms = _features(network, image), [layer.atoms.clone() for layer in network]
     factor = _norm([layer.coefficients for layer in network]) * largest_patch(image) * SIZE
     found = []
     for far in torch.logspace(0, 1, POINTS, base=SMALLEST).tolist():
-        moved = network if shared else _drawn(widths, draw)
+        moved = network if shared else _drawn(widths, draw, times)
         changes = [far * torch.randn(one.shape, generator=draw, dtype=torch.float64) for one in atoms]
         for layer, own, change in zip(moved, atoms, changes, strict=True):
             layer.atoms.copy_(own + change)
@@ -96,13 +105,14 @@ def largest_patch(image: Tensor) -> float:
 
 
 @torch.no_grad()
-def _drawn(widths: tuple[int, ...], draw: torch.Generator) -> list[AtomConv2d]:
+def _drawn(widths: tuple[int, ...], draw: torch.Generator, times: float) -> list[AtomConv2d]:
     options: dict[str, Any] = {"padding": 1, "padding_mode": "circular", "bias": False, "dtype": torch.float64}
     layers = [AtomConv2d(a, b, 3, atoms=ATOMS, **options) for a, b in pairwise(widths)]
     for layer in layers:
         layer.requires_grad_(False)
         for part in (layer.coefficients, layer.atoms):
             part.copy_(torch.randn(part.shape, generator=draw, dtype=torch.float64))
+        layer.coefficients.mul_(times)
     return layers
 
 

@@ -63,8 +63,8 @@ class Layer:
     "`nk.atom_similarity` for ten networks that are in memory already. Four parts, and at gpu scale a fifth: a million "
     "times fewer operations than CCA, and than CKA, and a million times less time than CCA, and than CKA, each more "
     "than the control's saving, times by the 95% interval of Student's t over repetitions; less than a hundredth of "
-    "CCA's GPU memory. Whether more networks make the saving larger is counted, with N forward passes for N networks, and "
-    "makes a last part.",
+    "CCA's GPU memory. Whether more networks make the saving larger is counted, with N forward passes for N networks, "
+    "and makes a last part.",
     measures=[ATOM, WEIGHT, CCA, CKA],
 )  # fmt: skip
 def cost(lab: Lab) -> Finding:

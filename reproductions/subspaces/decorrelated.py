@@ -5,8 +5,9 @@ Claim: subspaces/decorrelation.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -93,8 +94,8 @@ class Family:
 def decorrelation(lab: Lab) -> Finding:
     """Correlations of two similarities over pairs of networks, by the factor of the term."""
     starts = lab.seeds(STARTS[lab.scale])
-    ours = {share: [family(lab, start, share, channel_correlation) for start in starts] for share in SHARES}
-    control = [family(lab, start, SHARES[-1], channel_size) for start in starts]
+    *by_share, control = zip(*(families(lab, start) for start in starts), strict=True)
+    ours = dict(zip(SHARES, by_share, strict=True))
     plain, most = ([one.correlation for one in ours[share]] for share in (0.0, SHARES[-1]))
     shrunk = [one.correlation for one in control]
     measured = {NUMBER: Measured.over(most), GAIN: gains(most, plain)}
@@ -111,9 +112,16 @@ def decorrelation(lab: Lab) -> Finding:
     )  # fmt: skip
 
 
-def family(lab: Lab, start: int, share: float, term: Term) -> Family:
+def families(lab: Lab, start: int) -> list[Family]:
+    """Return what is found of networks from one start, with each share of the term and in the control."""
+    begin = nets.start(lab, "alexnet", start)
+    ours = [family(lab, Penalised(copy.deepcopy(begin), channel_correlation), share) for share in SHARES]
+    return [*ours, family(lab, Penalised(copy.deepcopy(begin), channel_size), SHARES[-1])]
+
+
+def family(lab: Lab, begin: Penalised, share: float) -> Family:
     """Train networks of ten tasks with a term in the loss, and compare them."""
-    begin, tasks = Penalised(nets.start(lab, "alexnet", start), term), nets.tasks(lab)
+    tasks = nets.tasks(lab)
     begin.beta.fill_(factor(begin, probes(lab), share))
     sets, own = [task.train for task in tasks], TRAINING[lab.scale]
     wrapped = nets.train_all(lab, "alexnet", nets.copies(lab.placed(begin), len(sets)), sets, loss=with_term, **own)
@@ -145,7 +153,7 @@ def channel_correlations(models: list[nn.Module], images: Tensor) -> float:
     return mean(found)
 
 
-def _note(lab: Lab, ours: dict[float, list[Family]], control: list[Family]) -> str:
+def _note(lab: Lab, ours: dict[float, Sequence[Family]], control: Sequence[Family]) -> str:
     scores = {f"β of {share:g}": found for share, found in ours.items()} | {"the control": control}
     recipe = nets.recipe(lab, "alexnet").but(**TRAINING[lab.scale])
     told = ", ".join(f"{mean(one.accuracy for one in found):.3f} with {words}" for words, found in scores.items())
@@ -155,7 +163,7 @@ def _note(lab: Lab, ours: dict[float, list[Family]], control: list[Family]) -> s
     )
 
 
-def _curves(ours: dict[float, list[Family]]) -> dict[str, dict[str, list[Any]]]:
+def _curves(ours: dict[float, Sequence[Family]]) -> dict[str, dict[str, list[Any]]]:
     points = {
         name: [[getattr(one, name) for one in found] for found in ours.values()] for name in ("correlation", "channels")
     }

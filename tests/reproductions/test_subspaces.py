@@ -245,6 +245,7 @@ def test_points_of_one_layer_are_below_the_line_and_those_of_others_are_not():
     assert bound.below(others) < 1
     assert 0 < bound.reached(ours) < 0.5
     assert ours[0][0] > 100 * ours[-1][0]
+    assert bound.below(bound.points((1, 1, 1), 0, shared=True, times=10)) < 0.5
 
 
 def test_a_patch_is_the_largest_of_all_that_go_around_the_edges():
