@@ -113,6 +113,7 @@ _UNLISTED = {
     "netkin.applications.continual": [
         "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
     ],
+    "netkin.applications.sparsity": ["CKASparsityLoss"],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

@@ -6,12 +6,13 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching.ends import End
-from netkin.applications.stitching.losses import batch_cka, cka_rows
+from netkin.applications.stitching.losses import cka_rows
 from netkin.applications.stitching.map_training import objective
 from netkin.applications.stitching.portions import portion
 from netkin.applications.stitching.stitch_records import Sample
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import ShapeError
+from netkin.measures.batch_cka import batch_cka
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
