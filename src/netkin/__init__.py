@@ -114,8 +114,9 @@ _UNLISTED = {
         "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
     ],
     "netkin.applications.sparsity": ["CKASparsityLoss"],
-    "netkin.applications.sparsity.tokens": ["SparseTokens", "TokenCosts", "sparsify_tokens", "token_costs"],
-    "netkin.applications.sparsity.token_losses": ["TokenLosses"],
+    "netkin.applications.sparsity.tokens": [
+        "SparseTokens", "TokenCosts", "TokenLosses", "sparsify_tokens", "token_costs",
+    ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

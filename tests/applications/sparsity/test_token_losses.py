@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.sparsity.token_losses import distillation_loss, ratio_loss, token_loss
+from netkin.applications.sparsity.tokens import distillation_loss, ratio_loss, token_loss
 from netkin.errors import ShapeError, ValueFault
 from token_worlds import hugging_face, pictures, small_vit
 

@@ -28,11 +28,10 @@ class TokenPredictor(nn.Module):
         super().__init__()
         half, quarter = max(1, width // 2), max(1, width // 4)
         self.features = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * half), nn.GELU())
-        self.scores = nn.Sequential(
-            nn.Linear(2 * half, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
-        )
-        start = torch.tensor([1 - keep, keep]).clamp(min=0.01).log()  # so that about the share wanted is kept at first
-        self.scores[-1].bias.data.copy_(start)
+        last = nn.Linear(quarter, 2)
+        self.scores = nn.Sequential(nn.Linear(2 * half, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), last)
+        with torch.no_grad():  # so that about the share wanted is kept at first
+            last.bias.copy_(torch.tensor([1 - keep, keep]).clamp(min=0.01).log())
 
     def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """Return n × tokens × 2 scores; those of tokens with ``kept`` 0 count for no other."""
@@ -66,10 +65,9 @@ def token_cka(tokens: Tensor) -> Tensor:
 
 def mean_token_cka(tokens: Tensor, kept: Tensor) -> Tensor:
     """Return the mean CKA of each token with the other kept ones, n × tokens: the sum in Eq. 13 over its terms."""
-    pairs = token_cka(tokens)
-    pairs = pairs - torch.diag_embed(pairs.diagonal(dim1=1, dim2=2))
-    counts = kept.to(pairs.dtype)
-    return (pairs @ counts[..., None])[..., 0] / (counts.sum(1, keepdim=True) - counts).clamp(min=1)
+    pairs, counts = token_cka(tokens), kept.to(at_least_single(tokens.dtype))
+    with_others = (pairs @ counts[..., None])[..., 0] - pairs.diagonal(dim1=1, dim2=2) * counts
+    return with_others / (counts.sum(1, keepdim=True) - counts).clamp(min=1)
 
 
 class LastPass:
@@ -146,7 +144,7 @@ class TokenEncoder(nn.Module):
             raise ForwardError(
                 "gradient checkpointing runs blocks again without the mask of dropped tokens; turn it off."
             )
-        attention = MaskedAttention(nn.functional.pad(kept, (self.prefix, 0), value=1.0))
+        attention = MaskedAttention(F.pad(kept, (self.prefix, 0), value=1.0))
         with attention:
             output = block(tokens, *rest, **options)
         if not attention.calls:
@@ -178,7 +176,7 @@ class TokenEncoder(nn.Module):
                 "can't be left out of their mean; a model without class token must norm its tokens, then pool them."
             )
         weights = kept * (kept.shape[1] / kept.sum(1, keepdim=True).clamp(min=1))
-        weights = nn.functional.pad(weights, (self.prefix, 0), value=1.0).to(tokens.dtype)[..., None]
+        weights = F.pad(weights, (self.prefix, 0), value=1.0).to(tokens.dtype)[..., None]
         return (tokens * weights, *output[1:]) if isinstance(output, tuple) else tokens * weights
 
     def _best(self, number: int, patches: Tensor, count: int) -> Tensor:

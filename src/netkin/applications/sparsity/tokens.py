@@ -1,23 +1,31 @@
-"""Tokens: vision transformers that drop the tokens of an image they need least, on their way through the blocks."""
+"""Tokens: vision transformers that drop the tokens of an image they need least, and the losses by which they learn to.
+
+The method and its losses are those of Rao et al. (2021), arXiv:2106.02034.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from netkin.applications.sparsity.token_encoder import LastPass, TokenEncoder, TokenPredictor, tokens_in
 from netkin.arrays import at_least_single
-from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.identity import weights_digest
 from netkin.representations.guests import evaluating, guest
+from netkin.representations.hooks import main_tensor, recording
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, refuse_lazy, stages, unwrapped
 from netkin.sources.architectures import seeded
+from netkin.training import Hook
+from netkin.training.loop import outputs_of
 
 PREFIX = re.compile(r"(^|[._])((cls|class)(_?(token|embed|embedding))?|(dist|distillation|reg|register)_?tokens?)$")
 
@@ -63,8 +71,9 @@ def sparsify_tokens(
     _refuse_settings(keep, similarity, prefix)
     refuse_lazy(unwrapped(model))
     own = copy.deepcopy(unwrapped(model))
-    if hasattr(own, "set_attn_implementation"):
-        own.set_attn_implementation("sdpa")
+    choose_attention = getattr(own, "set_attn_implementation", None)  # of Hugging Face
+    if callable(choose_attention):
+        choose_attention("sdpa")
     name = _blocks_of(own, blocks)
     listed = [*own.get_submodule(name).children()]
     places, width = _places(at, len(listed)), _width(listed[0], name)
@@ -130,6 +139,101 @@ class SparseTokens(nn.Module):
         return f"keep={self.keep:g}, at={self.at}, prefix={self.prefix}, similarity={self.encoder.similarity:g}"
 
 
+def ratio_loss(decisions: Sequence[Tensor], keep: float) -> Tensor:
+    """Return the mean over images and stages s of ``(keepˢ - share kept after stage s)²``."""
+    shares = torch.stack([kept.mean(dim=1) for kept in decisions])
+    wanted = torch.tensor([keep ** (stage + 1) for stage in range(len(decisions))]).to(shares)
+    return (shares - wanted[:, None]).square().mean()
+
+
+def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the KL divergence of the teacher's class probabilities from the network's, the mean over images."""
+    own, others = (one.flatten(0, -2).to(at_least_single(one.dtype)).log_softmax(1) for one in (logits, targets))
+    return F.kl_div(own, others, reduction="batchmean", log_target=True)
+
+
+def token_loss(tokens: Tensor, targets: Tensor, kept: Tensor) -> Tensor:
+    """Return the mean squared difference to the teacher's tokens, over those still kept in the end.
+
+    Tokens are those after the last block, each with mean 0 and variance 1, so that the loss has no scale of its own.
+    """
+    own, others = (F.layer_norm(one.to(at_least_single(one.dtype)), one.shape[-1:]) for one in (tokens, targets))
+    counts = kept.detach()
+    return ((own - others).square().mean(-1) * counts).sum() / counts.sum().clamp(min=1)
+
+
+class TokenLosses(Hook):
+    """What is added to the cross entropy while a network learns which tokens to drop.
+
+    It is a hook of `nk.train`; in any other loop add `term(images, outputs)` to the loss after each forward pass.
+
+    Args:
+        model: What `nk.sparsify_tokens` returned.
+        teacher: The network that is imitated, mostly the one that was given to `nk.sparsify_tokens`; None for none.
+        ratio: The factor of the ratio loss.
+        distillation: The factor of the KL divergence from the teacher's classes.
+        tokens: The factor of the squared difference to the teacher's tokens.
+
+    Example:
+        >>> from netkin.sources.architectures import vit
+        >>> plain, images = vit(), torch.zeros(2, 3, 32, 32)
+        >>> model = sparsify_tokens(plain, keep=0.7)
+        >>> losses = TokenLosses(model, teacher=plain)
+        >>> sorted(losses.parts(images, model.train()(images)))
+        ['distillation', 'ratio', 'tokens']
+    """
+
+    def __init__(
+        self, model: nn.Module, teacher: nn.Module | None = None, *, ratio: float = 2.0, distillation: float = 0.5,
+        tokens: float = 0.5,
+    ):  # fmt: skip
+        own = unwrapped(model)
+        if not isinstance(own, SparseTokens):
+            raise ValueFault(f"`TokenLosses` are of what `nk.sparsify_tokens` returns; got {type(own).__name__}.")
+        self.model = own
+        self.teacher, self.factors = teacher, {"ratio": ratio, "distillation": distillation, "tokens": tokens}
+        for name, factor in self.factors.items():
+            if not 0 <= factor < float("inf"):
+                raise ValueFault(f"`{name}` is the factor of a loss, a number of 0 or more; got {factor!r}.")
+        self.settings = {**self.factors, "teacher": None if teacher is None else weights_digest(teacher)}
+
+    def parts(self, inputs: Any, outputs: Any) -> dict[str, Tensor]:
+        """Return the losses of the training pass that was just taken, by name, without their factors."""
+        last = self.model.last_pass()
+        found = {"ratio": ratio_loss(last.decisions, self.model.keep)} if self.model.predicts else {}
+        if self.teacher is None:
+            return found
+        targets, tokens = self._taught(inputs)
+        found["distillation"] = distillation_loss(main_tensor(outputs, ""), targets)
+        if tokens is not None:
+            found["tokens"] = token_loss(last.tokens, _fitting(tokens, last.tokens), last.decisions[-1])
+        return found
+
+    def term(self, inputs: Any, outputs: Any) -> Tensor:
+        """Return the sum of the losses, each times its factor."""
+        none = main_tensor(outputs, "").new_zeros(())
+        return sum((self.factors[name] * part for name, part in self.parts(inputs, outputs).items()), start=none)
+
+    def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
+        """Return the sum, which `nk.train` adds to its loss."""
+        return self.term(inputs, outputs)
+
+    def _taught(self, inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the teacher's logits and, where they are wanted, its tokens after the last block."""
+        assert self.teacher is not None
+        if device_of(self.teacher) != device_of(self.model):
+            raise ValueFault(
+                f"the teacher lies on {device_of(self.teacher)} and the network on {device_of(self.model)}; put both "
+                "on one device."
+            )
+        with evaluating(self.teacher), torch.no_grad():
+            if not self.factors["tokens"]:
+                return main_tensor(outputs_of(self.teacher, inputs), ""), None
+            with recording(self.teacher, last := self.model.last_block) as seen:
+                logits = main_tensor(outputs_of(self.teacher, inputs), "")
+        return logits, seen[last][:, self.model.prefix :]
+
+
 class TokenCosts(NamedTuple):
     """What a model costs: all its parameters, and the multiplications with an addition for one image."""
 
@@ -157,6 +261,15 @@ def token_costs(model: nn.Module, images: Any) -> TokenCosts:
         model(**images) if isinstance(images, dict) else model(images)
     examples = len(next(iter(images.values())) if isinstance(images, dict) else images)
     return TokenCosts(sum(one.numel() for one in model.parameters()), counter.get_total_flops() // 2 // examples)
+
+
+def _fitting(targets: Tensor, tokens: Tensor) -> Tensor:
+    if targets.shape != tokens.shape:
+        raise ShapeError(
+            f"the teacher's tokens have shape {tuple(targets.shape)} and the network's {tuple(tokens.shape)}; pass "
+            "`tokens=0` to imitate its classes alone."
+        )
+    return targets
 
 
 def _predictors(places: tuple[int, ...], width: int, keep: float) -> nn.ModuleDict:
@@ -225,8 +338,8 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
     return tuple(map(int, places))
 
 
-def _refuse_settings(keep: float, similarity: bool | float, prefix: int | None) -> None:
-    if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < keep <= 1:
+def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
+    if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < float(keep) <= 1:
         raise ValueFault(f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.")
     if not 0 <= similarity < float("inf"):
         raise ValueFault(f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.")
@@ -241,7 +354,7 @@ def _refuse_unmaskable(encoder: TokenEncoder, name: str, width: int) -> None:
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randn(1, encoder.prefix + 6, width, generator=draw).to(like)
     kept = torch.tensor([[1, 0, 1, 1, 0, 1]], dtype=at_least_single(like.dtype), device=like.device)
-    left = nn.functional.pad(kept, (encoder.prefix, 0), value=1.0)[0] > 0
+    left = F.pad(kept, (encoder.prefix, 0), value=1.0)[0] > 0
     for number in range(encoder.at[0], len(encoder.blocks)):
         block = encoder.blocks[number]
         what = f"the attention of block {number} in {name!r} ({type(block).__name__}) can't be masked"
