@@ -113,6 +113,10 @@ _UNLISTED = {
     "netkin.applications.continual": [
         "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
     ],
+    "netkin.applications.sparsity": [
+        "CKASparsityLoss", "DynamicMasks", "bake_masks", "epsilon_sparsity", "lottery_tickets", "save_sparse",
+        "sparsify", "sparsity_study",
+    ],
     "netkin.comparing": ["model_directions"],
     "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],

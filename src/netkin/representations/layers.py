@@ -54,6 +54,22 @@ def layers(model: nn.Module) -> list[str]:
     return found or [""]
 
 
+def stages(model: nn.Module) -> dict[str, list[str]]:
+    """Return the default layers inside containers, by the container; without containers all of them, under ``""``.
+
+    Example:
+        >>> stages(nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.ReLU(), nn.ReLU())}))
+        {'body': ['body.0', 'body.1']}
+    """
+    known, found = modules(model), dict[str, list[str]]()
+    for name in layers(model):
+        above = name.split(".")
+        inside = [".".join(above[:end]) for end in range(len(above)) if _is_container(known[".".join(above[:end])])]
+        if inside:
+            found.setdefault(inside[-1], []).append(name)
+    return found or {"": layers(model)}
+
+
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
     """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
 

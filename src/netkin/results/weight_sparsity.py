@@ -18,6 +18,7 @@ from netkin.results.records import now
 class LayerSparsity:
     """The weights of one layer; `left` are not masked, `zeros` are exactly zero, `rms` is over those that are left.
 
+    In a layer without a mask `left` are those that are not zero: in a file, masks are baked in.
     `below` counts those whose size is below each ε of the table, `below_relative` those below each relative ε times
     `rms`; `below_left` and `below_relative_left` count among weights that are left.
     """
@@ -36,7 +37,7 @@ class LayerSparsity:
 
     @property
     def sparsity(self) -> float:
-        """The share of weights that are masked."""
+        """The share of weights that are masked, or zero where there is no mask."""
         return 1 - self.left / self.weights
 
 
@@ -63,7 +64,7 @@ class WeightSparsity:
 
     @property
     def left(self) -> int:
-        """Those that are not masked."""
+        """Those that are not masked or, in layers without a mask, not zero."""
         return sum(row.left for row in self.layers)
 
     @property
@@ -73,7 +74,7 @@ class WeightSparsity:
 
     @property
     def sparsity(self) -> float:
-        """The share of prunable weights that are masked."""
+        """The share of prunable weights that are masked, or zero in layers without a mask."""
         return 1 - self.left / self.weights
 
     @property

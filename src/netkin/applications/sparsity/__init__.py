@@ -1,12 +1,26 @@
-"""Sparse networks: masks, scores, masks that move, and lottery tickets; what sparsity looks like and what it saves."""
+"""Sparse networks: a loss that lowers the similarity of layers, masks, scores and tickets, and what sparsity saves."""
 
 from netkin.applications.sparsity.dynamic_masks import DynamicMasks
 from netkin.applications.sparsity.epsilon_sparsity import epsilon_sparsity
+from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import bake_masks, masks_of, prunable_layers, put_masks, save_sparse
 from netkin.applications.sparsity.sparsify import EmptyLayerWarning, sparsify
+from netkin.applications.sparsity.sparsity_study import sparsity_study
 from netkin.applications.sparsity.tickets import Ticket, Tickets, lottery_tickets
 
 __all__ = [
-    "DynamicMasks", "EmptyLayerWarning", "Ticket", "Tickets", "bake_masks", "epsilon_sparsity", "lottery_tickets",
-    "masks_of", "prunable_layers", "put_masks", "save_sparse", "sparsify",
-]  # fmt: skip
+    "CKASparsityLoss",
+    "DynamicMasks",
+    "EmptyLayerWarning",
+    "Ticket",
+    "Tickets",
+    "bake_masks",
+    "epsilon_sparsity",
+    "lottery_tickets",
+    "masks_of",
+    "prunable_layers",
+    "put_masks",
+    "save_sparse",
+    "sparsify",
+    "sparsity_study",
+]

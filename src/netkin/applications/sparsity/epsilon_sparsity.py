@@ -23,13 +23,14 @@ def epsilon_sparsity(
 
     As ε falls to zero this becomes the share of weights that are exactly zero, the sparsity: below the smallest weight
     that is not zero both are equal. With `relative`, ε is in units of each layer's root mean square over weights that
-    are not masked, which a rescaling of the layer does not change; a layer without any counts as wholly below.
+    are left, which a rescaling of the layer does not change; a layer without any counts as wholly below. Left are
+    weights that are not masked or, in layers without a mask, not exactly zero.
 
     Args:
         model: The network, masked or not.
         epsilon: A size above 0.
         relative: Whether `epsilon` is times the layer's r.m.s.
-        of_left: Count among weights that are not masked alone.
+        of_left: Count among weights that are left alone.
         layers: Which layers; all linear and convolutional ones by default.
 
     Example:
@@ -75,13 +76,17 @@ def _row(name: str, layer: Layer, epsilons: Sequence[float], relative: Sequence[
 
 
 def weight_sizes(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return the sizes of a layer's weights in double precision, in a row, and which are not masked."""
+    """Return the sizes of a layer's weights in double precision, in a row, and which of them are left.
+
+    These are the weights that are not masked; in a layer without a mask, as one of a file into which masks were baked,
+    those that are not exactly zero.
+    """
     sizes, own = layer.weight.detach().double().abs().flatten(), mask_of(layer)
     if not torch.isfinite(sizes).all():
         raise ValueFault(
             f"{int((~torch.isfinite(sizes)).sum()):,} of {len(sizes):,} weights of a layer are not finite."
         )
-    return sizes, torch.ones_like(sizes, dtype=torch.bool) if own is None else own.mask.flatten()
+    return sizes, sizes != 0 if own is None else own.mask.flatten()
 
 
 def _refuse_epsilons(values: Sequence[float]) -> None:

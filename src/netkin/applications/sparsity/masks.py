@@ -110,7 +110,7 @@ def put_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         _refuse_misfit(model, name, known[name], mask)  # all, before any is masked
     for name, mask in masks.items():
         layer = known[name]
-        mask = mask.to(device=layer.weight.device, dtype=torch.bool)  # type: ignore[union-attr]
+        mask = mask.to(weight_behind(layer).device, torch.bool)
         own = mask_of(layer)
         if own is None:
             parametrize.register_parametrization(layer, "weight", WeightMask(mask.clone()))
@@ -140,13 +140,17 @@ def save_sparse(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bo
     It is an ordinary file of `torch.save`, compressed: ``model.load_state_dict(torch.load(path))`` reads it without
     netkin (not with ``mmap=True``). The model keeps its masks. A file is written over only with `overwrite`.
     """
-    state = baked_state(model)
+    files.write_bytes(path, packed_bytes(baked_state(model)), "sparse weights", overwrite=overwrite)
+
+
+def packed_bytes(state: Mapping[str, Tensor]) -> bytes:
+    """Return what `torch.save` writes of a state dict, compressed, as `torch.load` reads it."""
     plain, small = io.BytesIO(), io.BytesIO()
-    torch.save(state, plain)
+    torch.save(dict(state), plain)
     with zipfile.ZipFile(plain) as whole, zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         for entry in whole.infolist():
             packed.writestr(entry.filename, whole.read(entry))
-    files.write_bytes(path, small.getvalue(), "sparse weights", overwrite=overwrite)
+    return small.getvalue()
 
 
 def baked_state(model: nn.Module) -> dict[str, Tensor]:

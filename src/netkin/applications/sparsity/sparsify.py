@@ -74,6 +74,7 @@ def sparsify(
     _refuse_settings(sparsity, method, examples)
     chosen = prunable_layers(model, layers)
     kept = _kept_of(chosen, sparsity)
+    masks: Mapping[str, Tensor]
     if method in RANDOM:
         shapes = {name: tuple(layer.weight.shape) for name, layer in chosen.items()}
         counts = layer_counts(shapes, kept, method)
