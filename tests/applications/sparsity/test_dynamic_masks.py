@@ -89,6 +89,17 @@ def test_each_layer_keeps_its_number_of_weights_and_zeros_stay_zero(method, opti
     assert not any(mask_of(layer)._forward_hooks for layer in masked_layers(model).values())
 
 
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"precision": "bf16"}, {"clip": 0.5}])
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_masks_move_under_autocast_loss_scaling_and_clipping(method, settings):
+    model = net(dtype=torch.float32)
+    moving = DynamicMasks(method, every=2, until=9, fraction=0.5)
+    train(model, labelled(), steps=10, batch=16, hooks=[moving], **settings)
+    assert moving.moved > 0
+    assert kept(model) == kept(net())
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+
+
 def test_set_drops_the_smallest_and_grows_only_where_nothing_was():
     model = net()
     before = {name: (layer.weight.detach().clone(), mask_of(layer).mask.clone())

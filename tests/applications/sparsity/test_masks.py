@@ -330,6 +330,29 @@ def test_a_masked_container_of_layers_is_a_container_still():
     assert layers(sparse) == layers(dense) == ["body.0", "body.1", "end"]
 
 
+def test_a_masked_transformer_gives_the_same_by_its_fast_path():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    table = sparsify(model, 0.7)
+    assert [row.layer for row in table.layers] == ["self_attn.out_proj", "linear1", "linear2"]
+    inputs = torch.randn(3, 5, 16)
+    slow = model.train()(inputs)
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(inputs), slow, atol=1e-6)
+    assert torch.allclose(bake_masks(model)(inputs), slow, atol=1e-6)
+
+
+def test_a_masked_model_moves_to_other_precisions():
+    model = net()
+    sparsify(model, 0.9)
+    masks = masks_of(model)
+    for dtype in (torch.float64, torch.bfloat16):
+        model.to(dtype)
+        assert model[0].weight.dtype == dtype
+        assert all(torch.equal(mask, masks[name]) for name, mask in masks_of(model).items())
+        assert zeros_hold(model)
+
+
 # --- pruning further, and refusals ------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import netkin
+from netkin import __version__
 from netkin.applications.sparsity.epsilon_sparsity import EPSILONS, RELATIVE, layer_table, weight_sizes
 from netkin.applications.sparsity.masks import baked_state, packed_bytes, prunable_layers, put_masks
 from netkin.applications.sparsity.pruning_scores import magnitude_scores
@@ -84,7 +84,7 @@ def sparsity_study(
         found["interlayer"], found["costs"],
         costs_on=_device(next(iter(named.values()))) if costs else "",
         data="" if first is None else first.data, examples=0 if first is None else first.examples,
-        version=netkin.__version__,
+        version=__version__,
     )  # fmt: skip
 
 
