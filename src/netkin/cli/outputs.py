@@ -14,6 +14,7 @@ from netkin.errors import FileFault, MissingExtra
 
 if TYPE_CHECKING:
     from netkin.results import Comparison, Comparisons, Ranking, Series
+    from netkin.results.weight_sparsity import SparsityStudy
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
@@ -67,7 +68,12 @@ class Outputs:
         if said:
             click.echo(said, err=True)
 
-    def draw(self, result: Comparison | Comparisons | Series | Ranking, page: Path | None, figure: Path | None) -> None:
+    def draw(
+        self,
+        result: Comparison | Comparisons | Series | Ranking | SparsityStudy,
+        page: Path | None,
+        figure: Path | None,
+    ) -> None:
         """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 

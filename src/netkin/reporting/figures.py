@@ -25,10 +25,12 @@ from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
 from netkin.reporting.ranking_page import ranking_figure, ranking_into
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
+from netkin.reporting.sparsity_page import sparsity_figure
 from netkin.reporting.wording import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Ranking, Series, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors
+from netkin.results.weight_sparsity import SparsityStudy
 
 PROFILE = 2.6  # inches that the profile is high
 MARKS = "os^D"
@@ -36,7 +38,7 @@ Profiled = tuple[Comparison, list[Values]]
 
 
 def plot(
-    results: Comparison | Comparisons | Series | Ranking,
+    results: Comparison | Comparisons | Series | Ranking | SparsityStudy,
     measure: str | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
@@ -51,10 +53,11 @@ def plot(
     A series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go
     the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
     95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking
-    becomes a panel for each score, or for the score that `measure` names.
+    becomes a panel for each score, or for the score that `measure` names; a sparsity study shows its networks side by
+    side.
 
     Args:
-        results: A comparison, several, a series or a ranking.
+        results: A comparison, several, a series, a ranking or a sparsity study.
         measure: The one measure to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
@@ -73,6 +76,8 @@ def plot(
         figure = _of_series(results, measure, ax, steps)
     elif isinstance(results, Ranking):
         figure = _of_ranking(results, measure, ax)
+    elif isinstance(results, SparsityStudy):
+        figure = sparsity_figure(results)
     else:
         figure = _of(results, measure, ax, steps, profile)
     if path is not None:

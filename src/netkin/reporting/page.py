@@ -19,10 +19,12 @@ from netkin.reporting.markup import Markup, joined, tag
 from netkin.reporting.profiles import spread_section
 from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
+from netkin.reporting.sparsity_page import sparsity_page
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.listings import has_networks, is_of_tasks
 from netkin.results.text import buckets_note
+from netkin.results.weight_sparsity import SparsityStudy
 
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 ENDINGS = (".html", ".htm")
@@ -32,14 +34,14 @@ BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
 )
 
-Results = Comparison | Comparisons | Series | Ranking | Iterable[Comparison]
+Results = Comparison | Comparisons | Series | Ranking | SparsityStudy | Iterable[Comparison]
 
 
 def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write one comparison or several, a series or a ranking, as a single HTML page to `path`, and return the path.
+    """Write one comparison or several, a series, a ranking or a sparsity study, as a single HTML page to `path`.
 
-    The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
-    file that is no page of netkin's is written over only with `overwrite`.
+    Return the path. The page opens in any browser without a network; it is there whole or not at all. Its name ends in
+    .html or .htm. A file that is no page of netkin's is written over only with `overwrite`.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
@@ -48,13 +50,15 @@ def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def page(results: Results) -> str:
-    """Return the HTML page of one comparison or several, of a series or of a ranking."""
+    """Return the HTML page of one comparison or several, of a series, a ranking or a sparsity study."""
     if isinstance(results, (list, tuple)) and len(results) == 1:
         results = results[0]
     if isinstance(results, Series):
         return series_page(results)
     if isinstance(results, Ranking):
         return ranking_page(results)
+    if isinstance(results, SparsityStudy):
+        return sparsity_page(results)
     comparisons = sorted(listed(results), key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
@@ -317,8 +318,9 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
 
     def count(module: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        if isinstance(output, Tensor) and not isinstance(module, nn.Embedding):
-            matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
+        if isinstance(output, Tensor) and not isinstance(module, (nn.Embedding, ParametrizationList)):
+            computed = [getattr(module, name) for name in getattr(module, "parametrizations", ())]  # as masked weights
+            matrices = [weight for weight in (*module.parameters(recurse=False), *computed) if weight.ndim > 1]
             total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
 
     before = _own_state(model)

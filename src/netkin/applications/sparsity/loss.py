@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from netkin.arrays import at_least_single, summing_dtype
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.measures import cca_mean_squared
 from netkin.measures.batch_cka import batch_gram, gram_cosines
 from netkin.representations import shapes
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import device_of
+from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import Spec, choose, layer_label, modules, stages, unwrapped
 from netkin.statistics import Moments
 from netkin.statistics.row_sides import RowsSide
@@ -102,19 +103,23 @@ class CKASparsityLoss(Hook):
         if not self._handles:
             raise ValueFault("the loss is closed and sees the model no more; make another one.")
         if not self._waits:
-            raise ValueFault("the term is that of a forward pass with gradients, which is still to come.")
+            raise ValueFault("the term is that of a forward pass of the model with gradients, which is still to come.")
         found, self._seen, self._waits = self._seen, {}, False
         if not self._due:
-            return torch.zeros((), device=device_of(self.model))
+            return torch.zeros((), dtype=self._dtype, device=device_of(self.model))
         groups = self._groups(found)
         if not any(one.requires_grad for group in groups for one in group):
             raise ForwardError(
                 "none of the layers has gradients: they are frozen, or run under checkpointing with "
                 "use_reentrant=True; pass use_reentrant=False, or `stages` that are trained."
             )
-        value = self._similarity(groups)
+        value = self._similarity(groups).to(self._dtype)
         self.value = value.detach()
         return self.beta * value
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return at_least_single(dtype_of(self.model) or torch.float32)
 
     # --- what a training loop asks ------------------------------------------------------------------------------------
 
@@ -176,13 +181,13 @@ class CKASparsityLoss(Hook):
     def _taken(self, name: str, output: Tensor) -> Tensor:
         if self.variant != "cca":
             return batch_gram(output.reshape(len(output), -1))
-        rows = shapes.rows_of(output, "tokens" if output.ndim == 3 else "positions")[0].double()
+        rows, _ = shapes.rows_of(output, "tokens" if output.ndim == 3 else "positions")
         if len(rows) - 1 <= rows.shape[1]:
             raise ShapeError(
                 f"CCA of {len(rows)} rows of {rows.shape[1]} features is 1 whatever a layer does, as at "
                 f"{layer_label(name)}; take more `samples`, or variant='stage'."
             )
-        return rows
+        return rows.to(summing_dtype(rows.device), copy=True)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
