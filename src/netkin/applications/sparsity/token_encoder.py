@@ -148,7 +148,9 @@ class TokenEncoder(nn.Module):
         with attention:
             output = block(tokens, *rest, **options)
         if not attention.calls:
-            raise ForwardError("it does not call torch's `scaled_dot_product_attention`.")
+            raise ForwardError(
+                "it does not call torch's `scaled_dot_product_attention`, or hides it as `nn.MultiheadAttention` does."
+            )
         return output
 
     def log_odds(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
@@ -165,10 +167,10 @@ class TokenEncoder(nn.Module):
 
     def weigh(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         """Weigh tokens in training so that a mean over all patches becomes that of the kept ones; a forward hook."""
-        if not self.training:
+        if not self.training or not self.last.decisions:
             return None
         kept, tokens = self.last.decisions[-1], tokens_in(output)
-        if tokens.ndim != 3 or tokens.shape[1] != self.prefix + kept.shape[1]:
+        if tokens.ndim != 3 or tokens.shape[:2] != (len(kept), self.prefix + kept.shape[1]):
             if self.prefix:
                 return None  # the norm of the class token alone
             raise ForwardError(
