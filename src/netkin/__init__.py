@@ -118,7 +118,7 @@ _UNLISTED = {
         "sparsify", "sparsity_study",
     ],
     "netkin.comparing": ["model_directions"],
-    "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["document"],
 }  # fmt: skip

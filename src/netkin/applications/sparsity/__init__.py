@@ -4,14 +4,13 @@ from netkin.applications.sparsity.dynamic_masks import DynamicMasks
 from netkin.applications.sparsity.epsilon_sparsity import epsilon_sparsity
 from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import bake_masks, masks_of, prunable_layers, put_masks, save_sparse
-from netkin.applications.sparsity.sparsify import EmptyLayerWarning, sparsify
+from netkin.applications.sparsity.sparsify import sparsify
 from netkin.applications.sparsity.sparsity_study import sparsity_study
 from netkin.applications.sparsity.tickets import Ticket, Tickets, lottery_tickets
 
 __all__ = [
     "CKASparsityLoss",
     "DynamicMasks",
-    "EmptyLayerWarning",
     "Ticket",
     "Tickets",
     "bake_masks",
