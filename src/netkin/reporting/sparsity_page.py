@@ -23,14 +23,15 @@ from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
 RULES = (
-    ".sparsity .numbers :is(th,td){width:auto}.sparsity .numbers td{white-space:nowrap}"
+    ".sparsity .numbers :is(th,td){width:auto;overflow-wrap:normal}"
     ".sparsity .lines{min-width:300px}"
     ".bars{fill:currentColor;fill-opacity:.8;stroke:none}.sparsity .card+.card{margin-top:0}"
 )
 WEIGHTS = (
     "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
     "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
-    "are left, which rescaling the layer does not change."
+    "are left, which rescaling the layer does not change. Of two shares the first is of all prunable weights, and the "
+    "second of those left."
 )
 LYING = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
 SIMILAR = "The debiased CKA of each layer with every other of the same network, on the same examples."
@@ -109,7 +110,7 @@ def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
     for relative, unit in ((False, ""), (True, " × r.m.s.")):
         values = tables[0].relative if relative else tables[0].epsilons
         both = [[table.shares(relative=relative, of_left=of_left) for of_left in (False, True)] for table in tables]
-        rows += [[f"below {epsilon:g}{unit}, of all · of those left",
+        rows += [[f"below {epsilon:g}{unit}",
                   *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
                  for k, epsilon in enumerate(values)]  # fmt: skip
     return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")

@@ -15,8 +15,8 @@ from netkin.applications.sparsity.pruning_scores import (
     snip_scores,
     synflow_scores,
 )
-from netkin.applications.sparsity.sparsify import EmptyLayerWarning, sparsify
-from netkin.errors import ValueFault
+from netkin.applications.sparsity.sparsify import sparsify
+from netkin.errors import EmptyLayerWarning, ValueFault
 
 
 def net(seed=0):

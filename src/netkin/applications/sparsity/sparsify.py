@@ -21,17 +21,13 @@ from netkin.applications.sparsity.pruning_scores import (
     snip_scores,
     synflow_masks,
 )
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
 from netkin.training.loop import Loss
 
 RANDOM = ("uniform", "erk")
 METHODS = (*RANDOM, "magnitude", "snip", "grasp", "synflow")
-
-
-class EmptyLayerWarning(UserWarning):
-    """Pruning has left no weight in some layers."""
 
 
 def sparsify(
