@@ -647,3 +647,25 @@ def test_a_mean_before_the_norm_is_refused_without_class_token():
     assert sparse.eval()(pictures()).shape == (3, 5)
     with pytest.raises(ForwardError, match="must norm its tokens, then pool them"):
         sparse.train()(pictures())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_keeps_the_tokens_that_a_cpu_keeps():
+    sparse, images = nk.sparsify_tokens(small_vit(torch.float64), keep=0.6).eval(), pictures(6, torch.float64)
+    scores, kept = sparse(images), sparse.kept(images)
+    there = nk.sparsify_tokens(small_vit(torch.float64).cuda(), keep=0.6).eval()
+    torch.testing.assert_close(there(images.cuda()).cpu(), scores, atol=1e-10, rtol=0)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(there.kept(images.cuda()), kept, strict=True))
+    torch.testing.assert_close(there(images[2:3].cuda()).cpu(), scores[2:3], atol=1e-10, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_masking_equals_removal_on_a_gpu():
+    model, images = small_vit(torch.float64).cuda(), pictures(dtype=torch.float64).cuda()
+    sparse = nk.sparsify_tokens(model, keep=0.5, at=(1, 3), similarity=False)
+    expected = removed_by_hand(model, images)
+    for training in (True, False):
+        found = fix(sparse, training=training, stages=STAGES)(images)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
