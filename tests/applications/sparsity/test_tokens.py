@@ -71,6 +71,8 @@ def test_the_cka_of_tokens_is_finite_for_constant_huge_and_half_precise_ones():
     torch.testing.assert_close(token_cka(1e-30 * tokens[:, [0, 2, 3]]), expected)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(token_cka(tokens[:, [0, 2, 3]]), expected)
+        means = mean_token_cka(tokens[:, [0, 2, 3]], torch.ones(1, 3))
+    torch.testing.assert_close(means, (expected.sum(2) - 1) / 2)
     halves = token_cka(tokens.half())
     assert halves.dtype == torch.float32
     torch.testing.assert_close(halves[:, [0, 2, 3]][:, :, [0, 2, 3]], expected, atol=1e-2, rtol=0)

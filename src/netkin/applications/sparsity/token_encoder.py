@@ -66,7 +66,8 @@ def token_cka(tokens: Tensor) -> Tensor:
 def mean_token_cka(tokens: Tensor, kept: Tensor) -> Tensor:
     """Return the mean CKA of each token with the other kept ones, n × tokens: the sum in Eq. 13 over its terms."""
     pairs, counts = token_cka(tokens), kept.to(at_least_single(tokens.dtype))
-    with_others = (pairs @ counts[..., None])[..., 0] - pairs.diagonal(dim1=1, dim2=2) * counts
+    with torch.autocast(tokens.device.type, enabled=False):  # it would round the sums
+        with_others = (pairs @ counts[..., None])[..., 0] - pairs.diagonal(dim1=1, dim2=2) * counts
     return with_others / (counts.sum(1, keepdim=True) - counts).clamp(min=1)
 
 
