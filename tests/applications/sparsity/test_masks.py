@@ -67,6 +67,7 @@ def test_sparsity_is_exact_to_one_weight(method, sparsity):
     assert table.sparsity == pytest.approx(1 - kept / total)
     assert [row.left for row in table.layers] == [int((model[k].weight != 0).sum()) for k in (0, 4, 7)]
     assert table.dense_parameters == 8 + 16 + 6 + 3
+    assert "33 other parameters (biases, norms" in str(table)
 
 
 def test_a_resnet_is_pruned_at_random_to_998_thousandths():
