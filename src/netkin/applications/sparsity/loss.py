@@ -161,7 +161,7 @@ class CKASparsityLoss(Hook):
         tensor = main_tensor(output, name)
         self._refuse_few(name, tensor)
         if self._due:
-            taken = self._taken(name, tensor[: self.samples])
+            taken = self._taken(name, tensor if self.samples is None else tensor[: self.samples])
             if self._waits:  # not when checkpointing runs the layer again, which must yet compute the same
                 self._seen.setdefault(name, []).append((tuple(tensor.shape[1:]), taken))
 
