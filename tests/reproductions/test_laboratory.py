@@ -90,6 +90,17 @@ def test_an_untrained_network_takes_the_statistics_of_its_data(lab):
     assert not settled.training
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_an_untrained_network_is_the_same_bit_for_bit_by_other_kernels(lab):
+    """Processes that share a GPU look for each other's files by a digest of these weights."""
+    means = []
+    for fast in (True, False):
+        with torch.backends.mkldnn.flags(enabled=fast):
+            model = laboratory.seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)), 0)
+            means.append(lab.settled(model)[1].running_mean)
+    assert torch.equal(*means)
+
+
 def test_the_same_seed_trains_the_same_network(lab, tmp_path):
     again = Lab("cpu", cache=tmp_path / "elsewhere")
     assert torch.equal(lab.trained("convnet", 1).model[2].weight, again.trained("convnet", 1).model[2].weight)
