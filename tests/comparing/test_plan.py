@@ -215,3 +215,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def test_memory_does_not_grow_with_the_examples():
     few, many = (int(subprocess.check_output([sys.executable, "-c", PEAK, count])) for count in ("2000", "20000"))
     assert many < few + 45_000  # kB; the rows of the other 18,000 examples would be 110,000
+
+
+@pytest.mark.parametrize("measure", ["sketched_cka_uncentered(kernel=sum)", "sketched_cka_uncentered(kernel=hadamard)"])
+def test_sketches_of_features_and_gradients_take_no_more_memory_for_many_examples(measure):
+    models = [nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)) for _ in "ab"]
+    peaks = []
+    for count in (3, 30):
+        batches = (torch.randn(100, 20) for _ in range(count))
+        with PeakOfTensors(parameter for model in models for parameter in model.parameters()) as counter:
+            found = nk.collect(*models, batches, [measure], layers=["0"])
+        assert found.examples == 100 * count
+        peaks.append(counter.peak)
+    assert peaks[1] < peaks[0] + 12 * 2_700  # bytes; 8 an example are its digest, its two rows would be 512 more
