@@ -72,8 +72,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield facts(
         filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
     )
-    yield warnings([f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
-                    for one, table in study.networks.items() if table.emptied])  # fmt: skip
+    yield warnings(list(_warnings(study, names)))
     yield tag("h2", "How sparse", class_="quiet")
     yield tag("p", WEIGHTS)
     yield tag("div", _shares(study, names), class_="card")
@@ -95,6 +94,13 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield tag("h2", "Layer by layer")
     for place, (one, table) in enumerate(study.networks.items()):
         yield folded(names[one], _layers(table), place == 0 and len(table.layers) <= 30)
+
+
+def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
+    for one, table in study.networks.items():
+        if table.emptied:
+            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
+    yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
 
 
 def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:

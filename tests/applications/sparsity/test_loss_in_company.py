@@ -135,6 +135,8 @@ def test_reentrant_checkpointing_is_refused_as_it_hides_the_gradients():
 # --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
+# torch's own, when it traces a gradient of ours
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("when", ["loss first", "compiled first", "in place"])
 def test_a_compiled_model_trains_as_a_plain_one(when):
     data, model = batches(8), staged()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrizations, prune
 from netkin.applications.sparsity.masks import (
     bake_masks,
     baked_state,
+    epsilon_sparsity,
     mask_of,
     masked_layers,
     masks_of,
@@ -22,8 +24,8 @@ from netkin.applications.sparsity.masks import (
     save_sparse,
     weight_behind,
 )
-from netkin.applications.sparsity.sparse_formats import linear_costs
 from netkin.applications.sparsity.sparsify import layer_counts, sparsify
+from netkin.applications.sparsity.sparsity_study import linear_costs
 from netkin.errors import EmptyLayerWarning, FileFault, ShapeError, UnknownName, ValueFault
 from netkin.representations.layers import choose, layers
 from netkin.sources import load_model
@@ -67,6 +69,7 @@ def test_sparsity_is_exact_to_one_weight(method, sparsity):
     assert table.sparsity == pytest.approx(1 - kept / total)
     assert [row.left for row in table.layers] == [int((model[k].weight != 0).sum()) for k in (0, 4, 7)]
     assert table.dense_parameters == 8 + 16 + 6 + 3
+    assert "33 other parameters (biases, norms" in str(table)
 
 
 def test_a_resnet_is_pruned_at_random_to_998_thousandths():
@@ -398,6 +401,11 @@ def test_emptied_layers_are_named():
 def test_a_sparsity_outside_its_range_is_refused(sparsity):
     with pytest.raises(ValueFault, match="from 0 to below 1; got"):
         sparsify(net(), sparsity)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert sparsify(net(), np.float32(0.5)).left == 297
+    assert 0 < epsilon_sparsity(net(), np.float32(0.05)) < 1
 
 
 def test_what_cannot_be_pruned_is_refused_in_a_sentence():

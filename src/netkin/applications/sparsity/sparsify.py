@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.sparsity.epsilon_sparsity import layer_table
-from netkin.applications.sparsity.masks import Layer, mask_of, prunable_layers, put_masks
+from netkin.applications.sparsity.masks import Layer, layer_table, mask_of, prunable_layers, put_masks
 from netkin.applications.sparsity.pruning_scores import (
     Scores,
     batch_for,
@@ -177,7 +177,7 @@ def _left_alone(layers: Mapping[str, Layer], scores: Scores) -> Scores:
 
 def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
     total = sum(layer.weight.numel() for layer in layers.values())
-    kept = total - round(sparsity * total)
+    kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
     if kept == 0:
         raise ValueFault(f"sparsity={sparsity:g} would leave none of {total:,} weights; take a smaller one.")
@@ -224,8 +224,8 @@ def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
         raise ValueFault(f"`examples` must be a whole number of 1 or more; got {examples!r}.")
 
 
-def refuse_sparsity(*values: float) -> None:
+def refuse_sparsity(*values: Any) -> None:
     """Refuse what is no share of masked weights, from 0 to below 1."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
             raise ValueFault(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")
