@@ -47,7 +47,7 @@ def test_the_page_tells_what_the_study_holds(study):
 
 def test_the_page_carries_its_numbers(study):
     (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', sparsity_page(study), re.DOTALL)
-    found = json.loads(data)["sparsity"]
+    found = json.loads(data)["document"]
     assert found["networks"]["after"]["left"] == 60
     assert found["curve"]["after"] == list(study.curve["after"])
 

@@ -9,18 +9,17 @@ from typing import Any
 from netkin.reporting.articles import holes
 from netkin.reporting.axes import tick_text
 from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
+from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
 from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, write_words
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of
-from netkin.reporting.heatmaps import figure_of
+from netkin.reporting.heatmaps import figure_of, values_class
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.origins import folded, plain_table
 from netkin.reporting.wording import told_apart
 from netkin.results.packing import plain
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
-SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
 RULES = (
     ".sparsity .numbers :is(th,td){width:auto;overflow-wrap:normal}"
@@ -50,12 +49,13 @@ def sparsity_page(study: SparsityStudy) -> str:
     grids = [grids_of(one) for one in comparisons]
     shown = joined(
         header(title, _sentence(study, names), " and ".join(study.names)),
-        toolbar(best=None) if comparisons else None,
+        toolbar(best=None, cells=bool(comparisons)),
         tag("main", *_main(study, names, grids)),
         footer([study.version]),
     )
-    data = embedded(comparisons, grids, [], names) | {"sparsity": study.document()}
-    kind = "sparsity values-hidden"
+    data = embedded(comparisons, grids, [], names)
+    data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
+    kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
     return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
 
 
@@ -194,6 +194,14 @@ def _layers(table: WeightSparsity) -> Markup:
     rows = [[name(row.layer or "(model)"), row.kind, " × ".join(map(str, row.shape)), f"{row.weights:,}",
              f"{row.left:,}", f"{row.sparsity:.4f}", f"{row.rms:.4g}"] for row in table.layers]  # fmt: skip
     return plain_table(head, rows, kind="numbers", label="The layers")
+
+
+def _rows(study: SparsityStudy) -> list[Any]:
+    """Return the head and the rows of the table that the page saves: a row for each layer of each network."""
+    columns = ("layer", "kind", "weights", "left", "zeros", "rms")
+    rows = [[one, *(getattr(row, key) for key in columns)]
+            for one, table in study.networks.items() for row in table.layers]  # fmt: skip
+    return [["network", *columns], rows]
 
 
 # --- a figure for a paper ---------------------------------------------------------------------------------------------

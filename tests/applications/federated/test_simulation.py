@@ -169,7 +169,7 @@ def test_a_client_whose_late_or_second_update_is_refused_may_still_count_and_tha
 
     found = federate(network(), clients(), wire=late_and_twice, **OPTIONS | {"rounds": 2})
     assert found.rounds[1].counted == ("c0", "c1", "c2", "c3", "c4")
-    text = str(found)
+    text = str(found).replace("\n   ", " ")  # as one line each
     assert "round 1, client c1: dropped out: no update came\n" in text
     assert "client c1: came late: an update of round 1 in round 2 (its update of this round counted)" in text
     assert "client c2: sent more than one update; the first counts (its update of this round counted)" in text
@@ -412,6 +412,8 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"share": 0}, "`share` is a share of the clients, above 0 and at most 1; got 0"),
         (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
         (clients(), {"coefficients": "pretrained"}, "give `public="),
+        (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
+        (clients(), {"test_every": 0, "test": clients()}, "`test_every` is a number of rounds, 1 or more; got 0"),
         (clients(), {"how": "sideways"}, "no way 'sideways' to train"),
         (clients(), {"speed": 3}, "a recipe has no 'speed'"),
     ],
@@ -433,3 +435,24 @@ def test_networks_with_dropout_that_must_be_stacked_are_refused():
     with pytest.raises(NetkinError, match="can't be trained stacked"):
         federate(net, clients(), how="stacked", rounds=1)
     assert len(federate(net, clients(), how="one by one", rounds=1).rounds) == 1
+
+
+def test_clients_are_tested_after_every_few_rounds_and_at_the_last():
+    options = OPTIONS | {"test": clients(), "rounds": 5}
+    found = federate(network(), clients(), "fedper", test_every=2, **options)
+    assert list(found.accuracies) == [2, 4, 5]
+    assert found.accuracies[5] == found.accuracy
+    shorter = federate(network(), clients(), "fedper", **options | {"rounds": 2})
+    assert found.accuracies[2] == shorter.accuracy
+    assert shorter.accuracies == {}
+    assert same(found, federate(network(), clients(), "fedper", **options))
+
+
+def test_accuracies_of_rounds_are_continued_with_the_same_test_data_alone(tmp_path):
+    options = OPTIONS | {"test": clients(), "test_every": 1}
+    federate(network(), clients(), save=tmp_path / "f.netkin", **options | {"rounds": 2})
+    found = federate(network(), clients(), save=tmp_path / "f.netkin", **options)
+    assert found.accuracies == federate(network(), clients(), **options).accuracies
+    assert nk.load(tmp_path / "f.netkin").accuracies == found.accuracies
+    with pytest.raises(FileFault, match="test data"):
+        federate(network(), clients(), save=tmp_path / "f.netkin", **options | {"test": clients(size=7), "rounds": 4})

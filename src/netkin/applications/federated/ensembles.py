@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import State, head_of
 from netkin.applications.federated.client_data import Examples, checked_clients
-from netkin.applications.federated.federation import Federation
 from netkin.applications.federated.local_training import LocalTraining, refuse_way, state_of
 from netkin.applications.federated.rounds import mixed
 from netkin.applications.federated.users import user_similarity
@@ -22,6 +21,7 @@ from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
+from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed

@@ -57,13 +57,6 @@ function tableDocument(table, layers_a, layers_b, unasked) {
   };
 }
 
-/* a line for each layer of each network of a sparsity study */
-function sparsityCsv({ networks }) {
-  const columns = ["layer", "kind", "weights", "left", "zeros", "rms"];
-  const rows = Object.entries(networks).flatMap(([name, { layers }]) => layers.map((row) => [name, ...columns.map((key) => row[key])]));
-  return csv(["network", ...columns], rows);
-}
-
 function savePicture(figure, kind) {
   const g = grid(figure);
   const svg = picture(g);
@@ -83,17 +76,20 @@ function savePicture(figure, kind) {
   image.src = URL.createObjectURL(blob);
 }
 
+/* a result that compares no models brings its document and its table along */
+function saveResult(kind) {
+  const text = kind === "csv" ? csv(...data.table) : JSON.stringify(data.document, null, 1);
+  save(`${fileName(data.name)}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-save]");
   if (!button) return;
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
-  const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
-  if (data.sparsity) {
-    save(`sparsity.${kind}`, new Blob([kind === "json" ? JSON.stringify(data.sparsity, null, 1) : sparsityCsv(data.sparsity)], { type }));
-    return;
-  }
+  if (data.document) { saveResult(kind); return; }
   const result = data.series ?? data.comparisons[chosen];
   const text = kind === "json" ? JSON.stringify(data.series ? result : documentOf(result), null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
+  const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
   save(`${data.series ? fileName(result.run) : fileName(...result.shown)}.${kind}`, new Blob([text], { type }));
 });
