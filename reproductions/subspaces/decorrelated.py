@@ -107,7 +107,7 @@ def decorrelation(lab: Lab) -> Finding:
     controls[APART] = Measured.over(one.channels for one in control)
     risen = all_of(measured[GAIN].above(0), gains(most, shrunk).above(0))
     return Finding(
-        verdict(risen, measured[NUMBER].above(NEAR)), measured, controls, _note(lab, ours, control), _curves(ours),
+        verdict(risen, measured[NUMBER].above(NEAR)), measured, controls, _note(lab, ours, control), _curves(ours),  # type: ignore[arg-type]
         starts,
     )  # fmt: skip
 

@@ -188,6 +188,52 @@ def test_correlations_are_found_of_networks_and_of_walks(lab, monkeypatch):
     assert "differ by" in found.note
 
 
+def noisy_tables(seed, noise):
+    """Return tables that agree but for noise of a size for each measure."""
+    draw = np.random.default_rng(seed)
+    one = draw.normal(size=(1, 10, 10))
+    found = {name: one + size * draw.normal(size=one.shape) for name, size in noise.items()}
+    return {name: own + own.swapaxes(1, 2) for name, own in found.items()}
+
+
+ALIKE = dict.fromkeys(("atom_cosine", "grassmann", "cca_rms", "cka"), 0.01) | {"weight_cosine": 2.0}
+
+
+@pytest.mark.parametrize(
+    "trained, walks, wanted",
+    [
+        (ALIKE, 9.0, "holds"),
+        (dict.fromkeys(ALIKE, 9.0), 9.0, "does not hold"),
+        (ALIKE | {"cka": 9.0}, 9.0, "holds in part"),
+        (dict.fromkeys(ALIKE, 0.01), 0.01, "does not hold"),  # walks correlate just as much
+    ],
+)
+def test_the_verdict_on_correlations_follows_from_networks_walks_and_weights(lab, monkeypatch, trained, walks, wanted):
+    noise = dict.fromkeys(trained, walks)
+    monkeypatch.setattr(
+        correlations,
+        "family",
+        lambda lab, name, start: (noisy_tables(start, trained), noisy_tables(start, noise), [0.5]),
+    )
+    assert correlations.correlations(lab).verdict == wanted
+
+
+@pytest.mark.parametrize(
+    "ours, control, wanted",
+    [((0.5, 0.8, 0.97), 0.6, "holds"), ((0.5, 0.6, 0.8), 0.6, "holds in part"), ((0.9, 0.6, 0.8), 0.9, "does not hold"),
+     ((0.5, 0.8, 0.97), 0.97, "undecided")],
+)  # fmt: skip
+def test_the_verdict_on_decorrelation_follows_from_the_gain_and_the_control(lab, monkeypatch, ours, control, wanted):
+    jitter = (-0.01, 0.0, 0.01)
+
+    def families(lab, start):
+        shaken = control + (0 if wanted != "undecided" else 3 * jitter[start])
+        return [decorrelated.Family(value + jitter[start] / 10, 0.1, 0.5) for value in (*ours, shaken)]
+
+    monkeypatch.setattr(decorrelated, "families", families)
+    assert decorrelated.decorrelation(lab).verdict == wanted
+
+
 def test_the_term_in_the_loss_is_that_of_the_library(lab):
     task = nets.tasks(lab, 2)[0]
     model = nets.start(lab, "alexnet", 3)

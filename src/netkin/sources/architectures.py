@@ -146,18 +146,12 @@ class Chain(nn.Module):
 
 
 def alexnet(classes: int = 10, width: int = 64) -> Chain:
-    """Return a fresh AlexNet in its CIFAR form: 3 × 3 convolutions, the first with stride 2, and no dropout.
-
-    The first convolution has `width` channels, and the other layers are as wide in proportion.
-    """
+    """Return a fresh AlexNet in its CIFAR form: 3 × 3 convolutions, the first with stride 2, and no dropout."""
     return Chain(_alexnet(classes, width))
 
 
 def vgg11(classes: int = 10, width: int = 64) -> Chain:
-    """Return a fresh VGG11 in its CIFAR form: eight convolutions with batch norm, five pools and one linear head.
-
-    The first convolution has `width` channels, and the other layers are as wide in proportion.
-    """
+    """Return a fresh VGG11 in its CIFAR form: eight convolutions with batch norm, five pools and one linear head."""
     return Chain(_vgg11(classes, width))
 
 
@@ -173,7 +167,7 @@ def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
 
 
 def _alexnet(classes: int, width: int) -> Iterator[Step]:
-    channels = (3, width, 3 * width, 6 * width, 4 * width, 4 * width)
+    channels = (3, width, 3 * width, 6 * width, 4 * width, 4 * width)  # all in proportion to the first layer's
     for number in range(1, 6):
         stride = 2 if number == 1 else 1
         yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, stride, padding=1)
