@@ -345,13 +345,10 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
 
     def count(module: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        if isinstance(output, Tensor) and not isinstance(
-            module, (nn.Embedding, nn.ModuleList)
-        ):  # lists compute weights
-            computed: Any = None if "weight" in module._parameters else getattr(module, "weight", None)
-            own = module.parameters(recurse=False) if computed is None else [computed]
-            matrices = [weight for weight in own if weight.ndim > 1]
-            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+        if isinstance(output, Tensor) and not isinstance(module, (nn.Embedding, nn.ModuleList)):
+            weight: Any = None if "weight" in module._parameters else getattr(module, "weight", None)  # as with a mask
+            own = module.parameters(recurse=False) if weight is None else [weight]
+            total += sum(2 * output.numel() * matrix[0].numel() for matrix in own if matrix.ndim > 1)
 
     before = _own_state(model)
     for module in model.modules():
