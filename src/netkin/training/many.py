@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
-from netkin.representations.filters import AtomConv2d
 from netkin.representations.guests import evaluating, model_lock, random_states_kept
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.training import restarts
@@ -347,10 +345,10 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
 
     def count(module: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        if isinstance(output, Tensor) and not isinstance(module, nn.Embedding):
-            own = [module.weight] if isinstance(module, AtomConv2d) else module.parameters(recurse=False)
-            matrices = [weight for weight in own if weight.ndim > 1]
-            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+        if isinstance(output, Tensor) and not isinstance(module, (nn.Embedding, nn.ModuleList)):
+            weight: Any = None if "weight" in module._parameters else getattr(module, "weight", None)  # as with a mask
+            own = module.parameters(recurse=False) if weight is None else [weight]
+            total += sum(2 * output.numel() * matrix[0].numel() for matrix in own if matrix.ndim > 1)
 
     before = _own_state(model)
     for module in model.modules():

@@ -157,6 +157,13 @@ def test_synflow_keeps_a_path_where_magnitude_would_empty_a_layer():
     assert not sparsify(model, 0.97, method="synflow", data=torch.ones(1, 30)).emptied
 
 
+def test_synflow_tells_how_far_it_is():
+    seen = []
+    model = nn.Linear(6, 5, bias=False)
+    sparsify(model, 0.4, method="synflow", data=torch.ones(1, 6), progress=lambda *told: seen.append(told))
+    assert seen[-1][:2] == (ROUNDS, ROUNDS)
+
+
 def test_synflow_conserves_its_flow_from_layer_to_layer():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4, bias=False))

@@ -22,6 +22,7 @@ from netkin.applications.sparsity.pruning_scores import (
     synflow_masks,
 )
 from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
 from netkin.training.loop import Loss
@@ -40,6 +41,7 @@ def sparsify(
     examples: int = 128,
     loss: Loss | None = None,
     seed: int = 0,
+    progress: ProgressOption = None,
 ) -> WeightSparsity:
     """Mask a share of the model's weights where it lies, and return what is left of each layer.
 
@@ -61,6 +63,7 @@ def sparsify(
         examples: How many of them are taken, shuffled by `seed`; a loader's first batch is taken as it is.
         loss: A function of ``(outputs, labels)`` for "snip" and "grasp"; by default the cross entropy.
         seed: Of random masks and of the order of the examples.
+        progress: None shows a bar of SynFlow's rounds, False nothing; or a function of ``(done, total, what)``.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
@@ -78,7 +81,10 @@ def sparsify(
         masks = masks_by_layer(_left_alone(chosen, random_scores(model, list(chosen), seed)), counts)
     elif method == "synflow":
         batch = batch_for(data, examples, seed, method)
-        masks = synflow_masks(model, list(chosen), batch, kept, lambda scores, k: _overall(chosen, scores, k, method))
+        with showing(progress):
+            masks = synflow_masks(
+                model, list(chosen), batch, kept, lambda scores, count: _overall(chosen, scores, count, method)
+            )
     else:
         masks = _overall(chosen, _scores(model, list(chosen), method, data, examples, loss, seed), kept, method)
     put_masks(model, masks)

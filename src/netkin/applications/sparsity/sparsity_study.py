@@ -231,9 +231,11 @@ def two_four_cost(name: str, weight: Tensor, batch: int, seconds: float = SECOND
             raise RuntimeError(f"its {weight.shape[1]:,} inputs are no multiple of four")
         if not weight.is_cuda:
             raise RuntimeError("it needs a GPU with sparse tensor cores")
-        packed = torch.sparse.to_sparse_semi_structured(halved)
-        size = halved.numel() // 2 * 2 + halved.numel() // 2 * 2 // 8  # halves, and two bits for each
-        return _cost(name, "2:4", halved, inputs, size, lambda given: nn.functional.linear(given, packed), seconds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that the format is a prototype
+            packed = torch.sparse.to_sparse_semi_structured(halved)
+            size = halved.numel() // 2 * 2 + halved.numel() // 2 * 2 // 8  # halves, and two bits for each
+            return _cost(name, "2:4", halved, inputs, size, lambda given: nn.functional.linear(given, packed), seconds)
     except (RuntimeError, NotImplementedError) as fault:
         return _none(name, "2:4", halved, fault)
 
