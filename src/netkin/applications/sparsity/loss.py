@@ -309,16 +309,16 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 
 
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
-    if not (isinstance(beta, Real) and 0 <= beta < math.inf):
+    if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
     _refuse_unknown("variant", variant, VARIANTS)
     _refuse_unknown("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise ValueFault("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]
-    if samples is not None and not (isinstance(samples, Integral) and samples >= least):
+    if samples is not None and not (isinstance(samples, Integral) and int(samples) >= least):
         raise ValueFault(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
-    if not (isinstance(every, Integral) and every >= 1):
+    if not (isinstance(every, Integral) and int(every) >= 1):
         raise ValueFault(f"`every` is a whole number of batches, 1 or more; got {every!r}.")
 
 
