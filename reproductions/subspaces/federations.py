@@ -53,8 +53,8 @@ SETTINGS = {
         500, 2, _RECIPE.but(epochs=8, batch=10), 200, 3,
     ),
     "gpu": Setting(
-        100, {"cifar100": 100, "cifar10": 10}, 0.1, {"cifar100": 15, "cifar10": 12}, _RECIPE, 5, 10_000, 4,
-        _RECIPE.but(epochs=20), 1_000, 3,
+        100, {"cifar100": 100, "cifar10": 10}, 0.1, {"cifar100": 15, "cifar10": 12}, _RECIPE.but(clip=1.0), 5, 10_000,
+        4, _RECIPE.but(epochs=20, clip=1.0), 1_000, 3,
     ),
 }  # fmt: skip
 CLASSES = {"cifar100": 5, "cifar10": 2}  # of a client
