@@ -33,7 +33,9 @@ WEIGHTS = (
     "second of those left."
 )
 LYING = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
-SIMILAR = "The debiased CKA of each layer with every other of the same network, on the same examples."
+SIMILAR = (
+    "The debiased CKA of each layer with every other of the same network, on the same examples. What one example is: "
+)
 PRUNED = "The smallest weights over all layers are taken away, and nothing is trained afterwards."
 DENSE = "Convolutions stay dense: PyTorch has no sparse format for them, so masks save room in a file and no time. "
 SAVES = (
@@ -64,7 +66,8 @@ def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
     for one, table in study.networks.items():
         words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
         mean = study.mean_similarity(one)
-        told.append(words + (f", and two of its layers have a CKA of {mean:.3f} on average" if mean == mean else ""))
+        words += f", and two of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
+        told.append(words + (f", at an accuracy of {right:.4f}" if (right := study.accuracy(one)) == right else ""))
     return "; ".join(told) + "."
 
 
@@ -81,7 +84,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield tag("div", *_histograms(study, names), class_="cards")
     if study.interlayer:
         yield tag("h2", "How alike the layers are")
-        yield tag("p", SIMILAR)
+        yield tag("p", SIMILAR, study.shapes, ".")
         yield tag("div", *_heatmaps(study, names, grids), class_="cards")
     if study.curve:
         yield tag("h2", "Accuracy after pruning")
@@ -119,7 +122,14 @@ def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
         rows += [[f"below {epsilon:g}{unit}",
                   *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
                  for k, epsilon in enumerate(values)]  # fmt: skip
+    found = {"debiased CKA of two layers, mean": study.mean_similarity, "accuracy": study.accuracy}
+    taken = {words: [value(one) for one in study.names] for words, value in found.items()}
+    rows += [[words, *map(_number, values)] for words, values in taken.items() if not all(map(math.isnan, values))]
     return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def _percent(share: float) -> str:

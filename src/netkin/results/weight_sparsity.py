@@ -153,6 +153,16 @@ class SparsityStudy:
         """The networks."""
         return tuple(self.networks)
 
+    @property
+    def shapes(self) -> str:
+        """What one example of a layer is where similarities were taken, as "pool"."""
+        return ", ".join(sorted({one for own in self.interlayer.values() for one in own.shapes_a.values()}))
+
+    def accuracy(self, name: str) -> float:
+        """Return the accuracy of a network as it is; NaN where it was not taken."""
+        taken = dict(zip(self.curve.get("sparsity", ()), self.curve.get(name, ()), strict=True))
+        return taken.get(0.0, math.nan)
+
     def mean_similarity(self, name: str) -> float:
         """Return the mean of `cka_debiased` over all pairs of different layers of a network; NaN without any."""
         if name not in self.interlayer:
@@ -170,6 +180,7 @@ class SparsityStudy:
             "networks": {name: _table_document(table) for name, table in self.networks.items()},
             "interlayer": {name: described(one) for name, one in self.interlayer.items()},
             "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
+            "accuracy": {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))},
             "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
         }
         rest = ("edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created")
@@ -184,7 +195,9 @@ class SparsityStudy:
         lines = [f"in a file: {dense:,} bytes dense, {packed:,} with zeros packed"]
         mean = self.mean_similarity(name)
         if math.isfinite(mean):
-            lines.append(f"mean cka_debiased of two layers: {mean:.4f}, on {self.examples:,} examples")
+            lines.append(f"mean cka_debiased of two layers: {mean:.4f}, on {self.examples:,} examples ({self.shapes})")
+        if math.isfinite(self.accuracy(name)):
+            lines.append(f"accuracy as it is: {self.accuracy(name):.4f}")
         for row in self.costs.get(name, ()):
             lines.append(cost_in_words(row))
         return "\n".join(lines)
