@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from netkin.applications.sparsity.masks import Layer, mask_of, masked_layers, weight_behind
+from netkin.applications.sparsity.masks import (
+    Layer,
+    mask_of,
+    mask_of_largest,
+    masked_layers,
+    memories_of,
+    weight_behind,
+)
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.training import Hook
 
@@ -98,7 +105,7 @@ class DynamicMasks(Hook):
             left, count = _mask(layer), self._count(layer, step)
             worth = gradients[name].abs() if name in gradients else torch.zeros_like(left, dtype=torch.float32)
             kept = _keep(layer, int(left.sum()) - count)
-            self._move(layer, kept | _largest(worth.masked_fill(kept, -1.0), count))
+            self._move(layer, kept | mask_of_largest(worth.masked_fill(kept, -1.0), count))
         for weight in model.parameters():
             weight.grad = None
 
@@ -112,7 +119,7 @@ class DynamicMasks(Hook):
                 worth = torch.rand(left.shape, generator=generator, dtype=torch.float64).to(left.device)
                 count = min(self._count(layer, step), int((~left).sum()))  # as many as there is room to grow
                 kept = _keep(layer, int(left.sum()) - count)
-                self._move(layer, kept | _largest(worth.masked_fill(left, -1.0), count))
+                self._move(layer, kept | mask_of_largest(worth.masked_fill(left, -1.0), count))
         self._prepare(model, step + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,10 +169,8 @@ class DynamicMasks(Hook):
         self.moved += int(grown.sum())
         own.mask.copy_(mask)
         weight.masked_fill_(changed, 0.0)
-        remembered = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
-        for value in remembered.values():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
-                value.masked_fill_(changed, 0.0)
+        for value in memories_of(weight, self._optimizer) if self._optimizer is not None else ():
+            value.masked_fill_(changed, 0.0)
 
 
 def _mask(layer: Layer) -> Tensor:
@@ -176,14 +181,7 @@ def _mask(layer: Layer) -> Tensor:
 
 def _keep(layer: Layer, count: int) -> Tensor:
     """Return a mask of the `count` largest weights among those that are left."""
-    return _largest(weight_behind(layer).abs().masked_fill(~_mask(layer), -1.0), count)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    order = values.flatten().sort(descending=True, stable=True).indices
-    found = torch.zeros(values.numel(), dtype=torch.bool, device=values.device)
-    found[order[:count]] = True
-    return found.reshape(values.shape)
+    return mask_of_largest(weight_behind(layer).abs().masked_fill(~_mask(layer), -1.0), count)
 
 
 def _over_processes(gradient: Tensor) -> Tensor:
