@@ -39,7 +39,7 @@ def test_two_networks_stand_side_by_side(files, tmp_path):
     assert found["examples"] == 60
     assert set(found["accuracy"]) == set(files)
     assert set(found["curve"]) == {"sparsity", *files}
-    assert "Where the weights lie" in (tmp_path / "page.html").read_text()
+    assert "Distribution of the weights" in (tmp_path / "page.html").read_text()
 
 
 def test_one_network_without_data_shows_its_weights(files):

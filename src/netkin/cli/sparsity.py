@@ -46,7 +46,7 @@ def sparsity(
 ) -> None:
     """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
 
-    With --data, test data by rights, also the accuracy after pruning and the similarity of layers.
+    With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
     outputs.check("--report", report, "page")

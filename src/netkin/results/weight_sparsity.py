@@ -97,12 +97,12 @@ class WeightSparsity:
         dense = f"{self.dense_parameters:,} other parameters (biases, norms, embeddings, layers left out) stay dense"
         lines = [*_aligned([head, *rows, whole]), dense]
         for relative, values in ((False, self.epsilons), (True, self.relative)):
-            told = zip(
+            shares = zip(
                 values, self.shares(relative=relative), self.shares(relative=relative, of_left=True), strict=True
             )
             lines += [f"{of_all:.2%} of all weights and {of_left:.2%} of those left are below "
                       f"{epsilon:g}{' × r.m.s. of their layer' * relative}"
-                      for epsilon, of_all, of_left in (told if values else ())]  # fmt: skip
+                      for epsilon, of_all, of_left in (shares if values else ())]  # fmt: skip
         lines += [f"no weight is left in {', '.join(self.emptied)}"] if self.emptied else []
         return "\n".join(lines)
 
@@ -128,7 +128,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class SparsityStudy:
-    """Networks beside each other: how sparse they are, how their weights lie, what pruning costs and what it saves.
+    """Networks side by side: how sparse they are, how their weights are distributed, what pruning costs and saves.
 
     `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
     network with so large a share of its smallest weights taken away. `interlayer` compares each network's layers with
@@ -187,10 +187,10 @@ class SparsityStudy:
         return plain(own | {name: getattr(self, name) for name in rest})
 
     def __str__(self) -> str:
-        parts = [f"{name}\n{table}\n{self._told(name)}" for name, table in self.networks.items()]
+        parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
         return "\n\n".join(parts + ([_curve_text(self.curve)] if self.curve else []))
 
-    def _told(self, name: str) -> str:
+    def _summary(self, name: str) -> str:
         dense, packed = self.sizes[name]
         lines = [f"in a file: {dense:,} bytes dense, {packed:,} with zeros packed"]
         mean = self.mean_similarity(name)

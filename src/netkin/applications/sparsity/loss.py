@@ -111,9 +111,9 @@ class CKASparsityLoss(Hook):
     def term(self) -> Tensor:
         """Return β times the similarity in the forward pass that was just taken, or 0 if that one does not count."""
         if not self._handles:
-            raise ValueFault("the loss is closed and sees the model no more; make another one.")
+            raise ValueFault("the loss is closed and has no hooks on the model; make another one.")
         if not self._waits:
-            raise ValueFault("the term is that of a forward pass of the model with gradients, which is still to come.")
+            raise ValueFault("`term()` needs a forward pass of the model with gradients first, one for each term.")
         found, self._seen, self._waits = self._seen, {}, False
         if not self._due:
             return torch.zeros((), dtype=self._dtype, device=device_of(self.model))

@@ -166,7 +166,7 @@ def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str
         )
     if not joined.any():
         raise ValueFault(
-            f"all {joined.numel():,} scores of {method!r} are zero, so that no weight is told from another"
+            f"all {joined.numel():,} scores of {method!r} are zero, so that weights can't be ranked"
             + ("; layer norms take constants, as SynFlow sends, to zero." if method == "synflow" else ".")
         )
     return masks_overall(_left_alone(layers, scores), kept)
@@ -214,8 +214,8 @@ def warn_of_empty(table: WeightSparsity) -> None:
     empty = table.emptied
     if empty:
         warnings.warn(
-            f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; what passes through "
-            "them is constant. Take a smaller sparsity, or another method.",
+            f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; their "
+            "outputs are constant. Take a smaller sparsity, or another method.",
             EmptyLayerWarning,
             stacklevel=3,
         )

@@ -64,9 +64,9 @@ def sparsity_study(
     costs: bool = False,
     progress: ProgressOption = None,
 ) -> SparsityStudy:
-    """Return how sparse networks are, how their weights lie, and what taking the smallest away does; side by side.
+    """Return how sparse networks are, how their weights are distributed, and what pruning does to them; side by side.
 
-    With labelled `data`, test data by rights, it also takes the accuracy after pruning and `cka_debiased` of each
+    With labelled `data`, which should be test data, it also takes the accuracy after pruning and `cka_debiased` of each
     network's layers with each other. The networks are left as they are.
 
     Args:

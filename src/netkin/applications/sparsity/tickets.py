@@ -62,8 +62,10 @@ class Tickets:
     def __str__(self) -> str:
         lines = [f"{len(self.rounds)} rounds, each back at step {self.rewind:,}"]
         for ticket in self.rounds:
-            told = ", ".join(f"{key} {ticket.record[key]:.4f}" for key in ("loss", "accuracy") if key in ticket.record)
-            lines.append(f"sparsity {ticket.sparsity:.4f}: {told}")
+            figures = ", ".join(
+                f"{key} {ticket.record[key]:.4f}" for key in ("loss", "accuracy") if key in ticket.record
+            )
+            lines.append(f"sparsity {ticket.sparsity:.4f}: {figures}")
         return "\n".join(lines)
 
 

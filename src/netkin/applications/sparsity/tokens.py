@@ -117,7 +117,7 @@ class SparseTokens(nn.Module):
     def last_pass(self) -> LastPass:
         """Return the decisions and the tokens of the last pass in training mode."""
         if not self.encoder.last.decisions:
-            raise ValueFault("the losses are those of a pass in training mode, which is still to come; call `train()`.")
+            raise ValueFault("the losses need a forward pass in training mode first; call `train()`, then the model.")
         return self.encoder.last
 
     @torch.no_grad()
