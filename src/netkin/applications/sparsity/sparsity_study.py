@@ -135,7 +135,7 @@ def accuracy_after_pruning(
     return [found[sparsity] for sparsity in sparsities]
 
 
-def _by_name(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def _by_name(models: Any) -> dict[str, nn.Module]:
     if isinstance(models, nn.Module):
         return {"model": models}
     if not isinstance(models, Mapping):
@@ -148,8 +148,8 @@ def _by_name(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module
     return dict(models)
 
 
-def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    return (float(given),) if isinstance(given, Real) else tuple(given)  # type: ignore[arg-type]
+def _numbers(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, Real) else tuple(given)
 
 
 def _interlayer(name: str, model: nn.Module, data: Any, shape: Shape, examples: int | None) -> Comparison:

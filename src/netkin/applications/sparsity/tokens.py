@@ -191,7 +191,7 @@ class TokenLosses(Hook):
         if not isinstance(own, SparseTokens):
             raise ValueFault(f"`TokenLosses` are of what `nk.sparsify_tokens` returns; got {type(own).__name__}.")
         self.model, self.teacher = own, teacher
-        self.factors = {"ratio": ratio, "distillation": distillation, "tokens": tokens}
+        self.factors: dict[str, Any] = {"ratio": ratio, "distillation": distillation, "tokens": tokens}
         for name, factor in self.factors.items():
             if not isinstance(factor, Real) or not 0 <= float(factor) < float("inf"):
                 raise ValueFault(f"`{name}` is the factor of a loss, a number of 0 or more; got {factor!r}.")
