@@ -98,14 +98,20 @@ class DynamicMasks(Hook):
         gradients, self._gradients = self._gradients, {}
         if self.method != "rigl" or not self.share(step):
             return
+        if not gradients:
+            raise ValueFault(
+                f"RigL saw no gradient of a masked weight before step {step:,}: a compiled model hides them, so train "
+                "the plain one; a loop of your own calls `begin`, and then `after_backward` and `after_step` at each "
+                "step, from 1."
+            )
         gradients = {name: _over_processes(one) for name, one in gradients.items()}
         if not all(torch.isfinite(one).all() for one in gradients.values()):
             return  # loss scaling went too far, and skips this step
-        for name, layer in masked_layers(model).items():
-            left, count = _mask(layer), self._count(layer, step)
-            worth = gradients[name].abs() if name in gradients else torch.zeros_like(left, dtype=torch.float32)
-            kept = _keep(layer, int(left.sum()) - count)
-            self._move(layer, kept | mask_of_largest(worth.masked_fill(kept, -1.0), count))
+        layers = masked_layers(model)
+        for name, gradient in gradients.items():  # a layer that is frozen or did not run has none, and stays
+            layer, count = layers[name], self._count(layers[name], step)
+            kept = _keep(layer, int(_mask(layer).sum()) - count)
+            self._move(layer, kept | mask_of_largest(gradient.abs().masked_fill(kept, -1.0), count))
         for weight in model.parameters():
             weight.grad = None
 
