@@ -222,6 +222,14 @@ class Collector(Statistic):
         """Return this collector in the form that can be merged with `other`."""
         return self
 
+    def frame(self) -> Mapping[Key, tuple[Tensor, float]]:
+        """Return the shift and the scale of each layer, with which other parts of the data add up as plain sums."""
+        return {}
+
+    def begin_in(self, frame: Mapping[Key, tuple[Tensor, float]]) -> None:
+        """Take the shifts and scales of another part of the data, before the first batch."""
+        return None
+
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, in words."""
         return self.exactness

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from netkin.statistics.block_sums import (
     common_blocks,
     first_shift,
     joined,
+    outgrows,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -86,6 +88,8 @@ class LayerMoments(Collector):
         "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
         "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip
+
+    _given: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # the frame of other parts of the data
 
     def __init__(
         self,
@@ -282,6 +286,13 @@ class LayerMoments(Collector):
         self._counts = self._counts + other._counts
         self._numbers.next = max(self._numbers.next, other._numbers.next)
 
+    def frame(self) -> dict[Key, tuple[Tensor, float]]:
+        self.settle()
+        return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self._layers.items()}
+
+    def begin_in(self, frame: Mapping[Key, tuple[Tensor, float]]) -> None:
+        self._given = frame
+
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
@@ -289,8 +300,9 @@ class LayerMoments(Collector):
         rows = {name: joined(parts) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
-                resolution = self.resolutions.get(name, 0.0)
-                self._open_layer(name, first_shift(matrix, self.precision).unsqueeze(0), resolution)
+                shift, scale = self._given.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
+                layer = self._open_layer(name, shift.to(matrix.device), self.resolutions.get(name, 0.0))
+                layer.scale, layer.varies = scale or 1.0, scale > 0
             self._open_blocks(self.rectangles, lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
@@ -346,11 +358,11 @@ class LayerMoments(Collector):
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
         layer = self._layers[name]
-        layer.resolution = max(layer.resolution, _eps(matrix))
+        layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
         if self.precision == torch.float64:
             matrix = matrix.to(layer.shift.dtype)
         centred = matrix - layer.shift[0].to(matrix)
-        if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
+        if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
         if centred.requires_grad:
             return self._joined(centred * layer.scale).unsqueeze(0)
@@ -384,12 +396,3 @@ class LayerMoments(Collector):
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:
                 block.sums[..., block.columns[key]] *= weights
-
-
-def _outgrows(centred: Tensor, scale: float) -> bool:
-    """Say whether fourth powers of these rows might leave float32."""
-    return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
-
-
-def _eps(matrix: Tensor) -> float:
-    return torch.finfo(matrix.dtype).eps
