@@ -15,11 +15,13 @@ from netkin.sources.architectures import (
     CharLSTM,
     ConvNet,
     ResNet,
+    alexnet,
     resnet18,
     resnet50,
     svcca_convnet,
     thin,
     tiny10,
+    vgg11,
 )
 from netkin.training import Recipe
 
@@ -68,6 +70,9 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+# of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
+_ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
+_FEW_ATOMS = _ATOMS.but(batch=50)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
@@ -78,6 +83,9 @@ RECIPES: dict[str, dict[str, Network]] = {
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
         "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
         "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),
+        "resnet18-atoms": Network(lambda: ResNet((2, 2, 2, 2), (4, 8, 16, 32)), _FEW_ATOMS),
+        "alexnet-atoms": Network(lambda: alexnet(width=8), _FEW_ATOMS),
+        "vgg11-atoms": Network(lambda: vgg11(width=8), _FEW_ATOMS),
     },
     "gpu": {
         "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
@@ -89,6 +97,9 @@ RECIPES: dict[str, dict[str, Network]] = {
         },
         "resnet18": Network(resnet18, _TASKS),
         "resnet50": Network(resnet50, _TASKS),
+        "resnet18-atoms": Network(resnet18, _ATOMS),
+        "alexnet-atoms": Network(alexnet, _ATOMS),
+        "vgg11-atoms": Network(vgg11, _ATOMS),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }

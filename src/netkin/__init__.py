@@ -113,8 +113,13 @@ _UNLISTED = {
     "netkin.applications.continual": [
         "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
     ],
+    "netkin.applications.sparsity": [
+        "CKASparsityLoss", "DynamicMasks", "SparseTokens", "TokenCosts", "TokenLosses", "bake_masks",
+        "epsilon_sparsity", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens", "sparsity_study",
+        "token_costs",
+    ],
     "netkin.comparing": ["model_directions"],
-    "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["document"],
 }  # fmt: skip

@@ -28,6 +28,7 @@ LINES = {
     "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
     "tasks": f"tasks a={MODEL},digits:test b={MODEL},digits:train --examples 40 --layers relu1 --report tasks.html",
     "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin",
+    "sparsity": f"sparsity {MODEL} --data digits:test --examples 100 --report sparsity.html",
     "recommend": f"recommend {MODEL} --data digits:test --examples 200 --report which.html",
     "federate": f"federate {MODEL} --data digits:train --clients 3 --classes 2 --rounds 1 --report users.html",
     "learn-tasks": f"learn-tasks {MODEL} --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=256 "
@@ -48,6 +49,7 @@ NEEDY = {  # what needs a package that is not there, and the extra that brings i
     "stitch --figure": (f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --figure ab.pdf", "figures"),
     "tasks --figure": (f"tasks a={MODEL},digits:test --figure tasks.png", "figures"),
     "recommend --figure": (f"recommend {MODEL} --data digits:test --figure which.png", "figures"),
+    "sparsity --figure": (f"sparsity {MODEL} --figure sparsity.png", "figures"),
     "federate --figure": (f"federate {MODEL} --data digits:train --classes 2 --figure users.png", "figures"),
     "images": (f"compare {MODEL} --data images:pictures", "images"),
     "hf": ("layers hf:bert", "hf"),

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.errors import MissingExtra, UnknownName
-from netkin.integrations.lightning import PACKAGES, dynamics_callback
+from netkin.integrations.lightning import dynamics_callback
+from netkin.integrations.packages import LIGHTNING as PACKAGES
 
 pytestmark = [
     pytest.mark.slow,

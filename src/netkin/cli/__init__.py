@@ -27,6 +27,7 @@ from netkin.cli.refusals import ARGUMENTS
 from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
 from netkin.cli.show import show
+from netkin.cli.sparsity import sparsity
 from netkin.cli.stitch import stitch
 from netkin.cli.tasks import tasks
 
@@ -56,8 +57,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, recommend, federate, learn_tasks,
-    report, show, measures, layers, data, reproduce, jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, sparsity, recommend, federate,
+    learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

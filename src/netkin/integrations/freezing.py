@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ from torch import nn
 
 from netkin.applications.dynamics import FreezeTraining
 from netkin.errors import FileFault, ValueFault
-from netkin.integrations.packages import needed
+from netkin.integrations.packages import lightning_packages, needed
 
 FILE = "freezing.pt"
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def lightning_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
@@ -27,7 +24,7 @@ def lightning_callback(schedule: str | Mapping[str, float] = "linear", **options
     it once training has begun. Its state travels in Lightning's checkpoints. With several processes the strategy must
     be ``"ddp_find_unused_parameters_true"``.
     """
-    return _lightning(_packages())(schedule, options)
+    return _lightning(lightning_packages("lightning_callback"))(schedule, options)
 
 
 def trainer_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
@@ -117,13 +114,6 @@ class _Events(_Freezes):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.end()
-
-
-def _packages() -> tuple[str, ...]:
-    """Return the packages whose trainer may call us: those imported already, else the first that can be."""
-    imported = tuple(name for name in PACKAGES if name in sys.modules)
-    found = imported or tuple(name for name in PACKAGES if find_spec(name.partition(".")[0]))
-    return found[: len(imported) or 1] or PACKAGES[:1]
 
 
 @functools.cache

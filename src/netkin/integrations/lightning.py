@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
-from netkin.errors import MissingExtra
 from netkin.integrations.late_recorder import LateRecorder
-from netkin.integrations.packages import needed
-
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+from netkin.integrations.packages import lightning_packages, needed
 
 
 def dynamics_callback(
@@ -27,7 +23,7 @@ def dynamics_callback(
     With `log` the numbers also go to the trainer's own loggers. Probes travel in Lightning's checkpoints, so that a run
     that is resumed goes on where it was.
     """
-    return _kind(_packages())(LateRecorder(probe, model, options), log)
+    return _kind(lightning_packages("dynamics_callback"))(LateRecorder(probe, model, options), log)
 
 
 class _Hooks:
@@ -63,23 +59,7 @@ class _Hooks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # its class is made when it is needed, so pickle can't find it by name
-        return _rebuilt, (_packages(), self.recording, self.log)
-
-
-def _packages() -> tuple[str, ...]:
-    """Return the packages whose trainer may call us: those imported already, else the first that can be."""
-    imported = tuple(name for name in PACKAGES if sys.modules.get(name) is not None)
-    if imported:
-        return imported
-    try:
-        needed(PACKAGES[0], "lightning", "dynamics_callback")
-    except MissingExtra as missing:
-        try:
-            needed(PACKAGES[1], "lightning", "dynamics_callback")
-        except MissingExtra:
-            raise missing from None
-        return PACKAGES[1:]
-    return PACKAGES[:1]
+        return _rebuilt, (lightning_packages("dynamics_callback"), self.recording, self.log)
 
 
 @functools.cache

@@ -27,11 +27,13 @@ from netkin.reporting.grids import Grid, grid_of, grids_of, partners, summary_gr
 from netkin.reporting.ranking_page import ranking_figure, ranking_into
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
+from netkin.reporting.sparsity_page import sparsity_figure
 from netkin.reporting.task_page import way_names
 from netkin.reporting.wording import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors
+from netkin.results.weight_sparsity import SparsityStudy
 
 PROFILE = 2.6  # inches that the profile is high
 MARKS = "os^D"
@@ -39,7 +41,14 @@ Profiled = tuple[Comparison, list[Values]]
 
 
 def plot(
-    results: Comparison | Comparisons | Series | Ranking | Federation | TaskAccuracies | Sequence[TaskAccuracies],
+    results: Comparison
+    | Comparisons
+    | Series
+    | Ranking
+    | Federation
+    | SparsityStudy
+    | TaskAccuracies
+    | Sequence[TaskAccuracies],
     measure: str | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
@@ -55,10 +64,12 @@ def plot(
     the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
     95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking
     becomes a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside
-    the similarity of its clients, of which the lines alone go into `ax`; tasks learnt in a row their accuracy matrix.
+    the similarity of its clients, of which the lines alone go into `ax`; tasks learnt in a row their accuracy matrix; a
+    sparsity study its networks side by side.
 
     Args:
-        results: A comparison, several, a series, a ranking, a federation, or ways to learn tasks in a row.
+        results: A comparison, several, a series, a ranking, a federation, ways to learn tasks in a row, or a sparsity
+            study.
         measure: The one measure to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
@@ -77,6 +88,8 @@ def plot(
         figure = _of_series(results, measure, ax, steps)
     elif isinstance(results, Ranking):
         figure = _of_ranking(results, measure, ax)
+    elif isinstance(results, SparsityStudy):
+        figure = sparsity_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
         figure = _of(results, measure, ax, steps, profile)
     else:

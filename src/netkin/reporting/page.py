@@ -20,11 +20,13 @@ from netkin.reporting.markup import Markup, joined, tag
 from netkin.reporting.profiles import spread_section
 from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
+from netkin.reporting.sparsity_page import sparsity_page
 from netkin.reporting.task_page import Record, task_page
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.listings import has_networks, is_of_tasks
 from netkin.results.text import buckets_note
+from netkin.results.weight_sparsity import SparsityStudy
 
 ENDINGS = (".html", ".htm")
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
@@ -32,13 +34,24 @@ BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
 )
 
-Results = Comparison | Comparisons | Series | Ranking | Federation | Record | Iterable[Comparison] | Iterable[Record]
+Results = (
+    Comparison
+    | Comparisons
+    | Series
+    | Ranking
+    | Federation
+    | SparsityStudy
+    | Record
+    | Iterable[Comparison]
+    | Iterable[Record]
+)
 
 
 def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a result as a single HTML page to `path`, and return the path.
 
-    It is one comparison or several, a series, a ranking, a federation, or one way to learn tasks in a row or several.
+    It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
+    row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
     file that is no page of netkin's is written over only with `overwrite`.
@@ -58,6 +71,8 @@ def page(results: Results) -> str:
         return series_page(results)
     if isinstance(results, Ranking):
         return ranking_page(results)
+    if isinstance(results, SparsityStudy):
+        return sparsity_page(results)
     if isinstance(results, Federation):
         return federation_page(results)
     records = task_records(results)

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 
@@ -51,6 +52,22 @@ def layers(model: nn.Module) -> list[str]:
     if len(found) < 2:
         found = _distinct(known, (name for key, child in children(root).items() for name in _runnable(child, key)))
     return found or [""]
+
+
+def stages(model: nn.Module) -> dict[str, list[str]]:
+    """Return the default layers inside containers, by the container; without containers all of them, under ``""``.
+
+    Example:
+        >>> stages(nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.ReLU(), nn.ReLU())}))
+        {'body': ['body.0', 'body.1']}
+    """
+    known, found = modules(model), dict[str, list[str]]()
+    for name in layers(model):
+        above = name.split(".")
+        inside = [".".join(above[:end]) for end in range(len(above)) if _is_container(known[".".join(above[:end])])]
+        if inside:
+            found.setdefault(inside[-1], []).append(name)
+    return found or {"": layers(model)}
 
 
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
@@ -79,7 +96,10 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 def children(module: nn.Module) -> dict[str, nn.Module]:
     """Return the direct children of `module` by name, each without its wrappers; what runs as a whole has none."""
     inside = {} if _runs_whole(module) else module._modules
-    return {name: unwrapped(child) for name, child in inside.items() if child is not None}
+    own = {name: child for name, child in inside.items() if child is not None}
+    if is_parametrized(module):  # what computes a weight, as a mask, is no layer
+        del own["parametrizations"]
+    return {name: unwrapped(child) for name, child in own.items()}
 
 
 def _runs_whole(module: nn.Module) -> str:
@@ -153,13 +173,15 @@ def _default(module: nn.Module, name: str) -> Iterator[str]:
 
 
 def _encloses(module: nn.Module) -> bool:
-    return any(_is_container(inner) for inner in module.modules())
+    return any(_is_container(inner) for _, inner in _walk(module, ""))
 
 
 def _is_container(module: nn.Module) -> bool:
     if not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False
-    return max(Counter(type(child) for child in children(module).values()).values(), default=0) > 1
+    return (
+        max(Counter(type_before_parametrizations(child) for child in children(module).values()).values(), default=0) > 1
+    )
 
 
 def _runnable(module: nn.Module, name: str) -> Iterator[str]:
@@ -199,7 +221,7 @@ def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
     if isinstance(one, type):
         return _of_type(known, names, one)
     # the name of a type, for those who can't pass the type itself: the command line
-    of_type = [name for name in names if type(known[name]).__name__ == one.rpartition(".")[2]]
+    of_type = [name for name in names if _type_name(known[name]) == one.rpartition(".")[2]]
     if not of_type and _runs_whole(known[""]):
         raise UnknownName(
             f"no layer named {one!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can be "
@@ -228,4 +250,8 @@ def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[
 
 
 def _types(known: dict[str, nn.Module]) -> list[str]:
-    return sorted({type(module).__name__ for name, module in known.items() if name}) or ["no modules inside"]
+    return sorted({_type_name(module) for name, module in known.items() if name}) or ["no modules inside"]
+
+
+def _type_name(module: nn.Module) -> str:
+    return type_before_parametrizations(module).__name__  # a masked layer's own class is made for it alone

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, simulation
+from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, local_training, simulation
 from netkin.applications.federated.rounds import averaged, received_updates, sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
@@ -54,6 +54,23 @@ def test_clients_with_different_numbers_of_examples_are_stacked_too():
         found = [federate(network(), data, how=how, **options) for how in ("stacked", "one by one")]
         assert same(*found, within=1e-8)
         assert not found[0].faults
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algorithm, share, monkeypatch):
+    made = []
+    count = local_training.Trainings.__init__
+    monkeypatch.setattr(local_training.Trainings, "__init__", lambda *given: (made.append(1), count(*given))[1])
+    data = {**clients(4), **{f"longer{k}": clients(1, size=13 + k)["c0"] for k in range(3)}}
+    options = OPTIONS | {"rounds": 5, "share": share, "drop_last": True, "how": "stacked", "public": clients()["c0"]}
+    found = [federate(network(), data, algorithm, **options)]
+    few = len(made)
+    monkeypatch.setattr(local_training, "HELD", 0)
+    found.append(federate(network(), data, algorithm, **options))
+    assert same(*found)
+    assert found[0].rounds == found[1].rounds
+    assert len(made) - few > few  # without, each round makes its own
 
 
 def test_the_model_and_the_random_state_are_left_alone():

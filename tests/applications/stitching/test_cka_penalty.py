@@ -6,7 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching.ends import End
-from netkin.applications.stitching.losses import batch_cka, cka_rows
+from netkin.applications.stitching.losses import cka_rows
 from netkin.applications.stitching.map_training import objective
 from netkin.applications.stitching.portions import portion
 from netkin.applications.stitching.stitch_records import Sample
@@ -15,48 +15,6 @@ from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
-
-
-def alike(examples, width, other, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    X, Y = (torch.randn(examples, size, generator=generator).double() for size in (width, other))
-    Y[:, : min(width, other)] += X[:, : min(width, other)]
-    return X, Y
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e12])
-@pytest.mark.parametrize("widths", [(5, 7), (90, 70), (3, 60)], ids=str)
-def test_the_cka_of_a_batch_is_the_measure(scale, widths):
-    X, Y = alike(40, *widths)
-    own = (scale * X).requires_grad_()
-    ours = batch_cka(own, Y + 100)
-    assert float(ours.detach()) == pytest.approx(float(nk.cka(X, Y)), rel=1e-9)
-    (gradient,) = torch.autograd.grad(ours, own)
-    other = (scale * X).requires_grad_()
-    (wanted,) = torch.autograd.grad(nk.cka(other, Y + 100), other)
-    torch.testing.assert_close(scale * gradient, scale * wanted, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("widths", [(3, 4), (9, 8)], ids=str)
-def test_its_gradient_is_that_of_finite_differences(widths):
-    X, Y = alike(6, *widths)
-    assert torch.autograd.gradcheck(batch_cka, (X.requires_grad_(), Y.requires_grad_()))
-
-
-@pytest.mark.parametrize("rows", [torch.ones(1, 5), torch.full((4, 5), 3.0), torch.zeros(4, 2)], ids=str)
-def test_rows_that_do_not_vary_count_as_zero_and_move_nothing(rows):
-    own = rows.clone().requires_grad_()
-    value = batch_cka(own, torch.randn(len(rows), 3, generator=torch.Generator().manual_seed(0)))
-    (gradient,) = torch.autograd.grad(value, own)
-    assert value == 0
-    assert torch.equal(gradient, torch.zeros_like(rows))
-
-
-def test_autocast_does_not_round_it():
-    X, Y = (side.float() for side in alike(40, 5, 7))
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = batch_cka(X, Y)
-    assert float(rounded) == pytest.approx(float(nk.cka(X, Y)), rel=1e-5)
 
 
 def test_a_row_is_a_place_or_a_whole_map():

@@ -143,10 +143,10 @@ class Simulation:
         return _Standing(shared, kept, records)
 
     def _keep(self, standing: _Standing) -> None:
-        arrays = self._packed(standing.kept) | {
-            f"shared/{name}": as_array(one) for name, one in standing.shared.items()
-        }
-        self.job.keep(STANDING, {"records": [_plain(one) for one in standing.records]}, arrays)
+        if self.job.folder is not None:
+            shared = {f"shared/{name}": as_array(one) for name, one in standing.shared.items()}
+            records = {"records": [_plain(one) for one in standing.records]}
+            self.job.keep(STANDING, records, self._packed(standing.kept) | shared)
         self.job.keep(_part_name(standing.records[-1].round), _plain(standing.records[-1]))
 
     def _round(self, standing: _Standing, number: int) -> None:
@@ -157,7 +157,8 @@ class Simulation:
         sent, own = self.plan.algorithm.local(standing.shared, [standing.kept[place] for place in places], work)
         for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
             if number_in_round not in work.failed:
-                standing.kept[place] = {name: state[name] for name in self.plan.kept}
+                few = len(asked) < len(self.names)  # a view would keep the weights of all clients of the round
+                standing.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
         failed = {asked[place]: why for place, why in work.failed.items()}
         working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
         counted, faults = self._exchange(standing, working, number) if self.plan.travelling else (

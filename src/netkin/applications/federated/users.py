@@ -53,12 +53,12 @@ def user_similarity(
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
     caution = _caution(federation) if gauge == "stored" else ""
     values = _by_atoms(federation, measure, gauge)
-    return _as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
+    return as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
 
 
-def _as_comparison(
-    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, *, data: str = "", examples: int = 0,
-    warnings: tuple[str, ...] = (),
+def as_comparison(
+    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str = "", examples: int = 0,
+    *, warnings: tuple[str, ...] = (),
 ) -> Comparison:  # fmt: skip
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
@@ -147,7 +147,7 @@ def _by_networks(
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
     told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
-    return _as_comparison(
+    return as_comparison(
         names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
     )
 

@@ -1,4 +1,4 @@
-"""Losses of a stitched network: to the second model's answers, to the true labels, a batch's CKA, the L1 norm."""
+"""Losses of a stitched network: to the second model's answers, to the true labels, what its CKA is of, the L1 norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.optim import Adam
 
 from netkin.applications.stitching.ends import End, fitting_mask
-from netkin.arrays import at_least_single
 from netkin.errors import ShapeError, UnknownName, ValueFault
 
 ROWS = ("places", "examples")  # what a row is, of which the CKA is taken
@@ -92,25 +91,6 @@ def cka_rows(output: Tensor, mask: Tensor | None, end: End, of: str) -> Tensor:
         return end.rows(output, mask)
     valid = None if end.kind == "maps" else fitting_mask(mask, output)
     return (output if valid is None else output.masked_fill(~valid.unsqueeze(-1), 0)).flatten(1)
-
-
-def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
-    """Return the CKA of a batch of rows, as `cka` gives it, without once waiting for the device.
-
-    Of few wide rows, such as whole maps, it is taken from their n × n Gram matrices. Rows that do not vary have none;
-    theirs counts as 0, and its gradient is 0 too.
-    """
-    with torch.autocast(X.device.type, enabled=False):  # it would round the products
-        X, Y = (rows.to(at_least_single(rows.dtype)) for rows in (X, Y))
-        X, Y = (rows - rows.mean(0) for rows in (X, Y))
-        X, Y = (rows / torch.linalg.vector_norm(rows.detach()).clamp(min=1e-30) for rows in (X, Y))  # none overflows
-        if len(X) < max(X.shape[1], Y.shape[1]):
-            K, L = X @ X.mT, Y @ Y.mT
-            cross = (K * L).sum()
-        else:
-            K, L = X.mT @ X, Y.mT @ Y
-            cross = (X.mT @ Y).square().sum()
-        return cross / (K.square().sum() * L.square().sum()).clamp(min=1e-30).sqrt()
 
 
 @torch.no_grad()

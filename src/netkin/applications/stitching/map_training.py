@@ -21,13 +21,14 @@ from torch import Tensor
 from netkin import files
 from netkin.applications.stitching.caching import InMemory, Reread, gathered
 from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.losses import batch_cka, cka_rows, counted, cut, shrink
+from netkin.applications.stitching.losses import cka_rows, counted, cut, shrink
 from netkin.applications.stitching.portions import Portion, labelled
 from netkin.applications.stitching.stitch_records import Record, Sample, Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
+from netkin.measures.batch_cka import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen

@@ -1,0 +1,237 @@
+"""`sparsify`: masks for a share of a network's weights, at random by layer ratios or by what a score says."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.applications.sparsity.masks import Layer, layer_table, mask_of, prunable_layers, put_masks
+from netkin.applications.sparsity.pruning_scores import (
+    Scores,
+    batch_for,
+    grasp_scores,
+    magnitude_scores,
+    random_scores,
+    snip_scores,
+    synflow_masks,
+)
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, showing
+from netkin.representations.layers import Spec
+from netkin.results.weight_sparsity import WeightSparsity
+from netkin.training.loop import Loss
+
+RANDOM = ("uniform", "erk")
+METHODS = (*RANDOM, "magnitude", "snip", "grasp", "synflow")
+
+
+def sparsify(
+    model: nn.Module,
+    sparsity: float,
+    *,
+    method: str = "erk",
+    layers: Spec = None,
+    data: Any = None,
+    examples: int = 128,
+    loss: Loss | None = None,
+    seed: int = 0,
+    progress: ProgressOption = None,
+) -> WeightSparsity:
+    """Mask a share of the model's weights where it lies, and return what is left of each layer.
+
+    Masked weights are exactly zero from now on, whatever optimizer, momentum or weight decay do; `nk.train` and
+    `nk.train_many` work as before. The number of masked weights is the whole number nearest to `sparsity` times the
+    prunable weights, those of linear and convolutional layers. A model with masks is pruned further: what is masked
+    stays so. Layers that have lost all weights are named in a warning.
+
+    The methods are "uniform" (at random, the same share of each layer), "erk" (at random, a layer's share of weights
+    that stay in proportion to the sum of its weight's sizes over their product, Erdős–Rényi-Kernel), "magnitude" (the
+    smallest go, over all layers), and over all layers by scores before training "snip", "grasp" and "synflow".
+
+    Args:
+        model: The network, which is changed.
+        sparsity: The share of masked weights, from 0 to below 1.
+        method: One of the six above.
+        layers: Which layers to prune; all linear and convolutional ones by default.
+        data: For "snip" and "grasp" labelled examples, for "synflow" inputs, whose shape is all that matters there.
+        examples: How many of them are taken, shuffled by `seed`; a loader's first batch is taken as it is.
+        loss: A function of ``(outputs, labels)`` for "snip" and "grasp"; by default the cross entropy.
+        seed: Of random masks and of the order of the examples.
+        progress: None shows a bar of SynFlow's rounds, False nothing; or a function of ``(done, total, what)``.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
+        >>> sparsify(model, 0.9, method="uniform").left, int((model[0].weight != 0).sum())
+        (150, 100)
+    """
+    _refuse_settings(sparsity, method, examples)
+    chosen = prunable_layers(model, layers)
+    kept = _kept_of(chosen, sparsity)
+    masks: Mapping[str, Tensor]
+    if method in RANDOM:
+        shapes = {name: tuple(layer.weight.shape) for name, layer in chosen.items()}
+        counts = layer_counts(shapes, kept, method)
+        _refuse_too_many(chosen, counts)
+        masks = masks_by_layer(_left_alone(chosen, random_scores(model, list(chosen), seed)), counts)
+    elif method == "synflow":
+        batch = batch_for(data, examples, seed, method)
+        with showing(progress):
+            masks = synflow_masks(
+                model, list(chosen), batch, kept, lambda scores, count: _overall(chosen, scores, count, method)
+            )
+    else:
+        masks = _overall(chosen, _scores(model, list(chosen), method, data, examples, loss, seed), kept, method)
+    put_masks(model, masks)
+    table = layer_table(model, chosen)
+    warn_of_empty(table)
+    return table
+
+
+def layer_counts(shapes: Mapping[str, Sequence[int]], kept: int, method: str) -> dict[str, int]:
+    """Return how many weights each layer keeps, `kept` in all, by "uniform" or "erk" ratios.
+
+    ERK: the density of a layer is in proportion to the sum of its weight's sizes over their product, for a convolution
+    (n_in + n_out + width + height) / (n_in n_out width height); a layer that would need more weights than it has stays
+    dense. Fractions are rounded so that the sum is exact: those with the largest remainders are rounded up.
+
+    Example:
+        >>> layer_counts({"a": (10, 10), "b": (100, 100)}, 505, "erk")
+        {'a': 46, 'b': 459}
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    if method == "uniform":
+        wanted = {name: kept * size / sum(sizes.values()) for name, size in sizes.items()}
+    else:
+        wanted = _erk({name: sum(shape) for name, shape in shapes.items()}, sizes, kept)
+    counts = {name: min(int(value), sizes[name]) for name, value in wanted.items()}
+    rest = kept - sum(counts.values())
+    open_ = [name for name in sizes if counts[name] < sizes[name]]
+    by_remainder = sorted(open_, key=lambda name: counts[name] - wanted[name])  # stable: earlier layers first
+    for name in by_remainder[:rest]:
+        counts[name] += 1
+    return counts
+
+
+def _erk(sums: Mapping[str, int], sizes: Mapping[str, int], kept: int) -> dict[str, float]:
+    dense: set[str] = set()
+    while True:
+        free = [name for name in sizes if name not in dense]
+        scale = (kept - sum(sizes[name] for name in dense)) / max(sum(sums[name] for name in free), 1)
+        densest = max((sums[name] / sizes[name] for name in free), default=0.0)
+        if scale * densest <= 1:
+            return {name: float(sizes[name]) if name in dense else scale * sums[name] for name in sizes}
+        dense |= {name for name in free if sums[name] / sizes[name] == densest}
+
+
+def masks_by_layer(scores: Scores, counts: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return masks that keep the best `counts` weights of each layer; of equals the first."""
+    return {name: _best(own, counts[name]) for name, own in scores.items()}
+
+
+def masks_overall(scores: Scores, kept: int) -> dict[str, Tensor]:
+    """Return masks that keep the best `kept` weights of all layers together; of equals the first."""
+    joined = torch.cat([own.flatten().double() for own in scores.values()])
+    best = _best(joined, kept).split([own.numel() for own in scores.values()])
+    return {name: part.reshape(own.shape) for (name, own), part in zip(scores.items(), best, strict=True)}
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    order = scores.flatten().sort(descending=True, stable=True).indices
+    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    mask[order[:count]] = True
+    return mask.reshape(scores.shape)
+
+
+def _scores(
+    model: nn.Module, layers: list[str], method: str, data: Any, examples: int, loss: Loss | None, seed: int
+) -> Scores:
+    if method == "magnitude":
+        return magnitude_scores(model, layers)
+    batch = batch_for(data, examples, seed, method)
+    return (snip_scores if method == "snip" else grasp_scores)(model, layers, batch, loss)
+
+
+def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str) -> dict[str, Tensor]:
+    joined = torch.cat([own.flatten() for own in scores.values()])
+    if not torch.isfinite(joined).all():
+        bad = int((~torch.isfinite(joined)).sum())
+        raise ValueFault(
+            f"{bad:,} of {joined.numel():,} scores of {method!r} are not finite; look at weights and data."
+        )
+    if not joined.any():
+        raise ValueFault(
+            f"all {joined.numel():,} scores of {method!r} are zero, so that no weight is told from another"
+            + ("; layer norms take constants, as SynFlow sends, to zero." if method == "synflow" else ".")
+        )
+    return masks_overall(_left_alone(layers, scores), kept)
+
+
+def _left_alone(layers: Mapping[str, Layer], scores: Scores) -> Scores:
+    """Return scores in which weights that are masked already come last."""
+    found = {}
+    for name, own in scores.items():
+        before = mask_of(layers[name])
+        found[name] = own if before is None else torch.where(before.mask, own.double(), -math.inf)
+    return found
+
+
+def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
+    total = sum(layer.weight.numel() for layer in layers.values())
+    kept = total - round(float(sparsity) * total)
+    left = sum(_count_left(layer) for layer in layers.values())
+    if kept == 0:
+        raise ValueFault(f"sparsity={sparsity:g} would leave none of {total:,} weights; take a smaller one.")
+    if kept > left:
+        raise ValueFault(
+            f"the model has masks that leave {left:,} of {total:,} weights, and sparsity={sparsity:g} would keep "
+            f"{kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks."
+        )
+    return kept
+
+
+def _refuse_too_many(layers: Mapping[str, Layer], counts: Mapping[str, int]) -> None:
+    for name, layer in layers.items():
+        if counts[name] > _count_left(layer):
+            raise ValueFault(
+                f"layer {name!r} would keep {counts[name]:,} weights at random, and its mask leaves "
+                f"{_count_left(layer):,}; take a higher sparsity, or a model without masks."
+            )
+
+
+def _count_left(layer: Layer) -> int:
+    own = mask_of(layer)
+    return layer.weight.numel() if own is None else int(own.mask.sum())
+
+
+def warn_of_empty(table: WeightSparsity) -> None:
+    """Warn, by name, of layers in which no weight is left."""
+    empty = table.emptied
+    if empty:
+        warnings.warn(
+            f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; what passes through "
+            "them is constant. Take a smaller sparsity, or another method.",
+            EmptyLayerWarning,
+            stacklevel=3,
+        )
+
+
+def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
+    refuse_sparsity(sparsity)
+    if method not in METHODS:
+        hint = did_you_mean(str(method), METHODS) or "."
+        raise UnknownName(f"no method {method!r} to choose weights{hint} There are {', '.join(METHODS)}.")
+    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
+        raise ValueFault(f"`examples` must be a whole number of 1 or more; got {examples!r}.")
+
+
+def refuse_sparsity(*values: Any) -> None:
+    """Refuse what is no share of masked weights, from 0 to below 1."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
+            raise ValueFault(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")

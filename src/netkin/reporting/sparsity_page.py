@@ -1,0 +1,250 @@
+"""The page and the figure of a sparsity study: weights, similarity of layers and accuracy, networks side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from netkin.reporting.articles import holes
+from netkin.reporting.axes import tick_text
+from netkin.reporting.claim_curves import figure_of_curve
+from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
+from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, write_words
+from netkin.reporting.embedding import embedded
+from netkin.reporting.grids import Grid, grids_of
+from netkin.reporting.heatmaps import figure_of, values_class
+from netkin.reporting.markup import Markup, joined, name, tag
+from netkin.reporting.origins import folded, plain_table
+from netkin.reporting.wording import told_apart
+from netkin.results.packing import plain
+from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
+
+WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
+RULES = (
+    ".sparsity .numbers :is(th,td){width:auto;overflow-wrap:normal}"
+    ".sparsity .lines{min-width:300px}"
+    ".bars{fill:currentColor;fill-opacity:.8;stroke:none}.sparsity .card+.card{margin-top:0}"
+)
+WEIGHTS = (
+    "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
+    "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
+    "are left, which rescaling the layer does not change. Of two shares the first is of all prunable weights, and the "
+    "second of those left."
+)
+LYING = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
+SIMILAR = "The debiased CKA of each layer with every other of the same network, on the same examples."
+PRUNED = "The smallest weights over all layers are taken away, and nothing is trained afterwards."
+DENSE = "Convolutions stay dense: PyTorch has no sparse format for them, so masks save room in a file and no time. "
+SAVES = (
+    "Linear layers can be kept in compressed sparse rows, CSR, and on some GPUs in 2:4 form, with a mask of its own."
+)
+
+
+def sparsity_page(study: SparsityStudy) -> str:
+    """Return the HTML page of a study."""
+    names = told_apart(study.names)
+    title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
+    comparisons = list(study.interlayer.values())
+    grids = [grids_of(one) for one in comparisons]
+    shown = joined(
+        header(title, _sentence(study, names), " and ".join(study.names)),
+        toolbar(best=None, cells=bool(comparisons)),
+        tag("main", *_main(study, names, grids)),
+        footer([study.version]),
+    )
+    data = embedded(comparisons, grids, [], names)
+    data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
+    kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
+    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
+
+
+def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
+    told = []
+    for one, table in study.networks.items():
+        words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
+        mean = study.mean_similarity(one)
+        told.append(words + (f", and two of its layers have a CKA of {mean:.3f} on average" if mean == mean else ""))
+    return "; ".join(told) + "."
+
+
+def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup | None]:
+    yield facts(
+        filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
+    )
+    yield warnings(list(_warnings(study, names)))
+    yield tag("h2", "How sparse", class_="quiet")
+    yield tag("p", WEIGHTS)
+    yield tag("div", _shares(study, names), class_="card")
+    yield tag("h2", "Where the weights lie")
+    yield tag("p", LYING)
+    yield tag("div", *_histograms(study, names), class_="cards")
+    if study.interlayer:
+        yield tag("h2", "How alike the layers are")
+        yield tag("p", SIMILAR)
+        yield tag("div", *_heatmaps(study, names, grids), class_="cards")
+    if study.curve:
+        yield tag("h2", "Accuracy after pruning")
+        yield tag("p", PRUNED)
+        yield tag("div", _curve(study, names), class_="card")
+    yield tag("h2", "What pruning saves")
+    yield tag("p", DENSE, SAVES)
+    yield tag("div", _sizes(study, names), class_="card")
+    yield from _costs(study, names)
+    yield tag("h2", "Layer by layer")
+    for place, (one, table) in enumerate(study.networks.items()):
+        yield folded(names[one], _layers(table), place == 0 and len(table.layers) <= 30)
+
+
+def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
+    for one, table in study.networks.items():
+        if table.emptied:
+            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
+    yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
+
+
+def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
+    """Return a row for each number and a column for each network."""
+    tables = list(study.networks.values())
+    rows: list[list[Any]] = [
+        ["prunable weights", *(f"{table.weights:,}" for table in tables)],
+        ["other parameters, dense", *(f"{table.dense_parameters:,}" for table in tables)],
+        ["left, not masked or zero", *(f"{table.left:,}" for table in tables)],
+        ["exactly zero", *(f"{table.zeros:,}" for table in tables)],
+        ["sparsity", *(f"{table.sparsity:.6f}" for table in tables)],
+    ]
+    for relative, unit in ((False, ""), (True, " × r.m.s.")):
+        values = tables[0].relative if relative else tables[0].epsilons
+        both = [[table.shares(relative=relative, of_left=of_left) for of_left in (False, True)] for table in tables]
+        rows += [[f"below {epsilon:g}{unit}",
+                  *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
+                 for k, epsilon in enumerate(values)]  # fmt: skip
+    return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{share:.2%}"
+
+
+def _histograms(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
+    """Yield the weights of each network as bars, all of one height for the same share of weights."""
+    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
+    for place, (one, counts) in enumerate(study.histograms.items()):
+        shares = [count / max(sum(counts), 1) for count in counts]
+        drawn = tag("div", _bars(study.edges, shares, most, place, names[one]), class_="chart")
+        note = tag("figcaption", tag("p", f"{sum(counts):,} weights; the highest bar here: {max(shares):.1%} of them."))
+        yield tag("figure", tag("h3", name(names[one])), drawn, note, class_="card curve")
+
+
+def _bars(edges: Sequence[float], shares: Sequence[float], most: float, place: int, words: str) -> Markup:
+    width = (WIDTH - 2 * SIDE) / len(shares)
+    tops = [(SIDE + k * width, HEIGHT * share / most) for k, share in enumerate(shares)]
+    path = "".join(f"M{x:.1f} {HEIGHT + 8}v{-high:.1f}h{width * 0.9:.2f}V{HEIGHT + 8}z" for x, high in tops)
+    ticks = [
+        tag("text", tick_text(value), x=SIDE + share * (WIDTH - 2 * SIDE), y=HEIGHT + 26, text_anchor="middle")
+        for share, value in ((0.0, edges[0]), (0.25, edges[0] / 2), (0.5, 0.0), (0.75, edges[-1] / 2), (1.0, edges[-1]))
+    ]
+    rule = tag("line", x1=SIDE, x2=WIDTH - SIDE, y1=HEIGHT + 8, y2=HEIGHT + 8, class_="rule")
+    bars = tag("g", tag("path", d=path, class_="bars"), class_=f"k{place % 4}")
+    view = f"-16 0 {WIDTH + 32} {HEIGHT + FOOT}"
+    return tag("svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="lines")
+
+
+def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup]:
+    for place, (one, own) in enumerate(zip(study.interlayer, grids, strict=True)):
+        mean = study.mean_similarity(one)
+        words = f"mean over pairs of different layers: {mean:.4f}" if mean == mean else "it has no value for any pair"
+        head = joined(tag("h3", name(names[one])), tag("p", words, class_="facts-line"))
+        for k, grid in enumerate(own):
+            yield figure_of(grid, f"{grid.id} in {names[one]}", f"table {place} {k}", holes(grid), heading=head)
+
+
+def _curve(study: SparsityStudy, names: Mapping[str, str]) -> Markup | None:
+    curve = {names.get(key, key): list(values) for key, values in study.curve.items()}
+    return figure_of_curve("Accuracy without the smallest weights", curve)
+
+
+def _sizes(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
+    rows = [[name(names[one]), f"{dense:,}", f"{packed:,}", f"{packed / dense:.3f}"]
+            for one, (dense, packed) in study.sizes.items()]  # fmt: skip
+    return plain_table(["", "bytes, dense", "bytes, zeros packed", "share"], rows, kind="numbers", label="In a file")
+
+
+def _costs(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
+    """Yield measured sizes and times of linear layers, or how to measure them."""
+    if not study.costs:
+        yield tag("p", "Times were not measured here; `netkin sparsity MODEL --costs` does.")
+        return
+    rows = []
+    for one, own in study.costs.items():
+        for row in own:
+            told = [row.reason, "", ""] if row.reason else [
+                f"{row.bytes / row.dense_bytes:.2f} × of {row.dense_bytes:,} bytes",
+                f"{row.seconds / row.dense_seconds:.2f} × of {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
+            ]  # fmt: skip
+            rows.append([joined(name(names[one]), ", ", name(row.layer)), row.format, f"{row.sparsity:.4f}", *told])
+    head = ["layer", "format", "zeros", "size", "time", "difference"]
+    words = f"Measured on {study.costs_on}, for batches of 128; times above 1 × are slower than the dense layer."
+    yield tag("p", words if rows else "There is no linear layer to measure.")
+    yield tag("div", plain_table(head, rows, kind="numbers", label="Sparse formats"), class_="card")
+
+
+def _layers(table: WeightSparsity) -> Markup:
+    head = ["layer", "kind", "shape", "weights", "left", "sparsity", "r.m.s."]
+    rows = [[name(row.layer or "(model)"), row.kind, " × ".join(map(str, row.shape)), f"{row.weights:,}",
+             f"{row.left:,}", f"{row.sparsity:.4f}", f"{row.rms:.4g}"] for row in table.layers]  # fmt: skip
+    return plain_table(head, rows, kind="numbers", label="The layers")
+
+
+def _rows(study: SparsityStudy) -> list[Any]:
+    """Return the head and the rows of the table that the page saves: a row for each layer of each network."""
+    columns = ("layer", "kind", "weights", "left", "zeros", "rms")
+    rows = [[one, *(getattr(row, key) for key in columns)]
+            for one, table in study.networks.items() for row in table.layers]  # fmt: skip
+    return [["network", *columns], rows]
+
+
+# --- a figure for a paper ---------------------------------------------------------------------------------------------
+
+
+def sparsity_figure(study: SparsityStudy) -> Any:
+    """Return a figure with a column for each network: its weights, its layers' similarity; then accuracy."""
+    names, count = told_apart(study.names), len(study.networks)
+    heights = [2.0] + [3.4] * bool(study.interlayer) + [2.4] * bool(study.curve)
+    figure = empty_figure(4.2 * max(count, 1), sum(heights))
+    places = figure.add_gridspec(len(heights), count, height_ratios=heights)
+    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
+    for column, one in enumerate(study.names):
+        _histogram_into(figure.add_subplot(places[0, column]), study, one, names[one], most)
+        if one in study.interlayer:
+            (grid,) = grids_of(study.interlayer[one])
+            ax = figure.add_subplot(places[1, column])
+            bar_beside(ax, heatmap_into(ax, grid, (names[one], ""), best=False), grid)
+    if study.curve:
+        _curve_into(figure.add_subplot(places[len(heights) - 1, :]), study, names)
+    return figure
+
+
+def _histogram_into(ax: Any, study: SparsityStudy, one: str, title: str, most: float) -> None:
+    counts, edges = study.histograms[one], study.edges
+    shares = [count / max(sum(counts), 1) for count in counts]
+    ax.bar(edges[:-1], shares, width=edges[1] - edges[0], align="edge", linewidth=0)
+    ax.set_ylim(0, 1.05 * most)
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    write_words(ax.set_title, f"{title}, sparsity {study.networks[one].sparsity:.3f}", fontsize=8)
+    write_words(ax.set_xlabel, "weight", fontsize=8)
+    write_words(ax.set_ylabel, "share of weights left", fontsize=8)
+
+
+def _curve_into(ax: Any, study: SparsityStudy, names: Mapping[str, str]) -> None:
+    (_, across), *lines = study.curve.items()
+    for k, (_, values) in enumerate(lines):
+        ax.plot(across, plain(values), marker="os^D"[k % 4], markersize=3, linewidth=1)
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    write_words(ax.set_xlabel, "share of smallest weights taken away", fontsize=8)
+    write_words(ax.set_ylabel, "accuracy", fontsize=8)
+    legend = ax.legend([names[one] for one, _ in lines], fontsize=7, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

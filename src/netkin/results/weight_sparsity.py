@@ -1,0 +1,226 @@
+"""What share of a network's weights is zero, masked or small, layer by layer; and a study of several networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from netkin import files
+from netkin.results.comparison import Comparison
+from netkin.results.packing import document as described
+from netkin.results.packing import plain
+from netkin.results.records import now
+
+
+@dataclass(frozen=True)
+class LayerSparsity:
+    """The weights of one layer; `left` are not masked, `zeros` are exactly zero, `rms` is over those that are left.
+
+    In a layer without a mask `left` are those that are not zero: in a file, masks are baked in.
+    `below` counts those whose size is below each ε of the table, `below_relative` those below each relative ε times
+    `rms`; `below_left` and `below_relative_left` count among weights that are left.
+    """
+
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+    weights: int
+    left: int
+    zeros: int
+    rms: float
+    below: tuple[int, ...] = ()
+    below_left: tuple[int, ...] = ()
+    below_relative: tuple[int, ...] = ()
+    below_relative_left: tuple[int, ...] = ()
+
+    @property
+    def sparsity(self) -> float:
+        """The share of weights that are masked, or zero where there is no mask."""
+        return 1 - self.left / self.weights
+
+
+@dataclass(frozen=True)
+class WeightSparsity:
+    """How sparse a network is: a row for each prunable layer, and for which ε small weights were counted.
+
+    Example:
+        >>> row = LayerSparsity("fc", "Linear", (2, 5), 10, 4, 6, 0.5)
+        >>> table = WeightSparsity((row,))
+        >>> table.sparsity, table.left, table.emptied
+        (0.6, 4, ())
+    """
+
+    layers: tuple[LayerSparsity, ...]
+    epsilons: tuple[float, ...] = ()
+    relative: tuple[float, ...] = ()
+    dense_parameters: int = 0  # those that can't be pruned: biases, norms, embeddings
+
+    @property
+    def weights(self) -> int:
+        """All prunable weights."""
+        return sum(row.weights for row in self.layers)
+
+    @property
+    def left(self) -> int:
+        """Those that are not masked or, in layers without a mask, not zero."""
+        return sum(row.left for row in self.layers)
+
+    @property
+    def zeros(self) -> int:
+        """Those that are exactly zero, masked or not."""
+        return sum(row.zeros for row in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The share of prunable weights that are masked, or zero in layers without a mask."""
+        return 1 - self.left / self.weights
+
+    @property
+    def emptied(self) -> tuple[str, ...]:
+        """The layers in which no weight is left."""
+        return tuple(row.layer for row in self.layers if not row.left)
+
+    def shares(self, *, relative: bool = False, of_left: bool = False) -> tuple[float, ...]:
+        """Return the ε-sparsity of the whole network for each ε, among all weights or among those that are left."""
+        key = f"below{'_relative' * relative}{'_left' * of_left}"
+        count = self.left if of_left else self.weights
+        columns = zip(*(getattr(row, key) for row in self.layers), strict=True)
+        return tuple(sum(column) / count if count else math.nan for column in columns)
+
+    def __str__(self) -> str:
+        head = ["layer", "kind", "weights", "left", "sparsity", "r.m.s."]
+        rows = [[row.layer or "(model)", row.kind, f"{row.weights:,}", f"{row.left:,}", f"{row.sparsity:.4f}",
+                 f"{row.rms:.4g}"] for row in self.layers]  # fmt: skip
+        whole = ["all", "", f"{self.weights:,}", f"{self.left:,}", f"{self.sparsity:.4f}", ""]
+        dense = f"{self.dense_parameters:,} other parameters (biases, norms, embeddings, layers left out) stay dense"
+        lines = [*_aligned([head, *rows, whole]), dense]
+        for relative, values in ((False, self.epsilons), (True, self.relative)):
+            told = zip(
+                values, self.shares(relative=relative), self.shares(relative=relative, of_left=True), strict=True
+            )
+            lines += [f"{of_all:.2%} of all weights and {of_left:.2%} of those left are below "
+                      f"{epsilon:g}{' × r.m.s. of their layer' * relative}"
+                      for epsilon, of_all, of_left in (told if values else ())]  # fmt: skip
+        lines += [f"no weight is left in {', '.join(self.emptied)}"] if self.emptied else []
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """What a sparse format of PyTorch makes of a linear layer: bytes, and seconds for a batch, measured.
+
+    `error` is by how much the outputs differ from the dense layer's of the same weights, relative to their size; where
+    there is no such format for the layer `reason` says why, and the numbers are NaN.
+    """
+
+    layer: str
+    format: str
+    sparsity: float
+    dense_bytes: int
+    bytes: float
+    dense_seconds: float
+    seconds: float
+    error: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SparsityStudy:
+    """Networks beside each other: how sparse they are, how their weights lie, what pruning costs and what it saves.
+
+    `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
+    network with so large a share of its smallest weights taken away. `interlayer` compares each network's layers with
+    each other. `sizes` are the bytes of the state dict in a file, dense and with zeros packed.
+    """
+
+    networks: Mapping[str, WeightSparsity]
+    edges: tuple[float, ...]
+    histograms: Mapping[str, tuple[int, ...]]
+    sizes: Mapping[str, tuple[int, int]]
+    curve: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    interlayer: Mapping[str, Comparison] = field(default_factory=dict)
+    costs: Mapping[str, tuple[LinearCost, ...]] = field(default_factory=dict)
+    costs_on: str = ""
+    data: str = ""
+    examples: int = 0
+    version: str = ""
+    created: str = field(default_factory=now)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The networks."""
+        return tuple(self.networks)
+
+    def mean_similarity(self, name: str) -> float:
+        """Return the mean of `cka_debiased` over all pairs of different layers of a network; NaN without any."""
+        if name not in self.interlayer:
+            return math.nan
+        (table,) = self.interlayer[name].tables.values()
+        values = [float(table.values[i, j]) for i in range(len(table.values)) for j in range(i)]
+        found = [value for value in values if math.isfinite(value)]
+        return sum(found) / len(found) if found else math.nan
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as lists, mappings, texts and numbers, as `--json` prints it."""
+        own = {
+            "kind": "sparsity",
+            "format": files.FORMAT,
+            "networks": {name: _table_document(table) for name, table in self.networks.items()},
+            "interlayer": {name: described(one) for name, one in self.interlayer.items()},
+            "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
+            "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
+        }
+        rest = ("edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created")
+        return plain(own | {name: getattr(self, name) for name in rest})
+
+    def __str__(self) -> str:
+        parts = [f"{name}\n{table}\n{self._told(name)}" for name, table in self.networks.items()]
+        return "\n\n".join(parts + ([_curve_text(self.curve)] if self.curve else []))
+
+    def _told(self, name: str) -> str:
+        dense, packed = self.sizes[name]
+        lines = [f"in a file: {dense:,} bytes dense, {packed:,} with zeros packed"]
+        mean = self.mean_similarity(name)
+        if math.isfinite(mean):
+            lines.append(f"mean cka_debiased of two layers: {mean:.4f}, on {self.examples:,} examples")
+        for row in self.costs.get(name, ()):
+            lines.append(cost_in_words(row))
+        return "\n".join(lines)
+
+
+def cost_in_words(row: LinearCost) -> str:
+    """Return a sentence on what a format makes of a layer."""
+    if row.reason:
+        return f"{row.layer} in {row.format}: {row.reason}"
+    return (
+        f"{row.layer} in {row.format}: {row.bytes / row.dense_bytes:.2f} × the bytes, "
+        f"{row.seconds / row.dense_seconds:.2f} × the time of the dense layer"
+    )
+
+
+def _table_document(table: WeightSparsity) -> dict[str, Any]:
+    found = asdict(table)
+    for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
+        values = table.relative if relative else table.epsilons
+        shares = table.shares(relative=relative), table.shares(relative=relative, of_left=True)
+        found[key] = [
+            {"epsilon": epsilon, "of_all": of_all, "of_left": of_left}
+            for epsilon, of_all, of_left in zip(values, *shares, strict=True)
+        ]
+    whole = {name: getattr(table, name) for name in ("weights", "left", "zeros", "sparsity", "emptied")}
+    return found | whole
+
+
+def _curve_text(curve: Mapping[str, tuple[float, ...]]) -> str:
+    columns = [[name, *(f"{value:.4f}" for value in values)] for name, values in curve.items()]
+    return "accuracy without the smallest weights\n" + "\n".join(
+        _aligned([list(row) for row in zip(*columns, strict=True)])
+    )
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[own.rjust(size) for own, size in zip(row[1:], rest, strict=True)] for row in rows]
+    return ["  ".join([row[0].ljust(first), *own]) for row, own in zip(rows, cells, strict=True)]

@@ -1,0 +1,108 @@
+"""The page and the figure of a sparsity study: every number is on it, names are escaped, and it needs no data."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from netkin.applications.sparsity import sparsify, sparsity_study
+from netkin.reporting import plot, report
+from netkin.reporting.sparsity_page import sparsity_page
+
+
+@pytest.fixture(scope="module")
+def study():
+    torch.manual_seed(0)
+    models = {}
+    for name in ("before <b>", "after"):
+        models[name] = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3))
+    sparsify(models["after"], 0.8, method="uniform")
+    draw = torch.Generator().manual_seed(0)
+    data = torch.randn(40, 12, generator=draw), torch.randint(0, 3, (40,), generator=draw)
+    return sparsity_study(models, data, epsilons=[0.05], relative=[0.5], costs=True)
+
+
+def test_the_page_tells_what_the_study_holds(study):
+    page = sparsity_page(study)
+    table = study.networks["after"]
+    shares = table.shares()[0], table.shares(of_left=True)[0]
+    for words in (
+        "after keeps 60 of 300 weights, a sparsity of 0.8000",
+        "below 0.05</th>",
+        f"{shares[0]:.2%} · {shares[1]:.2%}",
+        f"{study.sizes['after'][1]:,}",
+        "Convolutions stay dense",
+        f"mean over pairs of different layers: {study.mean_similarity('after'):.4f}",
+        "Accuracy without the smallest weights",
+        "CSR",
+    ):
+        assert words in page, words
+    assert "before &lt;b&gt;" in page
+    assert "before <b>" not in page
+
+
+def test_the_page_carries_its_numbers(study):
+    (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', sparsity_page(study), re.DOTALL)
+    found = json.loads(data)["document"]
+    assert found["networks"]["after"]["left"] == 60
+    assert found["curve"]["after"] == list(study.curve["after"])
+
+
+def test_bars_have_the_heights_of_their_counts(study):
+    page = sparsity_page(study)
+    counts = study.histograms["after"]
+    most = max(max(own) / sum(own) for own in study.histograms.values())
+    drawn = re.findall(r'<path d="([^"]*)" class="bars"', page)[1]
+    heights = [float(one) for one in re.findall(r"v-?([\d.]+)h", drawn)]
+    assert heights == pytest.approx([220 * count / sum(counts) / most for count in counts], abs=0.06)
+
+
+def test_a_study_of_weights_alone_has_a_page_and_emptied_layers_are_warned_of(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    study = sparsity_study(model)
+    report(study, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "no weight is left in 0; what passes there is constant" in text
+    assert "How alike the layers are" not in text
+    assert "Times were not measured here" in text
+
+
+def test_the_figure_has_a_panel_for_each_part(study, tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = plot(study, path=tmp_path / "study.png")
+    titles = [ax.get_title() for ax in figure.axes]
+    assert "after, sparsity 0.800" in titles
+    assert "accuracy" in [ax.get_ylabel() for ax in figure.axes]
+    bars = next(ax for ax in figure.axes if ax.get_title().startswith("after")).patches
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(1)
+    assert (tmp_path / "study.png").stat().st_size > 1000
+    assert len(plot(sparsity_study(nn.Linear(3, 3))).axes) == 1
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
+def test_the_page_fits_its_screen(study, opened, width, dark):
+    page = opened(study, width=width, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.locator("table.heatmap td, figure tbody td").first.hover()
+    assert page.locator(".readout").first.inner_text() != ""
+
+
+def test_the_numbers_are_saved_whole(study, opened):
+    page = opened(study)
+    for kind in ("json", "csv"):
+        with page.expect_download() as found:
+            page.locator(f"button[data-save={kind}]").first.click()
+        text = found.value.path().read_text(encoding="utf-8")
+        assert found.value.suggested_filename == f"sparsity.{kind}"
+        if kind == "json":
+            assert json.loads(text) == json.loads(json.dumps(study.document()))
+        else:
+            rows = list(csv.DictReader(io.StringIO(text)))
+            assert [int(row["left"]) for row in rows if row["network"] == "after"] == [48, 12]
+            assert len(rows) == 4
