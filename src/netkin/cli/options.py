@@ -61,6 +61,13 @@ RECIPE = click.option(
     metavar="NAME=VALUE",
     help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
 )
+ENGINE = click.option(
+    "--engine",
+    type=click.Choice(["local", "distributed"]),
+    default="local",
+    show_default=True,
+    help="This process alone, or all that torchrun started: each reads a share of the data, the first writes.",
+)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 _RESIZE = click.option(
     "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."

@@ -99,10 +99,9 @@ class Pass:
         found = {runner: weights_of(runner, self.needs) for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
-        self._begin({runner.name: 1 for runner in self.runners})
-        assert self.statistics is not None
-        self.statistics.finish(self.runners, 0, self._digest, set())
-        return self.statistics
+        statistics = self._begin({runner.name: 1 for runner in self.runners})
+        statistics.finish(self.runners, 0, self._digest, set())
+        return statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
@@ -136,8 +135,7 @@ class Pass:
                 stack.enter_context(exact_matrix_products())
             if self.statistics is None:
                 counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
-                self._begin(counts)
-                stack.enter_context(self.engine.opening(self.statistics))
+                stack.enter_context(self.engine.opening(self._begin(counts)))
             if self._paired:
                 self._fold(kept)
             for runner in () if self._paired else batches:
@@ -302,7 +300,7 @@ class Pass:
 
     # --- the first batch ----------------------------------------------------------------------------------------------
 
-    def _begin(self, counts: Mapping[str, int]) -> None:
+    def _begin(self, counts: Mapping[str, int]) -> Statistics:
         """Plan and start the collectors, now that the first batch has told names, widths and examples of each model."""
         for key, layer in self._layers.items():
             count = counts[layer.model]
@@ -321,6 +319,7 @@ class Pass:
             for need, own in zip(self.needs, collectors, strict=True):
                 if need in self._of_weights:
                     own[0].update({"weights": self._weights(names)}, np.arange(0))
+        return self.statistics
 
     def _weights(self, names: Mapping[str, Sequence[str]]) -> dict[Key, Mapping[str, Tensor]]:
         """Return the weights of every layer by its key."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -88,8 +87,6 @@ class LayerMoments(Collector):
         "rectangles", "names", "precision", "debiased", "chunks", "resolutions", "_layers", "_blocks", "_waiting",
         "_batches", "_numbers", "_counts", "sizes",
     )  # fmt: skip
-
-    _given: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # the frame of other parts of the data
 
     def __init__(
         self,
@@ -294,9 +291,6 @@ class LayerMoments(Collector):
         self.settle()
         return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self._layers.items()}
 
-    def begin_in(self, frame: Mapping[Key, tuple[Tensor, float]]) -> None:
-        self._given = frame
-
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
@@ -304,7 +298,7 @@ class LayerMoments(Collector):
         rows = {name: joined(parts) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
-                shift, scale = self._given.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
+                shift, scale = self.given_frame.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
                 layer = self._open_layer(name, shift.to(matrix.device), self.resolutions.get(name, 0.0))
                 layer.scale, layer.varies = scale or 1.0, scale > 0
             self._open_blocks(self.rectangles, lengths)

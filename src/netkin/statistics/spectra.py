@@ -327,7 +327,7 @@ class LayerSpectra(LayerMoments):
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers meet."""
-        given = {name: shift.to(maps[name].device) for name, (shift, _) in self._given.items()}
+        given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
         self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
         joined = (
             self._common_views(x, y)

@@ -78,7 +78,7 @@ class Distributed(Engine):
             return
         header, tensors = self.ranks.broadcast(lambda: ({}, {}))
         for collector, frame in zip(statistics.every(), unpacked(header["frames"], tensors), strict=True):
-            collector.begin_in(frame)
+            collector.given_frame = frame
         yield
 
     def joined(self, statistics: Statistics, length: int | None) -> Statistics:

@@ -35,7 +35,7 @@ class Ranks:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(f"netkin/{next(_calls)}", store)
-        self._patience = store.timeout.total_seconds()
+        self._patience = store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stubs lack it
         self._rounds = itertools.count()
         homes = dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
         self._device = torch.device("cpu" if "cpu" in homes else next(iter(homes)))
