@@ -6,6 +6,7 @@ its rank and how many there are. What every rank got is left in the folder, as a
 
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import netkin as nk
+from netkin.comparing.engines import ranks
 
 ERRORS = {"errors": True, "chunks": 4}
 LINEAR = ["cka", "cka_debiased", "svcca", "procrustes_distance"]
@@ -143,6 +145,13 @@ def sketches(engine):
     return nk.compare(*nets(), images(), "sketched_cka", layers=["fc"], engine=engine)
 
 
+def data_of_their_own(engine):
+    """Compare by sketches two models of which each has its own data, of other sizes."""
+    first, second = nets()
+    subjects = nk.Subject(first, data=images()), nk.Subject(second, data=images(31))
+    return nk.compare(*subjects, measures="sketched_cka", layers=["fc"], engine=engine)
+
+
 def weights_alone(engine):
     return nk.compare(*nets(), measures="weight_cosine", engine=engine)
 
@@ -192,8 +201,8 @@ def initialised_by_hand(engine):
 
 SAME = [
     doubles, floats, batches_of_a_loader, a_loader_that_drops, listed_batches, a_sampler, a_sampler_that_shuffles,
-    wide_rows, places, frequencies, tokens, gradients, sketches, weights_alone, many, alone, data_of_netkin, collected,
-    wrapped, dispatched, initialised_by_hand,
+    wide_rows, places, frequencies, tokens, gradients, sketches, data_of_their_own, weights_alone, many, alone,
+    data_of_netkin, collected, wrapped, dispatched, initialised_by_hand,
 ]  # fmt: skip
 
 
@@ -287,6 +296,16 @@ def a_stream(rank, count):
     return call(iter(images().split(8)))
 
 
+class Skipping(DistributedSampler):
+    def __iter__(self):
+        return iter(list(super().__iter__())[:-3])
+
+
+def a_sampler_that_skips(rank, count):
+    data = TensorDataset(images())
+    return call(DataLoader(data, sampler=Skipping(data, shuffle=False), batch_size=10))
+
+
 class Unsized:
     def __iter__(self):
         return iter(images().split(8))
@@ -339,9 +358,18 @@ def a_sharded_model(rank, count):
 REFUSED = [
     a_model_that_crashes, a_model_that_crashes_later, a_table_that_fails, not_a_number, other_seeds, other_measures,
     other_layers, other_calls, other_weights, other_widths, a_sampler_of_another_rank, a_sampler_that_drops,
-    samplers_of_other_epochs, a_stream, an_unsized_stream, fewer_than_they_say, a_shuffled_loader, too_few_examples,
-    a_part, a_start, a_partial_call, an_offloaded_model, a_sharded_model,
+    samplers_of_other_epochs, a_sampler_that_skips, a_stream, an_unsized_stream, fewer_than_they_say,
+    a_shuffled_loader, too_few_examples, a_part, a_start, a_partial_call, an_offloaded_model, a_sharded_model,
 ]  # fmt: skip
+
+
+def a_rank_that_does_not_come(rank, count):
+    """Call on all ranks but the last, after which no more calls can be made: ranks count them."""
+    dist.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=1))
+    ranks.GRACE = 0.1
+    if rank < count - 1:
+        call()
+    raise TimeoutError("this rank has not called")
 
 
 def shares():
@@ -356,14 +384,16 @@ def main(folder):
     rank, count = dist.get_rank(), dist.get_world_size()
     for make in SAME:
         make("distributed").save(folder / f"{make.__name__}.{rank}")
-    for make in REFUSED:
+    np.save(folder / f"shares.{rank}.npy", shares())
+    for make in [*REFUSED, a_rank_that_does_not_come]:
         try:
             make(rank, count)
             sentence = "nothing was refused"
         except Exception as refusal:
             sentence = f"{type(refusal).__name__}: {refusal}"
         (folder / f"{make.__name__}.{rank}").write_text(sentence)
-    np.save(folder / f"shares.{rank}.npy", shares())
+    dist.distributed_c10d._get_default_store().set_timeout(timedelta(minutes=1))
+    dist.barrier()
     dist.destroy_process_group()
 
 

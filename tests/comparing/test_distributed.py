@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import netkin as nk
 import rank_worlds
-from netkin.comparing.engines.ranks import _as_bytes
-from netkin.errors import InflatedWarning, UnknownName, ValueFault
+from netkin.comparing.engines.ranks import Ranks, _as_bytes
+from netkin.comparing.feed import Feed
+from netkin.comparing.subjects import ModelRunner
+from netkin.errors import InflatedWarning, UnknownName, ValueFault, WorkerFault
 
 SOURCES, SCRIPT = str(Path(nk.__file__).parents[1]), Path(rank_worlds.__file__)
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
@@ -128,6 +132,7 @@ LAST = {
     "fewer_than_they_say": "ValueFault: the data gave rank {last} {some} examples and its share is {share}; they must",
 }
 FIRST = {
+    "a_sampler_that_skips": "ValueFault: all ranks together read {left} examples and the data hold 50; each must",
     "other_weights": "ShapeError: the shares of two ranks do not fit: these parts can't be merged: their weights of",
     "samplers_of_other_epochs": "ValueFault: two ranks have read the same examples, the first of them number ",
 }
@@ -138,7 +143,8 @@ def said(ran, name):
     count, folder = ran
     share = 60 - 60 * (count - 1) // count
     numbers = {"count": count, "more": count + 1, "less": count - 1, "last": count - 1}
-    numbers |= {"share": share, "some": share - 10}
+    # three are skipped on every rank, of which one may be what the sampler repeats
+    numbers |= {"share": share, "some": share - 10, "left": 50 - 3 * count + -50 % count}
     return [(folder / f"{name}.{rank}").read_text() for rank in range(count)], numbers
 
 
@@ -159,7 +165,7 @@ def test_what_no_rank_can_do_is_refused_on_all_in_one_sentence(ran, name):
 @pytest.mark.parametrize("name", [*LAST, *FIRST])
 def test_a_rank_that_fails_ends_all_with_its_own_sentence(ran, name):
     sentences, numbers = said(ran, name)
-    if name in FIRST and len(sentences) == 1:
+    if name in ("other_weights", "samplers_of_other_epochs") and len(sentences) == 1:
         pytest.skip("one rank does not differ from itself")
     guilty, wanted = (numbers["last"], LAST[name]) if name in LAST else (0, FIRST[name])
     wanted = wanted.format(**numbers)
@@ -169,6 +175,14 @@ def test_a_rank_that_fails_ends_all_with_its_own_sentence(ran, name):
     own = wanted if wanted.startswith("OSError") else wanted.partition(": ")[2]
     for sentence in sentences[:guilty] + sentences[guilty + 1 :]:
         assert sentence.startswith(f"WorkerFault: rank {guilty} failed: {own}")
+
+
+def test_a_rank_that_never_makes_the_call_is_named(ran):
+    sentences, _ = said(ran, "a_rank_that_does_not_come")
+    *others, last = sentences
+    assert last == "TimeoutError: this rank has not called"
+    for sentence in others:
+        assert f"rank {len(others)} has not come to this call in 1 seconds; every rank must make it." in sentence
 
 
 # --- without torchrun -------------------------------------------------------------------------------------------------
@@ -183,6 +197,93 @@ def test_the_distributed_engine_needs_a_group_of_processes():
 def test_an_unknown_engine_is_refused():
     with pytest.raises(UnknownName, match="no engine 'distribute'; did you mean 'distributed'. There are 'local', 'd"):
         nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distribute")
+
+
+def test_a_torch_without_its_distributed_package_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(ValueFault, match="needs a torch that was built with its distributed package"):
+        nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
+
+
+def test_a_store_that_is_gone_is_told_in_a_sentence():
+    class Gone:
+        def check(self, keys):
+            raise RuntimeError("connection reset\nby peer")
+
+    ranks = object.__new__(Ranks)
+    ranks.rank, ranks._store = 2, Gone()
+    with pytest.raises(WorkerFault, match=r"^rank 2 has lost the other ranks, as .* has ended \(connection reset\)\.$"):
+        ranks.attend()
+
+
+def two_ranks():
+    """Return ranks 0 and 1 of two that share a store in this process."""
+    store, made = torch.distributed.HashStore(), [object.__new__(Ranks) for _ in range(2)]
+    for rank, one in enumerate(made):
+        one.rank, one.count, one._store = rank, 2, store
+    store.set("fault", "rank 2 failed: it is broken.")
+    return made
+
+
+def test_a_part_that_another_rank_has_begun_to_take_is_given_whatever_failed():
+    taker, giver = two_ranks()
+    taker._store.set("ready/1", "")
+    taker._take_from(1)
+    giver._await_taker()
+    assert taker._store.add("deal/1", 0) == 1
+
+
+def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
+    taker, giver = two_ranks()
+    for wait in (giver._await_taker, lambda: taker._take_from(1)):
+        with pytest.raises(WorkerFault, match=r"^rank 2 failed: it is broken\.$"):
+            wait()
+    assert not taker._store.check(["taken/1"])
+
+
+def feed_of(*data, examples=None, part=(1, 2)):
+    """Return the feed of some models with a loader each, on one process of several."""
+    runners = [
+        ModelRunner(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
+    ]
+    for runner, own in zip(runners, data, strict=True):
+        runner.data = own
+    return Feed(runners, None, examples, part, shared=True)
+
+
+def loader(count=9, sampler=DistributedSampler, **options):
+    data = TensorDataset(torch.arange(float(count))[:, None])
+    given = {"num_replicas": 2, "rank": 0, "shuffle": False, **options}
+    return DataLoader(data, batch_size=2, sampler=sampler(data, **given))
+
+
+class Repeating(DistributedSampler):
+    def __iter__(self):
+        return iter([3] * len(self))
+
+
+@pytest.mark.parametrize(
+    "data, options, words",
+    [
+        ([loader(), loader().dataset], {}, "some of the data are split by a `DistributedSampler` and others are not"),
+        ([loader(), loader(shuffle=True)], {}, "the samplers of the two data sets give other examples; let them"),
+        ([loader()], {"examples": 4}, "`examples` does not go with a `DistributedSampler`; take a `Subset`"),
+        ([loader(sampler=Repeating)], {}, "the sampler of rank 0 of 2 repeats examples in a way of its own"),
+    ],
+)
+def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, words):
+    with pytest.raises(ValueFault, match=words):
+        feed_of(*data, **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_what_a_sampler_repeats_is_left_out(shuffle):
+    given = [feed_of(loader(rank=rank, shuffle=shuffle), part=(rank + 1, 2)) for rank in range(2)]
+    seen = [[int(number) for batch in feed for one in batch.values() for number in one[0]] for feed in given]
+    assert [len(own) for own in seen] == [feed.length for feed in given] == [5, 4]
+    assert sorted(seen[0] + seen[1]) == list(range(9))
+    numbers = [feed.numbers(feed.runners[0], 0, feed.length).tolist() for feed in given]
+    assert numbers == seen
 
 
 def test_a_message_holds_any_tensor():

@@ -224,6 +224,15 @@ def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
     assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs, examples=31, layers=layers))
 
 
+def test_three_parts_of_data_that_each_model_has_of_its_own_merge(doubles, inputs):
+    subjects = [nk.Subject(model, data=own) for model, own in zip(doubles, (inputs, inputs[:31]), strict=True)]
+    parts = [nk.collect(*subjects, measures="sketched_cka", layers="fc", part=(part, 3)) for part in (1, 2, 3)]
+    whole = nk.compare(*subjects, measures="sketched_cka", layers="fc")
+    merged = nk.merge(parts)
+    assert (merged.data, merged.examples) == ("Tensor and Tensor", 81)
+    assert merged.compare().to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-10)
+
+
 def test_parts_leave_out_what_a_loader_drops(doubles, inputs, layers):
     data = DataLoader(TensorDataset(inputs), batch_size=8, drop_last=True)
     parts = [nk.collect(*doubles, data, "cka", part=(part, 3), layers=layers) for part in (1, 2, 3)]

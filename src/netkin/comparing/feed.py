@@ -101,14 +101,16 @@ class Feed:
         if count > self.expected:
             way = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
             raise ValueFault(f"{self.expected:,} examples can't be {way} fewer.")
-        is_recorded, cut = isinstance(self.runners[0], RecordedRunner), {}
-        first, last = self.expected * (which - 1) // count, self.expected * which // count
+        is_recorded, cut, lengths = isinstance(self.runners[0], RecordedRunner), {}, []
+        first = self.expected * (which - 1) // count
         for key, data in self._by_id().items():
             own = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
             ends = own * (which - 1) // count, own * which // count
             cut[key] = slices(*ends) if is_recorded else part_of(data, *ends)
+            lengths.append(ends[1] - ends[0])
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
-        self._examples, self.start, self.length = None, self.start + first, last - first
+        self._examples, self.start = None, self.start + first
+        self.length = lengths[0] if self.paired else sum(lengths)
 
     def _take_sampled(self, which: int, count: int) -> bool:
         """Number the examples by the data's own `DistributedSampler`; tell whether they have one."""
@@ -173,7 +175,8 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
             f"the `DistributedSampler` or its loader drops some of the {total:,} examples; set drop_last=False in "
             "both: what the sampler repeats is left out here."
         )
-    numbers = np.fromiter(sampler, np.int64)[rank + ranks * np.arange(len(sampler)) < total]
+    numbers = np.fromiter(sampler, np.int64)
+    numbers = numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
     if len(np.unique(numbers)) < len(numbers):
         raise ValueFault(f"the sampler of {given} repeats examples in a way of its own; pass the data set instead.")
     return numbers

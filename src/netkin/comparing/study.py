@@ -198,7 +198,8 @@ class Statistics:
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
-        merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
+        if other.data != self.data:
+            merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
         return merged
 
     def _refuse_unlike(self, other: Statistics) -> None:

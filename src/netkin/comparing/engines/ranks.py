@@ -118,20 +118,36 @@ class Ranks:
         """Return on rank 0 what all ranks hold, merged two by two; on others what they had when they gave it away."""
         step = 1
         while step < self.count:
-            partner, sender = self.rank ^ step, self.rank | step
+            partner = self.rank ^ step
             if self.rank & step:
                 message = to_message(own)
-                self._asked("set", f"ready/{sender}", "")
-                self._await([f"taken/{sender}"])  # the other may be at an earlier part yet, and fail there
+                self._await_taker()
                 for tensor in _as_bytes(*message):
                     dist.send(tensor.to(self._device), partner)
                 return own
             if partner < self.count:
-                self._await([f"ready/{sender}"])
-                self._asked("set", f"taken/{sender}", "")
+                self._take_from(partner)
                 own = merged(own, self._read(partial(dist.recv, src=partner)))
             step *= 2
         return own
+
+    # a rank that hears of a fault gives no part away, unless the other has begun to take it: who adds first decides
+
+    def _take_from(self, sender: int) -> None:
+        """Wait until a rank has its part ready, and begin to take it."""
+        self._await([f"ready/{sender}"])
+        if self._asked("add", f"deal/{sender}", 1) > 1:
+            self.attend()
+        self._asked("set", f"taken/{sender}", "")
+
+    def _await_taker(self) -> None:
+        """Say that this rank's part is ready, and wait until another begins to take it."""
+        self._asked("set", f"ready/{self.rank}", "")
+        try:
+            self._await([f"taken/{self.rank}"])
+        except WorkerFault:
+            if self._asked("add", f"deal/{self.rank}", 1) == 1:
+                raise
 
     def broadcast(self, make: Callable[[], Message]) -> Message:
         """Return on every rank what `make` returns on rank 0."""
@@ -140,6 +156,7 @@ class Ranks:
             self._await([key])
             return self._read(partial(dist.broadcast, src=0))
         header, tensors = make()
+        self.attend()
         self._asked("set", key, "")
         for tensor in _as_bytes(header, tensors):
             dist.broadcast(tensor.to(self._device), 0)
