@@ -10,7 +10,8 @@ NetkinError
 ├── MemoryLimit (MemoryError)      the work does not fit the memory limit
 ├── SourceError (ValueError)       a model, data set or package of measures could not be loaded
 ├── FileFault (ValueError)         a file of ours that is damaged, of another kind or from a newer netkin
-└── MissingExtra (ImportError)     an optional package is needed; the message names the extra
+├── MissingExtra (ImportError)     an optional package is needed; the message names the extra
+└── WorkerFault (RuntimeError)     another process that shares the work has failed
 
 InflatedWarning (UserWarning)      a number is right but easily misread
 PackageWarning (UserWarning)       the measures of an installed package could not be loaded
@@ -65,6 +66,10 @@ class FileFault(NetkinError, ValueError):
 
 class MissingExtra(NetkinError, ImportError):
     """An optional package is needed."""
+
+
+class WorkerFault(NetkinError, RuntimeError):
+    """Another process that shares the work has failed; the message is its own."""
 
 
 class InflatedWarning(UserWarning):

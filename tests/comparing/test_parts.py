@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.errors import FileFault, NetkinError, ShapeError, ValueFault
+from netkin.identity import DataDigest
 from netkin.measures import measures
-from netkin.sources.batches import Borrowed
+from netkin.sources.batches import Batches, Borrowed
+from netkin.statistics import LayerMoments
 from netkin.statistics import rows as rows_module
 from worlds import Worlds
 
@@ -220,6 +222,63 @@ def test_examples_are_cut_before_parts_are(doubles, inputs, layers):
     parts = [nk.collect(*doubles, inputs, "cka", examples=31, part=(part, 3), layers=layers) for part in (1, 2, 3)]
     assert [part.ranges for part in parts] == [[(0, 10)], [(10, 20)], [(20, 31)]]
     assert_same(nk.merge(parts).compare(), nk.compare(*doubles, inputs, examples=31, layers=layers))
+
+
+def test_three_parts_of_data_that_each_model_has_of_its_own_merge(doubles, inputs):
+    subjects = [nk.Subject(model, data=own) for model, own in zip(doubles, (inputs, inputs[:31]), strict=True)]
+    parts = [nk.collect(*subjects, measures="sketched_cka", layers="fc", part=(part, 3)) for part in (1, 2, 3)]
+    whole = nk.compare(*subjects, measures="sketched_cka", layers="fc")
+    merged = nk.merge(parts)
+    assert (merged.data, merged.examples) == ("Tensor and Tensor", 81)
+    assert merged.compare().to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-10)
+
+
+def test_parts_leave_out_what_a_loader_drops(doubles, inputs, layers):
+    data = DataLoader(TensorDataset(inputs), batch_size=8, drop_last=True)
+    parts = [nk.collect(*doubles, data, "cka", part=(part, 3), layers=layers) for part in (1, 2, 3)]
+    whole = nk.compare(*doubles, data, layers=layers)
+    assert whole.examples == 48
+    assert_same(nk.merge(parts).compare(), whole)
+    assert nk.merge(parts).missing == ""
+
+
+def test_a_part_of_netkins_data_prepares_no_other_examples(doubles, inputs):
+    def prepare(some):
+        prepared.extend(some[:, 0, 0, 0].tolist())
+        return some
+
+    prepared: list[float] = []
+    part = nk.collect(*doubles, Batches("mine", inputs, torch.arange(50), 8, prepare), "cka", layers="fc", part="2/2")
+    assert prepared == inputs[25:, 0, 0, 0].tolist()
+    assert part.ranges == [(25, 50)]
+
+
+def test_parts_that_start_from_the_same_shift_add_up_as_sums():
+    X, Y = Worlds(4).related(400, 6, 5)
+    X = X + np.linspace(0, 1e3, 400)[:, None]  # so that each part would choose another shift
+    one, two, whole = (LayerMoments([(["x"], ["y"])], debiased=True) for _ in range(3))
+    one.update({"x": X[:200], "y": Y[:200]}, range(200))
+    two.given_frame = one.frame()
+    two.update({"x": X[200:], "y": Y[200:]}, range(200, 400))
+    whole.update({"x": X, "y": Y}, range(400))
+    assert all(torch.equal(two.frame()[key][0], shift) for key, (shift, _) in one.frame().items())
+    sums = one._blocks[0].sums + two._blocks[0].sums
+    assert torch.equal(one.merge(two)._blocks[0].sums, sums)
+    found, wanted = (float(nk.cka_debiased(moments["x", "y"])) for moments in (one.merge(two), whole))
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_parts_of_interleaved_examples_merge_and_tell_the_first_they_share(doubles, inputs):
+    def every(first, step):
+        digest = DataDigest()
+        digest.update(inputs[first::step], range(first, 50, step))
+        return digest
+
+    assert every(0, 2).common(every(1, 2)) is None
+    assert every(1, 2).common(every(0, 3)) == (3, 4)
+    assert every(0, 1).common(every(7, 10)) == (7, 8)
+    assert every(0, 1).common(DataDigest()) is None
+    assert DataDigest().common(every(0, 1)) is None
 
 
 def test_parts_of_one_example_each(doubles, inputs, layers):

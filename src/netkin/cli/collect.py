@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, collecting_options
+from netkin.cli.options import ENGINE, FILE, JSON, collecting_options
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import called
@@ -37,6 +37,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
+@ENGINE
 @click.option("--part", callback=_part, metavar="I/N", help="The I-th of N parts of the examples, as 3/16.")
 @click.option(
     "--start",
@@ -60,11 +61,11 @@ def collect(
     """
     from netkin.comparing.compare import collect as collect_from
 
-    outputs = Outputs(force, a, b, data)
+    outputs = Outputs(force, a, b, data, engine=options["engine"])
     outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
         statistics = called(collect_from, a, b, data, batch_size, options)
     outputs.write(out, statistics.save)
-    click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else described(statistics, out))
     outputs.finish()

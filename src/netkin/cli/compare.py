@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, comparing_options, typed
+from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, typed
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import called, read_from_weights
@@ -31,6 +31,7 @@ READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
 @partial(comparing_options, needs_data=False)
+@ENGINE
 @click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
@@ -57,7 +58,7 @@ def compare(
     STATISTICS is a file that `netkin collect` or `netkin merge` wrote. Measures are read from it as from a pass, and
     neither models nor data are needed.
     """
-    outputs = Outputs(force, a, b, options["data"])
+    outputs = Outputs(force, a, b, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -67,7 +68,7 @@ def compare(
         comparison = _read(context, a) if _is_statistics(a, b) else _compared(a, b, options)
     outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
-    click.echo(as_json(comparison) if json else str(comparison))
+    outputs.show(lambda: as_json(comparison) if json else str(comparison))
     outputs.finish()
 
 

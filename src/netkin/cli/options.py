@@ -61,6 +61,13 @@ RECIPE = click.option(
     metavar="NAME=VALUE",
     help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
 )
+ENGINE = click.option(
+    "--engine",
+    type=click.Choice(["local", "distributed"]),
+    default="local",
+    show_default=True,
+    help="This process alone, or all that torchrun started: each reads a share of the data, the first writes.",
+)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option(
     "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."

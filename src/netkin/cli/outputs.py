@@ -25,16 +25,18 @@ class Outputs:
     Args:
         force: Whether other files may be written over.
         inputs: What is read: `BUILDER@WEIGHTS`, `npz:FILE`, or paths.
+        engine: By which engine; of several processes only the first writes and prints.
     """
 
-    def __init__(self, force: bool, *inputs: str | Path | None):
+    def __init__(self, force: bool, *inputs: str | Path | None, engine: str = "local"):
+        self.writes = engine != "distributed" or os.environ.get("RANK", "0") == "0"
         self.force, self.inputs = force, [path for one in inputs if one is not None for path in paths_in(str(one))]
         self.places: dict[str, Path] = {}
         self.faults: list[tuple[Path, Exception]] = []
 
     def check(self, option: str, path: Path | None, kind: str) -> None:
         """Refuse a place where a result of this kind can't or should not be written, before the work."""
-        if path is None:
+        if path is None or not self.writes:
             return
         from netkin import files
 
@@ -54,7 +56,7 @@ class Outputs:
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
         """Write a file if it is asked for, and say so on stderr; what fails waits until the numbers are shown."""
-        if path is None:
+        if path is None or not self.writes:
             return
         try:
             write(path, overwrite=self.force)
@@ -70,6 +72,11 @@ class Outputs:
 
         self.write(page, lambda path, **how: report(result, path, **how), f"report: open {page}")
         self.write(figure, lambda path, **how: plot(result, path=path, **how), f"figure in {figure}")
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Print a result."""
+        if self.writes:
+            click.echo(text())
 
     def finish(self) -> None:
         """Say, after the numbers, what could not be written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -26,6 +27,8 @@ def called(
     function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
+    if options["device"] == "cuda" and options.get("engine") == "distributed":
+        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = loaded_models(specs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
+from netkin.comparing.engines.engine import Engine
 from netkin.comparing.feed import Feed
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
@@ -47,12 +48,14 @@ class Pass:
         pairs: Pairs,
         study: Study,
         *,
+        engine: Engine,
         partial: bool = False,
     ):
+        self.engine, self._feed = engine, cast(Feed, None)
         self.runners, self.needs, self.pairs, self.study = runners, needs_of(measures), pairs, study
         self.interruption = Interruption(partial)
         self.statistics: Statistics | None = None
-        self.examples, self.batches, self._start = 0, 0, 0
+        self.examples, self.batches = 0, 0
         self._digest = DataDigest()
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
@@ -75,7 +78,7 @@ class Pass:
 
     def run(self, feed: Feed) -> Statistics:
         """Take the pass; an interruption that was asked for ends it after the batch at hand."""
-        self._start, self._numbered = feed.start, self._paired or feed.is_one
+        self._feed, self._numbered = feed, self._paired or feed.is_one
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
             stack.enter_context(self.interruption.noticed())
@@ -84,6 +87,7 @@ class Pass:
                 stack.enter_context(runner.ready(self._keeper(runner)))
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for batches in feed:
+                self.engine.attend()
                 report.update(self._take(batches))
             self._settle()
         assert self.statistics is not None
@@ -95,10 +99,9 @@ class Pass:
         found = {runner: weights_of(runner, self.needs) for runner in self.runners}
         sizes = [size_of_weights(runner.name, *one) for runner, layers in found.items() for one in layers.items()]
         self._layers = {size.key: size for size in sizes}
-        self._begin({runner.name: 1 for runner in self.runners})
-        assert self.statistics is not None
-        self.statistics.finish(self.runners, 0, self._digest, set())
-        return self.statistics
+        statistics = self._begin({runner.name: 1 for runner in self.runners})
+        statistics.finish(self.runners, 0, self._digest, set())
+        return statistics
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class Pass:
         """Run every model on its batch, fold in what they gave and return the number of examples."""
         first, batch = next(iter(batches.items()))
         known = first.length(batch)
-        self._numbers = self._start + self.examples + np.arange(known or 0)
+        self._numbers = self._feed.numbers(first, self.examples, known or 0)
         kept: dict[Key, KeptLayer] = {}
         for runner, own in batches.items():
             for layer, value in runner.rows(own).items():
@@ -122,7 +125,7 @@ class Pass:
             count = self._examples_in(kept, known)
         else:  # those of different data together
             count = sum({id(own): runner.length(own) or 0 for runner, own in batches.items()}.values())
-        self._numbers = self._start + self.examples + np.arange(count)
+        self._numbers = self._feed.numbers(first, self.examples, count)
         if known is not None and self._numbered:
             self._digest.update(_contents(batches), self._numbers)
         with ExitStack() as stack:
@@ -132,7 +135,7 @@ class Pass:
                 stack.enter_context(exact_matrix_products())
             if self.statistics is None:
                 counts = {one.name: count if self._paired else one.length(own) or 1 for one, own in batches.items()}
-                self._begin(counts)
+                stack.enter_context(self.engine.opening(self._begin(counts)))
             if self._paired:
                 self._fold(kept)
             for runner in () if self._paired else batches:
@@ -277,9 +280,10 @@ class Pass:
         """Return the numbers of one model's examples in its own data."""
         key, one = next(iter(kept.items()))
         count = round(one.length / self._layers[key].rows_per_example)
-        start = self._seen.get(self._layers[key].model, 0)
-        self._seen[self._layers[key].model] = start + count
-        return self._start + start + np.arange(count)
+        model = self._layers[key].model
+        seen = self._seen.get(model, 0)
+        self._seen[model] = seen + count
+        return self._feed.numbers(next(one for one in self.runners if one.name == model), seen, count)
 
     def _owners(self, given: Mapping[Key, Any]) -> dict[Key, np.ndarray]:
         """Return for layers whose examples have different numbers of rows the place of each row's example."""
@@ -296,7 +300,7 @@ class Pass:
 
     # --- the first batch ----------------------------------------------------------------------------------------------
 
-    def _begin(self, counts: Mapping[str, int]) -> None:
+    def _begin(self, counts: Mapping[str, int]) -> Statistics:
         """Plan and start the collectors, now that the first batch has told names, widths and examples of each model."""
         for key, layer in self._layers.items():
             count = counts[layer.model]
@@ -315,6 +319,7 @@ class Pass:
             for need, own in zip(self.needs, collectors, strict=True):
                 if need in self._of_weights:
                     own[0].update({"weights": self._weights(names)}, np.arange(0))
+        return self.statistics
 
     def _weights(self, names: Mapping[str, Sequence[str]]) -> dict[Key, Mapping[str, Tensor]]:
         """Return the weights of every layer by its key."""

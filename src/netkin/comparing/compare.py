@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
+from netkin.comparing.engines import named_engine
 from netkin.comparing.planning import Plan
 from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, found_measures
@@ -44,6 +45,7 @@ def compare(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
+    engine: str = "local",
     progress: ProgressOption = None,
 ) -> Comparison:
     """Return how alike the layers of two models are, by every measure asked for, from one pass over the data.
@@ -71,6 +73,7 @@ def compare(
         errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
         chunks: the number of chunks for standard errors.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
+        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -80,12 +83,13 @@ def compare(
         >>> round(comparison["x", "twice"], 6)
         1.0
     """
-    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
-    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-    study = _study(memory, seed, errors, chunks)
-    request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial)
-    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-    with showing(progress):
+    running = named_engine(engine)
+    with showing(progress), running.working():
+        given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+        options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
+        study = _study(memory, seed, errors, chunks)
+        request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, engine=running)
+        shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
@@ -178,6 +182,7 @@ def collect(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
+    engine: str = "local",
     progress: ProgressOption = None,
 ) -> Statistics:
     """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
@@ -207,6 +212,7 @@ def collect(
         errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
         chunks: the number of chunks for standard errors.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
+        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -216,18 +222,17 @@ def collect(
         >>> round(merge(parts).compare("cka")["x", "y"] - compare({"x": X}, {"y": X**2})["x", "y"], 12)
         0.0
     """
-    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-        raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
-    options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-    study = _study(memory, seed, errors, chunks)
-    request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
-    shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-    with showing(progress):
+    running = named_engine(engine)
+    with showing(progress), running.working():
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
+        given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+        options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
+        study = _study(memory, seed, errors, chunks)
+        request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start, running)
+        shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         found = request.linear_measures() if measures is None else found_measures(measures)
-        statistics, _ = request.collect(found)
-    statistics.names = dict(zip(pair, shown, strict=True))
-    return statistics
+        return request.collect(found, dict(zip(pair, shown, strict=True)))
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
@@ -264,6 +269,7 @@ def compare_many(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
+    engine: str = "local",
     progress: ProgressOption = None,
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch.
@@ -288,6 +294,7 @@ def compare_many(
         errors: whether values get standard errors.
         chunks: how many chunks of the examples are left out in turn for them.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
+        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -297,13 +304,15 @@ def compare_many(
         >>> round(many["a", "b"]["x", "x"], 6)
         1.0
     """
-    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
-    if len(given) < 2:
-        raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
-    options = Options(layers, {name: name for name in given}, shape, resize, transforms, forward, device, exact_model)
-    wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
-    request = Request(given, options, wanted, study, data, examples, partial)
-    with showing(progress):
+    running = named_engine(engine)
+    with showing(progress), running.working():
+        given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+        if len(given) < 2:
+            raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
+        places = {name: name for name in given}
+        options = Options(layers, places, shape, resize, transforms, forward, device, exact_model)
+        wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
+        request = Request(given, options, wanted, study, data, examples, partial, engine=running)
         return Comparisons(request.compare(found_measures(measures), {}))
 
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+from torch.utils.data import DistributedSampler
+
 from netkin.comparing.subjects import RecordedRunner, Runner
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations import batches_of
-from netkin.representations.inputs import examples_in, part_of, shuffles_anew
+from netkin.representations.inputs import examples_in, loader_of, part_of, sampler_of, shuffles_anew
 
 SLICE = 512  # examples of recorded rows taken at a time
 
@@ -19,7 +22,8 @@ class Feed:
     """The data of a pass: batches for each runner, in step where they are not the same for all.
 
     `expected` is how many examples all parts together will give, if that is known, and `length` how many come here;
-    `start` is the number of the first one here.
+    `start` is the number of the first one here. With `shared` the part is that of one process of several: a loader
+    with a `DistributedSampler` gives it by itself, and its examples have the numbers that the sampler gives.
     """
 
     def __init__(
@@ -30,8 +34,11 @@ class Feed:
         part: Any = None,
         start: int = 0,
         paired: bool = True,
+        shared: bool = False,
     ):
         self.runners, self._examples, self.start, self.paired = runners, examples, start, paired
+        self._shared = shared
+        self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         self._part = None if part is None else parsed_part(part)
         recorded = [runner for runner in runners if isinstance(runner, RecordedRunner)]
         if recorded:
@@ -47,7 +54,7 @@ class Feed:
                 _refuse_other_orders(self._data)
             self.expected = self._counted(examples)
         self.length = self.expected
-        if self._part is not None:
+        if self._part is not None and not (shared and self._take_sampled(*self._part)):
             self._cut(*self._part)
 
     @property
@@ -61,7 +68,7 @@ class Feed:
 
     def _counted(self, examples: int | None) -> int | None:
         """Return how many examples come, if that is known: where they are not paired, those of all data together."""
-        counts = [examples_in(data, examples) for data in {id(data): data for data in self._data.values()}.values()]
+        counts = [examples_in(data, examples) for data in self._by_id().values()]
         if self.paired:
             return counts[0]
         return None if None in counts else sum(count or 0 for count in counts)
@@ -86,31 +93,93 @@ class Feed:
     def _cut(self, which: int, count: int) -> None:
         """Leave of all data the part `which` of `count`, a contiguous range of examples."""
         if self.expected is None:
+            way = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
             raise ValueFault(
-                "data that do not tell how many they are can't be split into parts; give each part `start`."
+                "data that do not tell how many they are can't be "
+                + (way if self._shared else "split into parts; give each part `start`.")
             )
         if count > self.expected:
-            raise ValueFault(f"{self.expected:,} examples can't be split into {count:,} parts; take fewer.")
-        is_recorded, cut = isinstance(self.runners[0], RecordedRunner), {}
-        first, last = self.expected * (which - 1) // count, self.expected * which // count
-        for key, data in {id(data): data for data in self._data.values()}.items():
+            way = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
+            raise ValueFault(f"{self.expected:,} examples can't be {way} fewer.")
+        is_recorded, cut, lengths = isinstance(self.runners[0], RecordedRunner), {}, []
+        first = self.expected * (which - 1) // count
+        for key, data in self._by_id().items():
             own = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
             ends = own * (which - 1) // count, own * which // count
             cut[key] = slices(*ends) if is_recorded else part_of(data, *ends)
+            lengths.append(ends[1] - ends[0])
         self._data = {runner: cut[id(data)] for runner, data in self._data.items()}
-        self._examples, self.start, self.length = None, self.start + first, last - first
+        self._examples, self.start = None, self.start + first
+        self.length = lengths[0] if self.paired else sum(lengths)
+
+    def _take_sampled(self, which: int, count: int) -> bool:
+        """Number the examples by the data's own `DistributedSampler`; tell whether they have one."""
+        found = {key: sampled_numbers(data, which - 1, count) for key, data in self._by_id().items()}
+        if all(numbers is None for numbers in found.values()):
+            return False
+        self._numbers = {key: numbers for key, numbers in found.items() if numbers is not None}
+        if len(self._numbers) < len(found):
+            raise ValueFault(
+                "some of the data are split by a `DistributedSampler` and others are not; split all alike."
+            )
+        first, *others = self._numbers.values()
+        if self.paired and not all(np.array_equal(first, other) for other in others):
+            raise ValueFault("the samplers of the two data sets give other examples; let them have the same seed.")
+        if self._examples is not None:
+            raise ValueFault("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
+        totals = [len(sampler_of(data).dataset) for data in self._by_id().values()]
+        self.expected, self.length = (totals[0], len(first)) if self.paired else (sum(totals), None)
+        return True
+
+    def _by_id(self) -> dict[int, Any]:
+        return {id(data): data for data in self._data.values()}
+
+    def numbers(self, runner: Runner, seen: int, count: int) -> np.ndarray:
+        """Return the numbers of a runner's next `count` examples, after it has `seen` some."""
+        numbers = self._numbers.get(id(self._data[runner]))
+        return self.start + seen + np.arange(count) if numbers is None else numbers[seen : seen + count]
 
     def __iter__(self) -> Iterator[dict[Runner, Any]]:
         """Yield for each runner its batch; those that hold the same data object share one iteration."""
-        every = {id(data): data for data in self._data.values()}
+        every = self._by_id()
         recorded = isinstance(self.runners[0], RecordedRunner)
-        iterators = [data if recorded else batches_of(data, self._examples) for data in every.values()]
+        # what a sampler repeats, so that all processes get as many, comes last
+        own = {key: len(numbers) for key, numbers in self._numbers.items()}
+        iterators = [
+            data if recorded else batches_of(data, own.get(key, self._examples)) for key, data in every.items()
+        ]
         for batches in zip_longest(*iterators):
             of_data = dict(zip(every, batches, strict=True))
             found = {runner: of_data[id(data)] for runner, data in self._data.items()}
             if self.paired and len(every) > 1:
                 _refuse_uneven(found)
             yield {runner: batch for runner, batch in found.items() if batch is not None}
+
+
+def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
+    """Return the numbers of the examples that a loader's `DistributedSampler` gives, without those that it repeats.
+
+    None where the data have no such sampler.
+    """
+    sampler = sampler_of(data)
+    if not isinstance(sampler, DistributedSampler):
+        return None
+    total, given = len(sampler.dataset), f"rank {sampler.rank} of {sampler.num_replicas}"  # type: ignore[arg-type]
+    if (sampler.rank, sampler.num_replicas) != (rank, ranks):
+        raise ValueFault(
+            f"the `DistributedSampler` is for {given} and this is rank {rank} of {ranks}; leave its `rank` and "
+            "`num_replicas` out."
+        )
+    if sampler.total_size < total or (loader_of(data).drop_last and len(sampler) % (loader_of(data).batch_size or 1)):
+        raise ValueFault(
+            f"the `DistributedSampler` or its loader drops some of the {total:,} examples; set drop_last=False in "
+            "both: what the sampler repeats is left out here."
+        )
+    numbers = np.fromiter(sampler, np.int64)
+    numbers = numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
+    if len(np.unique(numbers)) < len(numbers):
+        raise ValueFault(f"the sampler of {given} repeats examples in a way of its own; pass the data set instead.")
+    return numbers
 
 
 def _refuse_uneven(batches: Mapping[Runner, Any]) -> None:

@@ -76,7 +76,7 @@ def model_directions(
     wanted = Pairs([pair], [(layer, other)])
     study = Study({}, [], limit=memory_limit(memory))
     with showing(progress):
-        statistics, _ = Request(given, options, wanted, study, data, examples).collect([find("svcca")])
+        statistics = Request(given, options, wanted, study, data, examples).collect([find("svcca")], {})
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
         warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)

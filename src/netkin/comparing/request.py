@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
+from netkin.comparing.engines import Engine, Local
 from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import (
@@ -24,10 +25,10 @@ from netkin.comparing.planning import (
     weights_alone,
 )
 from netkin.comparing.study import Statistics
-from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner
+from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner, function_name
 from netkin.comparing.tabulating import comparison_of
 from netkin.errors import UnknownName, ValueFault
-from netkin.identity import function_digest
+from netkin.identity import function_digest, in_words
 from netkin.measures.registry import Measure, find
 from netkin.measures.registry import measures as all_measures
 from netkin.memory import is_cuda
@@ -136,7 +137,9 @@ class Request:
         partial: bool = False,
         part: Any = None,
         start: int = 0,
+        engine: Engine | None = None,
     ):
+        self.engine = engine or Local()
         self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data
         self.examples, self.partial, self.part, self.start = examples, partial, part, start
         self.runners = [options.runner(name, thing) for name, thing in given.items()]
@@ -147,27 +150,48 @@ class Request:
 
     def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
-        statistics, interruption = self.collect(measures)
+        statistics, interruption = self._collect(measures)
         statistics.names = dict(names)
-        return [comparison_of(statistics, measures, pair, interruption) for pair in self.pairs.of]
+        pairs = self.pairs.of
+        return self.engine.shared(lambda: [comparison_of(statistics, measures, pair, interruption) for pair in pairs])
 
-    def collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
-        """Return what one pass over the data left, and whether it was interrupted."""
-        if weights_alone(measures):
-            one = Pass(self.runners, measures, self.pairs, self.study)
-            return one.collect_weights(), one.interruption
-        feed = self._feed(measures)
-        one = Pass(
-            self.runners, measures, self.pairs, replace(self.study, examples=feed.expected), partial=self.partial
-        )
-        statistics = one.run(feed)
+    def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
+        """Return what one pass over the data left; results call the models by `names`."""
+        statistics, _ = self._collect(measures)
+        statistics.names = dict(names)
+        return self.engine.shared(lambda: statistics)
+
+    def _collect(self, measures: Sequence[Measure]) -> tuple[Statistics, Interruption]:
+        """Return what the pass left and whether it was interrupted; of several processes the first has all of it."""
+        feed = None if weights_alone(measures) else self._feed(measures)
+        with self.engine.prepared(self, self._terms(measures, feed)):
+            study = self.study if feed is None else replace(self.study, examples=feed.expected)
+            one = Pass(self.runners, measures, self.pairs, study, engine=self.engine, partial=self.partial)
+            if feed is None:
+                return one.collect_weights(), one.interruption
+            statistics = self._noted(one.run(feed), measures)
+        return self.engine.joined(statistics, feed.length), one.interruption
+
+    def _noted(self, statistics: Statistics, measures: Sequence[Measure]) -> Statistics:
+        """Return statistics that say of what data they are, and what was asked for."""
         own = {id(one.data): one.data for one in self.runners if one.data is not None}
         every = list(own.values()) or [self.data]
         statistics.data, statistics.settings = " and ".join(map(name_of, every)), self._settings()
         statistics.warnings += [remark for data in every for remark in getattr(data, "remarks", ())]
         statistics.asked = [measure.id for measure in measures]
-        statistics.part = "" if self.part is None else "/".join(map(str, parsed_part(self.part)))
-        return statistics, one.interruption
+        part = self.engine.part if self.part is None else self.part
+        statistics.part = "" if part is None else "/".join(map(str, parsed_part(part)))
+        return statistics
+
+    def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:
+        """Return all that processes which share the work must agree on, beside weights and data."""
+        names = {"models": ", ".join(self.given), "measures": ", ".join(measure.id for measure in measures)}
+        told = {
+            "layers": in_words(self.options.layers),
+            "examples": str(feed and feed.expected),
+            "torch": torch.__version__,
+        }
+        return names | told | self._settings(function_name)  # what functions hold, as a device, may be a process's own
 
     def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
@@ -190,7 +214,11 @@ class Request:
 
     def _feed(self, measures: Sequence[Measure]) -> Feed:
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)
-        feed = Feed(self.runners, self.data, self.examples, self.part, self.start, paired)
+        share = self.engine.part
+        if share is not None:
+            self._refuse_beside_shares(share[1])
+        part = self.part if share is None else share
+        feed = Feed(self.runners, self.data, self.examples, part, self.start, paired, shared=share is not None)
         few = feed.expected is not None and self.study.chunks > feed.expected
         if few and not self.start:  # a part that is given apart may be small
             raise ValueFault(
@@ -199,14 +227,20 @@ class Request:
             )
         return feed
 
-    def _settings(self) -> dict[str, str]:
+    def _refuse_beside_shares(self, count: int) -> None:
+        """Refuse what makes no sense where several processes read a share of the data each."""
+        given = {"part": self.part is not None, "start": self.start > 0, "partial": self.partial}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ValueFault(f"`{name}` is for one process, and here {count} share the data; leave it out.")
+
+    def _settings(self, told_by: Callable[[Any], str] = function_digest) -> dict[str, str]:
         """Return all that changes the numbers, beside weights and data, as text; functions by their digests."""
         options = self.options
         given = {f"transform of {name}": one for name, one in options.transforms.items()}
         given |= {f"forward of {name}": one for name, one in options.forward.items()}
-        functions = {what: function_digest(one) for what, one in given.items() if one is not None}
+        functions = {what: told_by(one) for what, one in given.items() if one is not None}
         shapes = options.shape.items() if isinstance(options.shape, Mapping) else [("all", options.shape)]
-        told = {f"shape of {layer}": function_digest(one) if callable(one) else str(one) for layer, one in shapes}
+        told = {f"shape of {layer}": told_by(one) if callable(one) else str(one) for layer, one in shapes}
         return told | functions | {
             "resize": str(options.resizes), "pairs": self.pairs.words, "chunks": str(self.study.chunks),
             "seed": str(self.study.seed), "exact_model": str(options.exact_model), "version": __version__,

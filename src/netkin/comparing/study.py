@@ -11,7 +11,6 @@ from dataclasses import asdict
 from itertools import chain, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from netkin import __version__, files
@@ -199,7 +198,8 @@ class Statistics:
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
-        merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
+        if other.data != self.data:
+            merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
         return merged
 
     def _refuse_unlike(self, other: Statistics) -> None:
@@ -210,20 +210,24 @@ class Statistics:
         for what, mine, theirs in _differences(self, other):
             if mine != theirs:
                 raise ShapeError(f"these parts can't be merged: their {what} differ, {mine} and {theirs}.")
-        for start, stop in self.ranges:
-            for begin, end in other.ranges:
-                if max(start, begin) < min(stop, end):
-                    raise ShapeError(
-                        f"these parts overlap: both hold the examples {max(start, begin):,} to "
-                        f"{min(stop, end) - 1:,}; merge each part once, and give separate loaders their `start`."
-                    )
+        common = self.digest.common(other.digest)
+        if common:
+            raise ShapeError(
+                f"these parts overlap: both hold the examples {common[0]:,} to {common[1] - 1:,}; merge each part "
+                "once, and give separate loaders their `start`."
+            )
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all to one file, whole or not at all; over one that holds no statistics only with `overwrite`."""
+        header, tensors = self.to_parts()
+        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return all that `from_parts` needs: a header fit for JSON, and named tensors."""
         tensors: dict[str, torch.Tensor] = {}
         held = packed(self.collectors, tensors, "collectors")
-        arrays = {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-        files.write(path, KIND, self._header() | {"collectors": held}, arrays, overwrite=overwrite)
+        return self._header() | {"collectors": held}, tensors
 
     def _header(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PLAIN} | {
@@ -242,7 +246,7 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     header, arrays = files.read(path, KIND)
     _refuse_absent_measures(path, header)
     with files.damage_reported(path):
-        statistics = _restored(header, arrays)
+        statistics = from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     statistics.unverified = "" if files.has_checksum(path) else str(path)
     return statistics
 
@@ -260,7 +264,8 @@ def _refuse_absent_measures(path: str | os.PathLike[str], header: Mapping[str, A
                 ) from absent
 
 
-def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Statistics:
+def from_parts(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Statistics:
+    """Return the statistics that `to_parts` took apart."""
     of, which = header["pairs"]
     pairs = Pairs([(a, b) for a, b in of], which)
     given = [LayerSize(**{**one, "space": tuple(one["space"])}) for one in header["layers"]]
@@ -272,7 +277,6 @@ def _restored(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> St
     for name, hint in PLAIN.items():
         setattr(statistics, name, typed(header[name], hint, name))
     statistics.digest, statistics.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     statistics.collectors = unpacked(header["collectors"], tensors)
     strange = next((one for one in statistics.every() if not isinstance(one, Collector)), None)
     if strange is not None:

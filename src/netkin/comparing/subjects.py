@@ -157,7 +157,7 @@ class ModelRunner(Runner):
     def origin(self) -> dict[str, str]:
         device = ", ".join(sorted(map(str, _homes(self.model)))) if self._device is None else str(self._device)
         functions = {"transform": self._transform, "forward": self._forward}
-        names = {what: "none" if given is None else _function_name(given) for what, given in functions.items()}
+        names = {what: "none" if given is None else function_name(given) for what, given in functions.items()}
         precision = {"precision": model_precision(self.model, exact=self._exact)}
         self._digest = self._digest or weights_digest(self.model)
         random = {"random weights": remark} if (remark := remark_on(unwrapped(self.model))) else {}
@@ -313,7 +313,8 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     return list(dict.fromkeys(layer for matching in found.values() for layer in matching))
 
 
-def _function_name(function: Any) -> str:
+def function_name(function: Any) -> str:
+    """Return what a function is called where it is defined."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -340,6 +341,11 @@ def lent(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     unwrapped(model)  # refuses what is no model
     _refuse_absent(device)
     homes = _homes(model)
+    if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
+        raise ValueFault(
+            "the model is offloaded by accelerate, so that weights are fetched when a layer runs and can't be known "
+            "again; load it with a `device_map` that keeps all of it on devices."
+        )
     if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
         raise ValueFault("a model on the 'meta' device computes no numbers; load its weights and choose a real device.")
     if device is None or homes == {torch.device(device)}:

@@ -84,6 +84,17 @@ class DataDigest:
         self._fold()
         return [(start, stop) for start, stop in self._ranges.tolist()]
 
+    def common(self, other: DataDigest) -> tuple[int, int] | None:
+        """Return the first range of numbers that both digests hold; None where they hold none in common."""
+        self._fold()
+        other._fold()
+        # of the other's ranges the first that ends behind the start of each of mine, which alone may be met first
+        places = np.searchsorted(other._ranges[:, 1], self._ranges[:, 0], side="right")
+        mine, theirs = self._ranges[places < len(other._ranges)], other._ranges[places[places < len(other._ranges)]]
+        starts, stops = np.maximum(mine[:, 0], theirs[:, 0]), np.minimum(mine[:, 1], theirs[:, 1])
+        found = np.flatnonzero(starts < stops)
+        return (int(starts[found[0]]), int(stops[found[0]])) if len(found) else None
+
     def to_json(self) -> str:
         """Return all that `from_json` needs, as JSON."""
         return json.dumps({"digest": self.hex, "labels": self.labels, "ranges": self._ranges.tolist()})

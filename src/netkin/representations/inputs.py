@@ -204,13 +204,22 @@ def examples_in(data: Any, examples: int | None = None) -> int | None:
     else:
         counted: Any = data if isinstance(data, Dataset) else getattr(data, "sampler", getattr(data, "dataset", None))
         known = len(counted) if hasattr(counted, "__len__") else None
+        if known is not None and getattr(data, "drop_last", False) and data.batch_size:
+            known -= known % data.batch_size
     return min(known, examples) if known is not None and examples else known or examples
 
 
 def shuffles_anew(data: Any) -> bool:
     """Return whether a loader shuffles by no generator of its own, so that no other loader has the same order."""
-    sampler = getattr(_loader_of(data), "sampler", None)
+    sampler = sampler_of(data)
     return isinstance(sampler, RandomSampler) and sampler.generator is None
+
+
+def sampler_of(data: Any) -> Any:
+    """Return what tells a loader which example comes next; None where there is no such thing."""
+    loader = loader_of(data)
+    batched = getattr(loader, "batch_size", 0) is None  # by a sampler of batches, which may hold one of examples
+    return getattr(loader.batch_sampler, "sampler", None) if batched else getattr(loader, "sampler", None)
 
 
 def part_of(data: Any, start: int, stop: int) -> Any:
@@ -223,8 +232,10 @@ def part_of(data: Any, start: int, stop: int) -> Any:
         return _slice(data, batch_length(data), slice(start, stop))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Subset(data, range(start, stop))
-    if isinstance(_loader_of(data), DataLoader):
-        return _loader_part(_loader_of(data), start, stop)
+    if isinstance(loader_of(data), DataLoader):
+        return _loader_part(loader_of(data), start, stop)
+    if callable(getattr(data, "part", None)):  # data of netkin's own
+        return data.part(start, stop)
     if isinstance(data, Iterator):
         raise ValueFault("a stream can be read only once, so it can't be split into parts; pass a loader or a list.")
     return (
@@ -234,7 +245,7 @@ def part_of(data: Any, start: int, stop: int) -> Any:
     )
 
 
-def _loader_of(data: Any) -> Any:
+def loader_of(data: Any) -> Any:
     """Return the loader inside data that have a name, as `nk.load_data` gives them; others as they are."""
     return getattr(data, "batches", data)
 
@@ -262,8 +273,7 @@ def _ranged(batches: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
 
 
 def _loader_part(loader: DataLoader, start: int, stop: int) -> DataLoader:
-    sampler = loader.sampler if loader.batch_size is not None else getattr(loader.batch_sampler, "sampler", None)
-    plain = loader.batch_size is not None and isinstance(sampler, SequentialSampler)
+    plain = loader.batch_size is not None and isinstance(sampler_of(loader), SequentialSampler)
     if not plain or isinstance(loader.dataset, IterableDataset):
         raise ValueFault(
             "a loader that shuffles, or samples in a way of its own, can't be split into parts: nothing tells which "

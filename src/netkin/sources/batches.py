@@ -50,6 +50,11 @@ class Batches:
         """All examples at once, as a model is fed them."""
         return self.prepare(self.stored)
 
+    def part(self, start: int, stop: int) -> Batches:
+        """Return the examples `start` to `stop`, without preparing any others."""
+        labels = None if self.labels is None else self.labels[start:stop]
+        return replace(self, stored=self.stored[start:stop], labels=labels)
+
     def __len__(self) -> int:
         """Return the number of batches; the last may be smaller."""
         return -(-self.examples // self.batch_size)

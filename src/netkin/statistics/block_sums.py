@@ -139,6 +139,11 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
     return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
 
 
+def outgrows(centred: Tensor, scale: float) -> bool:
+    """Say whether fourth powers of these rows might leave float32."""
+    return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
+
+
 def joined(parts: list[Tensor]) -> Tensor:
     """Return parts of the rows of a layer as one, and let go of them."""
     together = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -158,6 +163,8 @@ def by_chunk(chunks: list[np.ndarray]) -> tuple[Tensor, Parts]:
 
 def rebased(origin: LayerSums, target: LayerSums, sums: Tensor, left: bool = False) -> Tensor:
     """Return `sums` of the columns (or with `left` the rows) of `origin` with the shift and scale of `target`."""
+    if origin.scale == target.scale and torch.equal(origin.shift.to(target.shift), target.shift):
+        return sums
     moved = ((origin.shift.to(target.shift) - target.shift) * target.scale)[: sums.shape[-3]].to(sums)
     ratio = target.scale / origin.scale
     if left:

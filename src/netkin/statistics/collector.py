@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -163,6 +164,7 @@ class Collector(Statistic):
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     exactness: ClassVar[str] = "exact"
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named
+    given_frame: Mapping[Key, tuple[Tensor, float]] = MappingProxyType({})  # that of another part, if set at the start
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
@@ -221,6 +223,10 @@ class Collector(Statistic):
     def like(self, other: Collector) -> Collector:
         """Return this collector in the form that can be merged with `other`."""
         return self
+
+    def frame(self) -> Mapping[Key, tuple[Tensor, float]]:
+        """Return the shift and the scale of each layer, with which other parts of the data add up as plain sums."""
+        return {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         """Return how exact the values of these pairs are, in words."""

@@ -31,6 +31,7 @@ from netkin.statistics.block_sums import (
     common_blocks,
     first_shift,
     joined,
+    outgrows,
     rebased,
 )
 from netkin.statistics.collector import (
@@ -286,6 +287,10 @@ class LayerMoments(Collector):
         self._counts = self._counts + other._counts
         self._numbers.next = max(self._numbers.next, other._numbers.next)
 
+    def frame(self) -> dict[Key, tuple[Tensor, float]]:
+        self.settle()
+        return {key: (layer.shift, layer.scale if layer.varies else 0.0) for key, layer in self._layers.items()}
+
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def _fold(self, waiting: Mapping[Key, list[Tensor]], chunks: Mapping[Key, list[np.ndarray]]) -> None:
@@ -293,8 +298,9 @@ class LayerMoments(Collector):
         rows = {name: joined(parts) for name, parts in waiting.items()}
         if not self._layers:
             for name, matrix in rows.items():
-                resolution = self.resolutions.get(name, 0.0)
-                self._open_layer(name, first_shift(matrix, self.precision).unsqueeze(0), resolution)
+                shift, scale = self.given_frame.get(name) or (first_shift(matrix, self.precision).unsqueeze(0), 0.0)
+                layer = self._open_layer(name, shift.to(matrix.device), self.resolutions.get(name, 0.0))
+                layer.scale, layer.varies = scale or 1.0, scale > 0
             self._open_blocks(self.rectangles, lengths)
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
@@ -350,11 +356,11 @@ class LayerMoments(Collector):
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
         layer = self._layers[name]
-        layer.resolution = max(layer.resolution, _eps(matrix))
+        layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
         if self.precision == torch.float64:
             matrix = matrix.to(layer.shift.dtype)
         centred = matrix - layer.shift[0].to(matrix)
-        if not layer.varies or (centred.device.type == "cpu" and _outgrows(centred, layer.scale)):
+        if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
         if centred.requires_grad:
             return self._joined(centred * layer.scale).unsqueeze(0)
@@ -388,12 +394,3 @@ class LayerMoments(Collector):
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:
                 block.sums[..., block.columns[key]] *= weights
-
-
-def _outgrows(centred: Tensor, scale: float) -> bool:
-    """Say whether fourth powers of these rows might leave float32."""
-    return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
-
-
-def _eps(matrix: Tensor) -> float:
-    return torch.finfo(matrix.dtype).eps

@@ -233,6 +233,10 @@ class LayerSpectra(LayerMoments):
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
+    def frame(self) -> dict[Key, tuple[Tensor, float]]:
+        self.settle()
+        return {name: (shift, 0.0) for name, shift in self._shifts.items()}
+
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
         """Fold in one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
         maps, start = one_feed(self, maps), self._numbers.next
@@ -323,7 +327,8 @@ class LayerSpectra(LayerMoments):
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
         """Find out, now that sizes are known, on which grids the layers meet."""
-        self._shifts = {name: first_shift(array, self.precision) for name, array in maps.items()}
+        given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
+        self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
         joined = (
             self._common_views(x, y)
             for left, right in self.rectangles

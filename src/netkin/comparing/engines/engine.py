@@ -1,0 +1,45 @@
+"""What an engine must do; a call of `compare`, `collect` or `compare_many` has one to itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from netkin.comparing.request import Request
+    from netkin.comparing.study import Statistics
+    from netkin.results import Comparison
+
+Result = TypeVar("Result", bound="Statistics | list[Comparison]")
+
+
+class Engine(ABC):
+    """Who runs the pass: this process alone, or several, of which each reads its part of the data."""
+
+    part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them
+
+    @abstractmethod
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context for a whole call; where several processes work, a fault of one ends all."""
+
+    @abstractmethod
+    def prepared(self, request: Request, settings: dict[str, str]) -> AbstractContextManager[None]:
+        """Return a context for the pass; processes that were called with other settings are refused."""
+
+    @abstractmethod
+    def attend(self) -> None:
+        """Before each batch: hear whether another process has failed."""
+
+    @abstractmethod
+    def opening(self, statistics: Statistics) -> AbstractContextManager[None]:
+        """Return a context in which the first batch is folded in, all processes by the same shifts and scales."""
+
+    @abstractmethod
+    def joined(self, statistics: Statistics, length: int | None) -> Statistics:
+        """Return the statistics of all processes, of which this one had `length` examples to read."""
+
+    @abstractmethod
+    def shared(self, make: Callable[[], Result]) -> Result:
+        """Return what `make` returns, which is called in one process only and given to all."""

@@ -1,0 +1,294 @@
+"""Under torchrun every rank gets what one process gets, and a fault of one rank ends all with its own sentence."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import netkin as nk
+import rank_worlds
+from netkin.comparing.engines.ranks import Ranks, _as_bytes
+from netkin.comparing.feed import Feed
+from netkin.comparing.subjects import ModelRunner
+from netkin.errors import InflatedWarning, UnknownName, ValueFault, WorkerFault
+
+SOURCES, SCRIPT = str(Path(nk.__file__).parents[1]), Path(rank_worlds.__file__)
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+
+
+def torchrun(count, *arguments, timeout=240):
+    """Return how torchrun ended, with `count` processes on this machine that talk over the loopback alone."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
+    environment = found | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return subprocess.run(
+        [*start, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
+def ran(request, tmp_path_factory):
+    """The number of ranks and the folder in which each has left what it got, after one start for all tests."""
+    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
+    done = torchrun(request.param, SCRIPT, folder)
+    assert done.returncode == 0, done.stderr
+    return request.param, folder
+
+
+@pytest.fixture(scope="module")
+def local():
+    """What one process gets, by the names of the calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InflatedWarning)
+        return {make.__name__: make("local") for make in rank_worlds.SAME}
+
+
+def tables_of(result):
+    if isinstance(result, nk.Comparisons):
+        return {(*pair, name): table for pair, one in result.items() for name, table in one.tables.items()}
+    found = dict((result.compare() if isinstance(result, nk.Statistics) else result).tables)
+    found.pop("gaussian_mutual_information", None)  # which multiplies rounding by 1/(1 - ρ²)
+    return found
+
+
+def assert_same(found, whole, within):
+    """Assert that values, replicates and standard errors agree, those above 1 in so many digits."""
+    mine, theirs = tables_of(found), tables_of(whole)
+    assert list(mine) == list(theirs)
+    for name, table in theirs.items():
+        assert mine[name].values == pytest.approx(table.values, within, within, True), name
+        assert dict(mine[name].holes) == dict(table.holes)
+        assert (mine[name].chunk_sizes, mine[name].exactness) == (table.chunk_sizes, table.exactness)
+        assert (mine[name].replicates is None) == (table.replicates is None)
+        if table.replicates is not None:
+            assert mine[name].replicates == pytest.approx(table.replicates, within, within, True), name
+            assert mine[name].errors == pytest.approx(table.errors, within, within, True), name
+
+
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+@pytest.mark.parametrize("name", [make.__name__ for make in rank_worlds.SAME])
+def test_every_rank_gets_what_one_process_gets(ran, local, name):
+    count, folder = ran
+    within = 1e-6 if name in ("floats", "data_of_netkin") else 1e-10
+    for rank in range(count):
+        assert_same(nk.load(folder / f"{name}.{rank}"), local[name], within)
+
+
+@pytest.mark.parametrize("name", ["doubles", "a_sampler", "a_sampler_that_shuffles", "batches_of_a_loader", "tokens"])
+def test_the_data_are_those_of_one_process(ran, local, name):
+    found, whole = nk.load(ran[1] / f"{name}.0"), local[name]
+    assert found.examples == whole.examples
+    told = {name: text for name, text in whole.provenance.items() if name not in ("plan", "settings digest")}
+    if name == "tokens":  # whose digest depends on the length to which a batch is padded, and no batch was cut anew
+        assert found.provenance["weights a"] == whole.provenance["weights a"]
+    else:
+        assert {name: found.provenance[name] for name in told} == told
+    assert found.warnings == whole.warnings
+
+
+def test_each_rank_reads_a_share_and_all_of_them_everything_once(ran):
+    count, folder = ran
+    read = [np.load(folder / f"shares.{rank}.npy") for rank in range(count)]
+    assert sum(read).tolist() == [1] * 50
+    ends = [50 * rank // count for rank in range(count + 1)]
+    assert [np.flatnonzero(own)[[0, -1]].tolist() for own in read] == [
+        [ends[rank], ends[rank + 1] - 1] for rank in range(count)
+    ]
+
+
+EVERYWHERE = {
+    "a_table_that_fails": "UnknownName: `pairs` names layer 'absent'",
+    "a_sampler_of_another_rank": "ValueFault: the `DistributedSampler` is for rank {rank} of {more} and this is rank "
+    "{rank} of {count}; leave its `rank` and `num_replicas` out.",
+    "a_sampler_that_drops": "ValueFault: the `DistributedSampler` or its loader drops some of the ",
+    "a_stream": "ValueFault: data that do not tell how many they are can't be shared by {count} processes; pass a data",
+    "an_unsized_stream": "ValueFault: data that do not tell how many they are can't be shared by {count} processes",
+    "a_shuffled_loader": "ValueFault: a loader that shuffles",
+    "too_few_examples": "ValueFault: {less} examples can't be shared by {count} processes; start fewer.",
+    "a_part": "ValueFault: `part` is for one process, and here {count} share the data; leave it out.",
+    "a_start": "ValueFault: `start` is for one process, and here {count} share the data; leave it out.",
+    "a_partial_call": "ValueFault: `partial` is for one process, and here {count} share the data; leave it out.",
+    "a_sharded_model": "ValueFault: the weights of 'a' are sharded over the ranks (FSDP), so that every forward needs",
+    "an_offloaded_model": "ValueFault: the model is offloaded by accelerate, so that weights are fetched when a layer",
+}
+UNLIKE = {
+    "other_seeds": "ValueFault: rank 1 differs from rank 0 in its seed: 1 and 0; call every rank with the same arg",
+    "other_measures": "ValueFault: rank 1 differs from rank 0 in its measures: nbs and cka; ",
+    "other_layers": "ValueFault: rank 1 differs from rank 0 in its layers: fc and conv1; ",
+    "other_calls": "ValueFault: rank 1 differs from rank 0 in its examples: 51 and 50; ",
+    "other_widths": "ValueFault: rank 1 differs from rank 0 in its layers of 'a': {{'conv1': 5, 'conv2': 6, 'fc': 3}} ",
+}
+LAST = {
+    "a_model_that_crashes": "OSError: this rank is broken",
+    "a_model_that_crashes_later": "OSError: this rank is broken",
+    "not_a_number": "ValueFault: layer 'conv1' of 'a' in batch 0 holds 4 NaN or Inf among ",
+    "fewer_than_they_say": "ValueFault: the data gave rank {last} {some} examples and its share is {share}; they must",
+}
+FIRST = {
+    "a_sampler_that_skips": "ValueFault: all ranks together read {left} examples and the data hold 50; each must",
+    "other_weights": "ShapeError: the shares of two ranks do not fit: these parts can't be merged: their weights of",
+    "samplers_of_other_epochs": "ValueFault: two ranks have read the same examples, the first of them number ",
+}
+
+
+def said(ran, name):
+    """Return what each rank said, and the numbers that sentences name."""
+    count, folder = ran
+    share = 60 - 60 * (count - 1) // count
+    numbers = {"count": count, "more": count + 1, "less": count - 1, "last": count - 1}
+    # three are skipped on every rank, of which one may be what the sampler repeats
+    numbers |= {"share": share, "some": share - 10, "left": 50 - 3 * count + -50 % count}
+    return [(folder / f"{name}.{rank}").read_text() for rank in range(count)], numbers
+
+
+@pytest.mark.parametrize("name", [*EVERYWHERE, *UNLIKE])
+def test_what_no_rank_can_do_is_refused_on_all_in_one_sentence(ran, name):
+    sentences, numbers = said(ran, name)
+    if name in UNLIKE and len(sentences) == 1:
+        pytest.skip("one rank does not differ from itself")
+    if name == "too_few_examples" and len(sentences) == 1:
+        pytest.skip("one rank always has its share")
+    wanted = [{**EVERYWHERE, **UNLIKE}[name].format(rank=rank, **numbers) for rank in range(len(sentences))]
+    # a rank may hear of another's refusal before it comes to its own
+    heard = [f"WorkerFault: rank {rank} failed: {one.partition(': ')[2]}" for rank, one in enumerate(wanted)]
+    for own, sentence in zip(wanted, sentences, strict=True):
+        assert sentence.startswith((own, *heard))
+
+
+@pytest.mark.parametrize("name", [*LAST, *FIRST])
+def test_a_rank_that_fails_ends_all_with_its_own_sentence(ran, name):
+    sentences, numbers = said(ran, name)
+    if name in ("other_weights", "samplers_of_other_epochs") and len(sentences) == 1:
+        pytest.skip("one rank does not differ from itself")
+    guilty, wanted = (numbers["last"], LAST[name]) if name in LAST else (0, FIRST[name])
+    wanted = wanted.format(**numbers)
+    merging = [rank for rank, sentence in enumerate(sentences) if not sentence.startswith("WorkerFault")]
+    assert merging == [guilty]
+    assert sentences[guilty].startswith(wanted)
+    own = wanted if wanted.startswith("OSError") else wanted.partition(": ")[2]
+    for sentence in sentences[:guilty] + sentences[guilty + 1 :]:
+        assert sentence.startswith(f"WorkerFault: rank {guilty} failed: {own}")
+
+
+def test_a_rank_that_never_makes_the_call_is_named(ran):
+    sentences, _ = said(ran, "a_rank_that_does_not_come")
+    *others, last = sentences
+    assert last == "TimeoutError: this rank has not called"
+    for sentence in others:
+        assert f"rank {len(others)} has not come to this call in 1 seconds; every rank must make it." in sentence
+
+
+# --- without torchrun -------------------------------------------------------------------------------------------------
+
+
+def test_the_distributed_engine_needs_a_group_of_processes():
+    for function in (nk.compare, nk.collect):
+        with pytest.raises(ValueFault, match="needs a group of processes: start the script with `torchrun --nproc"):
+            function({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(UnknownName, match="no engine 'distribute'; did you mean 'distributed'. There are 'local', 'd"):
+        nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distribute")
+
+
+def test_a_torch_without_its_distributed_package_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(ValueFault, match="needs a torch that was built with its distributed package"):
+        nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
+
+
+def test_a_store_that_is_gone_is_told_in_a_sentence():
+    class Gone:
+        def check(self, keys):
+            raise RuntimeError("connection reset\nby peer")
+
+    ranks = object.__new__(Ranks)
+    ranks.rank, ranks._store = 2, Gone()
+    with pytest.raises(WorkerFault, match=r"^rank 2 has lost the other ranks, as .* has ended \(connection reset\)\.$"):
+        ranks.attend()
+
+
+def two_ranks():
+    """Return ranks 0 and 1 of two that share a store in this process."""
+    store, made = torch.distributed.HashStore(), [object.__new__(Ranks) for _ in range(2)]
+    for rank, one in enumerate(made):
+        one.rank, one.count, one._store = rank, 2, store
+    store.set("fault", "rank 2 failed: it is broken.")
+    return made
+
+
+def test_a_part_that_another_rank_has_begun_to_take_is_given_whatever_failed():
+    taker, giver = two_ranks()
+    taker._store.set("ready/1", "")
+    taker._take_from(1)
+    giver._await_taker()
+    assert taker._store.add("deal/1", 0) == 1
+
+
+def test_a_part_that_is_withdrawn_over_a_fault_is_not_waited_for():
+    taker, giver = two_ranks()
+    for wait in (giver._await_taker, lambda: taker._take_from(1)):
+        with pytest.raises(WorkerFault, match=r"^rank 2 failed: it is broken\.$"):
+            wait()
+    assert not taker._store.check(["taken/1"])
+
+
+def feed_of(*data, examples=None, part=(1, 2)):
+    """Return the feed of some models with a loader each, on one process of several."""
+    runners = [
+        ModelRunner(name, nn.Identity(), None, None, None, None, None) for name, _ in zip("ab", data, strict=False)
+    ]
+    for runner, own in zip(runners, data, strict=True):
+        runner.data = own
+    return Feed(runners, None, examples, part, shared=True)
+
+
+def loader(count=9, sampler=DistributedSampler, **options):
+    data = TensorDataset(torch.arange(float(count))[:, None])
+    given = {"num_replicas": 2, "rank": 0, "shuffle": False, **options}
+    return DataLoader(data, batch_size=2, sampler=sampler(data, **given))
+
+
+class Repeating(DistributedSampler):
+    def __iter__(self):
+        return iter([3] * len(self))
+
+
+@pytest.mark.parametrize(
+    "data, options, words",
+    [
+        ([loader(), loader().dataset], {}, "some of the data are split by a `DistributedSampler` and others are not"),
+        ([loader(), loader(shuffle=True)], {}, "the samplers of the two data sets give other examples; let them"),
+        ([loader()], {"examples": 4}, "`examples` does not go with a `DistributedSampler`; take a `Subset`"),
+        ([loader(sampler=Repeating)], {}, "the sampler of rank 0 of 2 repeats examples in a way of its own"),
+    ],
+)
+def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, words):
+    with pytest.raises(ValueFault, match=words):
+        feed_of(*data, **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_what_a_sampler_repeats_is_left_out(shuffle):
+    given = [feed_of(loader(rank=rank, shuffle=shuffle), part=(rank + 1, 2)) for rank in range(2)]
+    seen = [[int(number) for batch in feed for one in batch.values() for number in one[0]] for feed in given]
+    assert [len(own) for own in seen] == [feed.length for feed in given] == [5, 4]
+    assert sorted(seen[0] + seen[1]) == list(range(9))
+    numbers = [feed.numbers(feed.runners[0], 0, feed.length).tolist() for feed in given]
+    assert numbers == seen
+
+
+def test_a_message_holds_any_tensor():
+    given = {"half": torch.ones(2, 3, dtype=torch.bfloat16), "one": torch.tensor(3.5), "none": torch.empty(0, 4)}
+    length, text, *tensors = _as_bytes({"number": np.int64(3)}, given)
+    assert int(length) == len(text)
+    assert [one.dtype for one in tensors] == [torch.uint8] * 2
+    assert [len(one) for one in tensors] == [12, 4]
