@@ -24,7 +24,7 @@ def example_of(command):
 
 @pytest.fixture
 def saved_before(netkin, checkout):
-    """What the examples read: a comparison, statistics of parts (`merge`), a run (`dynamics`) and a checkout."""
+    """What the examples read: a comparison, statistics of parts (`merge`), a run (`dynamics`), two nets and a checkout."""
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
     for part in (1, 2, 3):
         netkin(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
@@ -32,6 +32,8 @@ def saved_before(netkin, checkout):
     run.mkdir(parents=True)
     for step in (1, 2):
         torch.save(seeded(architecture("digits"), step).state_dict(), run / f"step_{step}.pt")
+    for step, name in ((1, "before.pt"), (2, "after.pt")):
+        Path(name).write_bytes((run / f"step_{step}.pt").read_bytes())
 
 
 @pytest.mark.usefixtures("saved_before")
