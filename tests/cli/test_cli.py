@@ -24,7 +24,7 @@ def example_of(command):
 
 @pytest.fixture
 def saved_before(netkin, checkout):
-    """What the examples read: a comparison, statistics of parts (`merge`), a run (`dynamics`), two nets and a checkout."""
+    """What the examples read: a comparison, parts (`merge`), a run (`dynamics`), two networks and a checkout."""
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
     for part in (1, 2, 3):
         netkin(f"collect netkin:digits --data digits:test --layers fc --part {part}/3 --out {part}.stats")
