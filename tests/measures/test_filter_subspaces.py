@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import InflatedWarning, NoValue, ShapeError, ValueFault
+from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import measures
 from netkin.measures.filter_subspaces import mean_cosines, nearest
 
@@ -130,7 +130,7 @@ def test_bad_atoms_are_refused():
         nk.atom_cosine(atoms(0) * torch.nan, atoms(0))
     with pytest.raises(ShapeError, match=r"`X` must hold atoms, m × height × width.*got shape \(4,\)"):
         nk.atom_cosine(torch.ones(4), atoms(0))
-    with pytest.raises(ValueFault, match="`gauge` is 'stored' or 'orthonormal'; got 'free'"):
+    with pytest.raises(UnknownName, match="`gauge` is 'stored' or 'orthonormal'; got 'free'"):
         nk.atom_cosine(atoms(0), atoms(1), gauge="free")
 
 

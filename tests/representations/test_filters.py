@@ -1,6 +1,10 @@
 """Atoms and coefficients: the layer, taking a network apart, and putting it together again."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +134,23 @@ def test_with_all_atoms_the_network_is_the_same_and_goes_back():
     torch.testing.assert_close(back[3].weight, model[3].weight, atol=1e-6, rtol=1e-6)
 
 
+SLOW_IMPORTS = """
+import sys
+import netkin as nk
+from torch import nn
+
+made = nk.decompose(nn.Sequential(nn.Conv2d(1, 4, 3))).model
+nk.share_coefficients([made, nk.recompose(made)])
+assert not {"torch._dynamo", "sympy"} & set(sys.modules), "torch's compiler was loaded"
+"""
+
+
+def test_a_network_is_taken_apart_without_loading_torchs_compiler():
+    own = os.environ | {"PYTHONPATH": str(Path(nk.__file__).parents[1])}
+    found = subprocess.run([sys.executable, "-c", SLOW_IMPORTS], capture_output=True, text=True, env=own)
+    assert found.returncode == 0, found.stderr
+
+
 def test_the_error_of_fewer_atoms_is_that_of_the_singular_values_left_out():
     model = small_net()
     found = nk.decompose(model, atoms=4)
@@ -151,6 +172,16 @@ def test_the_signs_do_not_depend_on_the_machine():
     rows = (U.T @ F) / D.norm(dim=1, keepdim=True)
     assert bool((rows.gather(1, rows.abs().argmax(1, keepdim=True)) > 0).all())
     torch.testing.assert_close(U @ D, F)
+
+
+def test_layers_of_atoms_keep_their_number_where_none_is_asked_for():
+    torch.manual_seed(0)
+    model = nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4), nn.Conv2d(8, 4, 3))
+    found = nk.decompose(model)
+    assert [len(layer.atoms) for layer in found.model] == [4, 9]
+    assert max(found.errors.values()) < 1e-6
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(found.model(x), model(x))
 
 
 def test_few_filters_have_no_more_atoms_than_filters():
@@ -201,6 +232,25 @@ def test_convolutions_that_are_more_than_that_are_left():
     assert "hooks of its own (1)" in found.left["1"]
     assert "ParametrizedConv2d" in found.left["2"]
     assert "ConvTranspose2d" in found.left["3"]
+
+
+class Doubled(nk.AtomConv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_layers_of_atoms_that_do_more_than_that_are_left_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nk.AtomConv2d(3, 4, 3, atoms=2), Doubled(4, 4, 3, atoms=2), nk.AtomConv2d(4, 4, 3, atoms=2))
+    model[0].register_forward_hook(lambda layer, inputs, output: -output)
+    x, found = torch.randn(2, 3, 9, 9), nk.decompose(model)
+    assert list(found.errors) == ["2"]
+    assert "hooks of its own" in found.left["0"]
+    assert "it is a Doubled" in found.left["1"]
+    plain = nk.recompose(model)
+    assert type(plain[2]) is nn.Conv2d
+    for made in (found.model, plain):
+        torch.testing.assert_close(made(x), model(x))
 
 
 def test_networks_without_filters_are_refused():

@@ -25,6 +25,8 @@ def test_an_unknown_layer_gets_a_hint(made):
         made.table()["conv3", "head"]
     with pytest.raises(UnknownName, match=r"no layer named 'zzz' among the columns\. `layers_b` lists all"):
         made.table()["head", "zzz"]
+    with pytest.raises(UnknownName, match=r"no network named 'zzz' among the columns\."):
+        made.table(axes=("network", "network"))["head", "zzz"]
 
 
 @pytest.mark.parametrize("key", ["conv1", 0, ("conv1",)])

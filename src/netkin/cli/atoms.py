@@ -64,6 +64,8 @@ def atoms(
     outputs.check("--figure", figure, "figure")
     if top and (save or report or figure):
         raise click.UsageError("--top prints the nearest networks and makes no table that could be saved or drawn.")
+    if top and top >= len(models):
+        raise click.UsageError(f"--top asks for {top} others of each, and there are {len(models) - 1}.")
     networks = _networks(models, options.pop("atoms"), options.pop("source"), options.pop("block"))
     if top:
         _print_nearest(networks, top, json)

@@ -22,6 +22,7 @@ from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.example_axes import is_plain
+from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -211,7 +212,7 @@ class ModelRunner(Runner):
         if names is None and self._layers is None:
             names = [name for name, module in known.items() if next(module.parameters(recurse=False), None) is not None]
         names = choose(self.model, self._layers) if names is None else names
-        return {name: dict(known[split_call(name)[0]].named_parameters()) for name in names}
+        return {name: layer_weights(known[split_call(name)[0]]) for name in names}
 
 
 class RecordedRunner(Runner):

@@ -88,6 +88,15 @@ def mean_cosines(vectors: Tensor, layers: int) -> Tensor:
     return (vectors @ vectors.T / layers).clamp(-1, 1)
 
 
+def angles(units: Tensor) -> Tensor:
+    """Return all angles between unit vectors, N × N; also those near 0 and π, where an arccosine is not exact."""
+    found = mean_cosines(units, 1).arccos()
+    near = ((found < 1e-3) | (found > torch.pi - 1e-3)).nonzero()
+    x, y = units[near[:, 0]], units[near[:, 1]]
+    found[near[:, 0], near[:, 1]] = 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
+    return found
+
+
 def nearest(vectors: Tensor, layers: int, count: int, *, block: int = 1024) -> tuple[Tensor, Tensor]:
     """Return the places and the mean cosines of the `count` most similar others of each network, N × count each.
 

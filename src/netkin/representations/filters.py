@@ -8,6 +8,7 @@ with any invertible A, atoms ``A D`` and coefficients ``α A⁻¹`` make the sam
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
-from torch.nn.utils import skip_init
 
 from netkin.arrays import refuse_non_finite
 from netkin.errors import UnknownName, ValueFault
@@ -73,7 +73,9 @@ class AtomConv2d(nn.Module):
         super().__init__()
         shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         frame = nn.Conv2d(in_channels, out_channels, kernel_size, **shape, padding_mode=padding_mode, device="meta")  # type: ignore[arg-type]
-        _refuse_atoms(atoms, frame.kernel_size)
+        refuse_atoms(atoms)
+        if frame.kernel_size == (1, 1):
+            raise ValueFault("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, frame.kernel_size
         self.stride, self.padding, self.dilation, self.groups = frame.stride, frame.padding, frame.dilation, groups
         self.padding_mode, self.fused, self.block = padding_mode, fused, _block(block, frame)
@@ -86,6 +88,10 @@ class AtomConv2d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights: those of the filters have the variance that `nn.Conv2d` would give them."""
+        if (
+            self.atoms.is_meta
+        ):  # there is nothing to draw, and torch would load its compiler for it, which takes seconds
+            return
         m, fan_in = len(self.atoms), self.in_channels // self.groups * self.atoms[0].numel()
         nn.init.normal_(self.atoms, std=m**-0.5)
         bound = fan_in**-0.5
@@ -133,11 +139,10 @@ class AtomConv2d(nn.Module):
         return conv2d(x, weight, bias, self.stride, padding, self.dilation, groups)
 
 
-def _refuse_atoms(atoms: Any, kernel: tuple[int, ...]) -> None:
+def refuse_atoms(atoms: Any) -> None:
+    """Refuse what is no number of atoms."""
     if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
         raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
-    if kernel == (1, 1):
-        raise ValueFault("a 1 × 1 kernel is a single number and has no atoms to be made of; use `nn.Conv2d`.")
 
 
 def _block(block: tuple[int, int] | None, frame: nn.Conv2d) -> tuple[int, int]:
@@ -193,8 +198,9 @@ def decompose(
     """Return a copy of `model` whose convolutions are made of atoms, with the error of each layer.
 
     The atoms are the best for that number: the leading singular directions of the layer's filters. With all atoms,
-    which is the default, the network is the same up to rounding. Kernels of 1 × 1 are left as they are, and so are
-    modules that are not plainly `nn.Conv2d`. No more atoms are made than a kernel has numbers, or a layer filters.
+    which is the default, the network is the same up to rounding; layers of atoms then keep their number. Kernels of
+    1 × 1 are left as they are, and so are modules that are not plainly `nn.Conv2d`. No more atoms are made than a
+    kernel has numbers, or a layer filters.
 
     Args:
         model: a network with convolutions.
@@ -209,11 +215,11 @@ def decompose(
     """
     made, layers, left = filters_in(model)
     if atoms is not None:
-        _refuse_atoms(atoms, ())
+        refuse_atoms(atoms)
     errors = {}
     for name, layer in layers.items():
         F = filter_matrix(layer)
-        U, D = leading_atoms(F, min(F.shape) if atoms is None else atoms)
+        U, D = leading_atoms(F, exact_count(layer) if atoms is None else atoms)
         found = with_atoms(layer, U, D, fused=fused)
         errors[name] = float((F - filter_matrix(found)).norm() / F.norm()) if bool(F.any()) else 0.0
         put(made, layer, found)
@@ -221,9 +227,12 @@ def decompose(
 
 
 def recompose(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters."""
+    """Return a copy of `model` in which every `AtomConv2d` has become the `nn.Conv2d` with the same filters.
+
+    Those with hooks, and subclasses of it, do more than that and stay as they are.
+    """
     made = copy.deepcopy(unwrapped(model))
-    for _, layer in list(atom_layers(made)):
+    for layer in [one for _, one in atom_layers(made) if not _why_left(one)]:
         put(made, layer, _plain(layer))
     return made
 
@@ -250,16 +259,14 @@ def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomC
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(one) for _, module in _distinct(made) for one in module.parameters(recurse=False))
     for name, module in _distinct(made):
-        if isinstance(module, AtomConv2d):
-            found[name] = module
-        elif isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, (AtomConv2d, nn.modules.conv._ConvNd)):
             tied = users[id(module.weight)] > 1
             why = "its filters belong to another module too" if tied else _why_left(module)
             left |= {name: why} if why else {}
             found |= {} if why else {name: module}  # type: ignore[dict-item]
     if not found:
         told = "".join(f"; {layer_label(name)} is left: {why}" for name, why in list(left.items())[:1])
-        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{told or '.'}")
+        raise ValueFault(f"the model has no convolution whose filters could be made of atoms{told}.")
     for name, module in found.items():
         refuse_non_finite(module.weight.detach(), f"the filters of {layer_label(name)}")
     return made, found, left
@@ -275,12 +282,17 @@ def _distinct(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _why_left(module: nn.Module) -> str:
-    if type(module) is not nn.Conv2d:
+    if type(module) not in (nn.Conv2d, AtomConv2d):
         return f"it is a {type(module).__name__} and no plain `nn.Conv2d`"
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
     if hooks:
         return f"it has hooks of its own ({hooks}), which would be lost"
     return "its kernel of 1 × 1 is a single number" if module.kernel_size == (1, 1) else ""
+
+
+def exact_count(layer: nn.Conv2d | AtomConv2d) -> int:
+    """Return how many atoms make a layer's filters exactly: as many as it has, or as a kernel has numbers."""
+    return len(layer.atoms) if isinstance(layer, AtomConv2d) else math.prod(layer.kernel_size)
 
 
 def filter_matrix(layer: nn.Conv2d | AtomConv2d) -> Tensor:
@@ -301,14 +313,12 @@ def with_atoms(
     layer: nn.Conv2d | AtomConv2d, U: Tensor, D: Tensor, *, fused: bool = True, block: Any = None
 ) -> AtomConv2d:
     """Return a convolution like `layer` with coefficients `U`, a column an atom, and atoms `D`, a row each."""
-    made = skip_init(AtomConv2d, *_like(layer), **_place(layer), atoms=len(D), fused=fused, block=block)
-    with torch.no_grad():
-        made.atoms.copy_(D.reshape(made.atoms.shape))
-        made.coefficients.copy_(U.T.reshape(made.coefficients.shape))
-        if layer.bias is not None and made.bias is not None:
-            made.bias.copy_(layer.bias)
-    for name, parameter in made.named_parameters():  # of a plain layer atoms and coefficients learn as its filters do
-        parameter.requires_grad_(getattr(layer, name, layer.weight).requires_grad)
+    made = AtomConv2d(**_like(layer), device="meta", atoms=len(D), fused=fused, block=block)
+    values = {"atoms": D, "coefficients": U.T} | ({} if layer.bias is None else {"bias": layer.bias})
+    for name, parameter in list(made.named_parameters()):
+        # of a plain layer atoms and coefficients learn as its filters do
+        own = values[name].detach().reshape(parameter.shape).to(**_place(layer), copy=True)
+        setattr(made, name, nn.Parameter(own.contiguous(), getattr(layer, name, layer.weight).requires_grad))
     return made.train(layer.training)
 
 
@@ -322,24 +332,31 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _plain(layer: AtomConv2d) -> nn.Conv2d:
-    made = skip_init(nn.Conv2d, *_like(layer), **_place(layer))
-    with torch.no_grad():
-        made.weight.copy_(layer.weight)
-        if layer.bias is not None and made.bias is not None:
-            made.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
-    made.weight.requires_grad_(layer.atoms.requires_grad or layer.coefficients.requires_grad)
+    made = nn.Conv2d(**_like(layer), device="meta")
+    learns = layer.atoms.requires_grad or layer.coefficients.requires_grad
+    made.weight = nn.Parameter(layer.weight.detach().clone(), learns)
+    if layer.bias is not None:
+        made.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
     return made.train(layer.training)
 
 
-def _like(layer: nn.Conv2d | AtomConv2d) -> tuple[Any, ...]:
-    """Return what makes a convolution of the same shape, in the order of `nn.Conv2d`."""
-    shape = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return (*shape, layer.groups, layer.bias is not None, layer.padding_mode)
+def _like(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
+    """Return what makes a convolution of the same shape, by the names that `nn.Conv2d` has for it."""
+    names = "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"
+    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None}
 
 
 def _place(layer: nn.Conv2d | AtomConv2d) -> dict[str, Any]:
     held = layer.atoms if isinstance(layer, AtomConv2d) else layer.weight
     return {"device": held.device, "dtype": held.dtype}
+
+
+def layer_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return a layer's parameters by name, and its filters too where coefficients are repeated over channels."""
+    found: dict[str, Tensor] = dict(module.named_parameters())
+    if isinstance(module, AtomConv2d) and module._repeated() is not module.coefficients:
+        found["weight"] = module.weight
+    return found
 
 
 def atom_layers(model: nn.Module) -> Iterator[tuple[str, AtomConv2d]]:

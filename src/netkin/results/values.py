@@ -227,7 +227,11 @@ class Values:
         return {f"parameter_{name}": value for name, value in self.parameters.items()}
 
     def _position(self, pair: Pair) -> tuple[int, int]:
-        return _place(pair[0], self.layers_a, "rows", "layers_a"), _place(pair[1], self.layers_b, "columns", "layers_b")
+        row, column = self.axes
+        return (
+            _place(pair[0], self.layers_a, f"{row} named {pair[0]!r} among the rows", "layers_a"),
+            _place(pair[1], self.layers_b, f"{column} named {pair[1]!r} among the columns", "layers_b"),
+        )
 
     def _shaped(self, array: Any, what: str, chunks: tuple[int, ...] = ()) -> np.ndarray:
         table, wanted = frozen_array(array), (*chunks, len(self.layers_a), len(self.layers_b))
@@ -293,8 +297,7 @@ class Values:
             )
 
 
-def _place(name: str, layers: tuple[str, ...], side: str, listed: str) -> int:
+def _place(name: str, layers: tuple[str, ...], what: str, listed: str) -> int:
     if name not in layers:
-        hint = did_you_mean(str(name), layers) or "."
-        raise UnknownName(f"no layer named {name!r} among the {side}{hint} `{listed}` lists all.")
+        raise UnknownName(f"no {what}{did_you_mean(str(name), layers) or '.'} `{listed}` lists all.")
     return layers.index(name)

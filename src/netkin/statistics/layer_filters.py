@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_tensor, at_least_single, refuse_non_finite
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.statistics.collector import Collector, Key, Price, Settings, Study
 from netkin.statistics.statistic import Stored
@@ -90,8 +90,7 @@ class Filters:
 
     def atoms(self, gauge: str) -> tuple[Tensor, Tensor]:
         """Return the atoms of both as unit vectors, if they go with the same coefficients."""
-        if gauge not in GAUGES:
-            raise ValueFault(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+        refuse_gauge(gauge)
         x, y = self._own_atoms()
         if gauge == "orthonormal" and self.x.gram is not None:
             values, vectors = torch.linalg.eigh(self.x.gram)
@@ -169,18 +168,41 @@ class Filters:
         )
 
     def _unevenness(self) -> str:
-        gram = self.x.gram
-        if gram is None or len(gram) < 2 or self.x.coefficients != self.y.coefficients:
-            return ""
-        values = torch.linalg.eigvalsh(gram)
-        ratio = float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
-        if ratio <= EVEN:
-            return ""
-        return (
-            f"the coefficients of {self.x.name} are not orthonormal (their singular values differ by a factor of "
-            f"{ratio:.2g}), so that the cosine of atoms depends on how filters are split into atoms and coefficients; "
-            "gauge='orthonormal' does not."
-        )
+        shared = self.x.gram is not None and self.x.coefficients == self.y.coefficients
+        return gauge_caution({self.x.name: self.x.gram}) if shared else ""  # type: ignore[dict-item]
+
+
+def gauge_caution(grams: Mapping[str, Tensor]) -> str:
+    """Return a sentence on the layer whose coefficients, by their αᵀα, are the furthest from orthonormal, if any is."""
+    ratios = {name: _unevenness(gram) for name, gram in grams.items()}
+    name, ratio = max(ratios.items(), key=lambda one: one[1], default=("", 0.0))
+    if ratio <= EVEN:
+        return ""
+    more = sum(other > EVEN for other in ratios.values()) - 1
+    others = f", and those of {more} other layer{'s' if more > 1 else ''} are not either" if more else ""
+    return (
+        f"the coefficients of {name} are not orthonormal (their singular values differ by a factor of {ratio:.2g})"
+        f"{others}, so that the cosine of atoms depends on how filters are split into atoms and coefficients; "
+        "gauge='orthonormal' does not."
+    )
+
+
+def _unevenness(gram: Tensor) -> float:
+    """Return the ratio of the largest to the smallest singular value of coefficients, at most 1e6."""
+    values = torch.linalg.eigvalsh(gram)
+    return float((values[-1] / values[0].clamp(min=values[-1] * 1e-12)).sqrt())
+
+
+def refuse_gauge(gauge: str) -> None:
+    """Refuse a choice of atoms that there is not."""
+    if gauge not in GAUGES:
+        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+
+
+def orthonormal_gauge(atoms: Tensor, coefficients: Tensor) -> Tensor:
+    """Return atoms, ... × m × k², as those that make the same filters with orthonormal coefficients."""
+    A = coefficients.to(atoms).flatten(1)
+    return torch.linalg.qr(A.T, mode="r").R @ atoms
 
 
 def _given(array: Any, name: str) -> FilterSide:
@@ -292,7 +314,11 @@ def side_of(name: str, tensors: Mapping[str, Tensor], whole: bool) -> FilterSide
     atoms, alpha = (tensors[part].detach().cpu().double() for part in ("atoms", "coefficients"))
     D, A, eps = atoms.flatten(1), alpha.flatten(1), torch.finfo(tensors["atoms"].dtype).eps
     gram = A @ A.T
-    filters = torch.einsum("aio,ahw->oihw", alpha, atoms) if whole else None
+    filters = None
+    if whole and "weight" in tensors:  # where coefficients are repeated over channels
+        filters = _raised(tensors["weight"])
+    elif whole:
+        filters = torch.einsum("aio,ahw->oihw", alpha, atoms)
     digest = weights_digest({"coefficients": tensors["coefficients"]})
     return FilterSide(name, D, digest, gram, D.T @ gram @ D, tuple(atoms.shape[1:]), filters, eps)
 

@@ -165,7 +165,7 @@ def test_networks_without_convolutions_have_no_atoms(tasks):
 
 
 @pytest.mark.parametrize(("method", "options", "words"), [
-    ("atom", {}, "no way of learning tasks named 'atom'; there are atoms, finetune, ewc"),
+    ("atom", {}, "no way of learning tasks named 'atom'; did you mean 'atoms'. There are atoms, finetune, ewc"),
     ("finetune", {"strength": 1}, "'finetune' has no option 'strength'; it has none"),
     ("replay", {"strength": 1}, "'replay' has no option 'strength'; it has examples"),
     ("ewc", {"strength": -1}, "`strength` is a number of 0 or more; got -1"),

@@ -8,7 +8,7 @@ import torch
 import netkin as nk
 from continual_worlds import RECIPE, small_net
 from netkin.applications.continual import ensemble_tasks, learn_tasks
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.training import train
 
 HEADS = {"epochs": 2, "batch": 16, "rate": 0.05, "progress": False}
@@ -73,6 +73,11 @@ def test_measures_of_data_and_distances_choose_too(learnt, images, together):
             assert angular.members_of(task, seed) == (angular.tasks[nearest],)
 
 
+def test_a_layer_without_a_value_is_told_with_its_tasks_and_its_reason(learnt, images):
+    with pytest.raises(NoValue, match="'cka' has no value for tasks '0-1' and '2-3': .*constant"):
+        ensemble_tasks(learnt, 1, similarity="cka", data=images * 0, **HEADS)
+
+
 def test_random_members_follow_from_the_seed(learnt):
     first, again = (ensemble_tasks(learnt, 1, choice="random", candidates="all tasks", **HEADS) for _ in range(2))
     assert first.members == again.members
@@ -98,6 +103,7 @@ def test_ensembles_come_back_from_their_file(together, tmp_path):
 
 def test_it_is_told_in_a_table(together):
     assert "chosen as most similar by atom_cosine, among all tasks" in str(together)
+    assert "with (seed 0)" in str(together)
     assert len(together.to_pandas()) == 6
     assert set(together.metrics()) == {"alone", "together", "further"}
     with pytest.raises(UnknownName, match="no task 'x'"):
@@ -110,6 +116,7 @@ def test_it_is_told_in_a_table(together):
     ({"k": 1, "choice": "best"}, "`choice` is 'most similar' or"),
     ({"k": 1, "candidates": "later"}, "`candidates` is 'earlier tasks' or"),
     ({"k": 1, "similarity": "cka"}, "data"),
+    ({"k": 1, "similarity": "pwcca"}, "'pwcca' gives each direction a value of its own"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(options, words, learnt):
     with pytest.raises(nk.NetkinError, match=words):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, simulation
 from netkin.applications.federated.rounds import averaged, received_updates, sampled
-from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
+from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
 
 OPTIONS = {"rounds": 3, "rate": 0.1, "batch": 4, "coefficients": "evolving"}
@@ -142,7 +143,7 @@ def test_a_faulty_client_is_named_and_the_round_is_that_of_the_others(wire, reas
     assert [(number, client) for number, client, _ in found.faults] == [(1, "c1"), (2, "c1"), (3, "c1")]
     assert all(re.search(reason, why) for _, _, why in found.faults)
     assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
-    assert "round 2: c1 did not count" in str(found)
+    assert re.search(f"round 2, client c1: {reason}", str(found))
 
 
 def test_a_late_update_does_not_count_and_is_named():
@@ -155,6 +156,43 @@ def test_a_late_update_does_not_count_and_is_named():
         "came late: an update of round 2 in round 3",
     ]  # fmt: skip
     assert all(np.allclose(found.shared[name], own, atol=1e-14) for name, own in others.shared.items())
+
+
+def test_a_client_whose_late_or_second_update_is_refused_may_still_count_and_that_is_said():
+    early = []
+
+    def late_and_twice(update):
+        if update.client == "c1" and update.round == 1:
+            early.append(update)
+            return []
+        return [*early, update] if update.client == "c1" else [update] * (1 + (update.client == "c2"))
+
+    found = federate(network(), clients(), wire=late_and_twice, **OPTIONS | {"rounds": 2})
+    assert found.rounds[1].counted == ("c0", "c1", "c2", "c3", "c4")
+    text = str(found)
+    assert "round 1, client c1: dropped out: no update came\n" in text
+    assert "client c1: came late: an update of round 1 in round 2 (its update of this round counted)" in text
+    assert "client c2: sent more than one update; the first counts (its update of this round counted)" in text
+
+
+@pytest.mark.parametrize("came", [None, 3, ["update"]])
+def test_a_wire_that_returns_other_things_than_updates_is_refused(came):
+    with pytest.raises(ValueFault, match=r"`wire` must return a list of the updates that arrive, `\[update\]` or"):
+        federate(network(), clients(), wire=lambda update: came, **OPTIONS)
+    one = federate(network(), clients(), wire=lambda update: update, **OPTIONS)
+    assert same(one, federate(network(), clients(), **OPTIONS))
+
+
+def test_a_client_whose_fine_tuning_fails_is_named_and_kept_as_it_was(tmp_path):
+    data = clients()
+    data["c1"] = (data["c1"][0] * float("nan"), data["c1"][1])
+    options = OPTIONS | {"finetune": 1, "save": tmp_path / "f.netkin"}
+    found = federate(network(), data, **options)
+    assert list(found.untuned) == ["c1"]
+    assert "client c1 could not be fine-tuned: its training failed: the mean loss" in str(found)
+    assert np.array_equal(found.state("c1")["0.atoms"], network()[0].atoms.detach())
+    assert nk.load(tmp_path / "f.netkin") == found
+    assert federate(network(), data, **options).untuned == found.untuned
 
 
 def test_a_client_whose_training_breaks_down_leaves_the_others_alone():
@@ -249,12 +287,12 @@ def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
 
 
 KILLED = """
-import os, sys
+import os, signal, sys
 sys.path[:0] = {paths!r}
 import pytest
 from test_simulation import OPTIONS, clients, federate, network, stopping
 
-stopping(pytest.MonkeyPatch(), 2, lambda: os._exit(9))
+stopping(pytest.MonkeyPatch(), 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
 federate(network(), clients(120), save={path!r}, **OPTIONS | {{"rounds": 4}})
 """
 
@@ -263,7 +301,7 @@ def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
     paths = [str(Path(__file__).parent), str(Path(nk.__file__).parents[1])]
     path = str(tmp_path / "f.netkin")
     code = KILLED.format(paths=paths, path=path)
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 9
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGKILL
     assert nk.jobs.read(path).condition == "killed"
     assert nk.jobs.read(path).done == 2
     found = federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})
@@ -350,7 +388,7 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
     tests = data | {"c1": (data["c1"][0][:0], data["c1"][1][:0])}
     found = federate(network(), data, test=tests, rounds=1)
     assert found.unjudged == {"c1": "it has no test examples"}
-    assert "c1 was not judged: it has no test examples" in str(found)
+    assert "client c1 has no accuracy: it has no test examples" in str(found)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

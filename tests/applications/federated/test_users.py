@@ -111,6 +111,42 @@ def test_the_index_and_the_silhouette_agree_with_another_library():
     assert adjusted_rand([0, 0, 0], [1, 1, 1]) == adjusted_rand([0, 1, 2], [2, 1, 0]) == 1
 
 
+@pytest.mark.parametrize(("measure", "why"), [
+    ("pwcca", "gives each direction a value of its own"),
+    ("gaussian_mutual_information", "has no value of a network with itself"),
+])  # fmt: skip
+def test_measures_that_give_no_number_for_a_pair_of_clients_are_refused(federation, digits, measure, why):
+    with pytest.raises(ValueFault, match=f"'{measure}' {why}, and clients are compared by one number"):
+        user_similarity(federation, measure, like=network(), data=digits.test["0"][0])
+
+
+def test_layers_without_a_value_are_said_to_be_left_out(digits):
+    net = nn.Sequential(network()[0], nn.Flatten(), nn.Linear(96, 4), nn.Linear(4, 10))
+    nn.init.zeros_(net[2].weight).requires_grad_(False)
+    found = federate(net, {name: digits.train[name] for name in ("0", "9")}, "local", rounds=1)
+    alike = user_similarity(found, "weight_cosine", like=net)
+    assert "means are without layer '2', where there is no value" in alike.warnings[0]
+    pair = nk.compare(*(found.model(name, net) for name in ("0", "9")), measures="weight_cosine", pairs="corresponding")
+    assert alike["0", "9"] == pytest.approx(np.mean([pair[one, one] for one in ("0", "3")]))
+
+
+def test_coefficients_far_from_orthonormal_are_told_where_the_stored_atoms_are_compared(federation):
+    stored, turned = user_similarity(federation), user_similarity(federation, gauge="orthonormal")
+    assert "the coefficients of layer '0' are not orthonormal" in stored.warnings[0]
+    assert turned.warnings == ()
+
+
+def test_the_network_may_be_wrapped(federation, digits):
+    wrapped = nn.DataParallel(network())
+    own = federation.model("0", wrapped)
+    assert torch.equal(own[0].atoms, federation.model("0", network())[0].atoms)
+    plain, found = (
+        similar_users_ensemble(federation, one, digits.train, digits.test, epochs=1, members=1)
+        for one in (network(), wrapped)
+    )
+    assert found.together == plain.together
+
+
 def test_what_can_not_be_compared_is_refused(digits):
     data = {name: digits.train[name] for name in ("0", "5")}
     with pytest.raises(NoValue, match="have coefficients of their own, as '0.coefficients'"):
@@ -124,8 +160,11 @@ def test_what_can_not_be_compared_is_refused(digits):
     dead = network()
     dead[0].atoms.data.zero_()
     dead[0].atoms.requires_grad_(False)
+    found = federate(dead, data, "local", coefficients="fixed", rounds=1)
+    assert found.similarity is None
+    assert "the atoms '0.atoms' of client '0' are all zero" in found.provenance["no similarity"]
     with pytest.raises(NoValue, match="the atoms '0.atoms' of client '0' are all zero"):
-        federate(dead, data, "local", coefficients="fixed", rounds=1)
+        user_similarity(found)
     with pytest.raises(ValueFault, match="`count` is a number of clusters, 1 to 2; got 3"):
         user_clusters(np.eye(2), 3)
     with pytest.raises(ShapeError, match="similarities of all pairs"):
@@ -186,6 +225,18 @@ def test_controls_take_random_and_the_least_similar_clients(federation, digits):
     )
     assert by_angle.measure == "atom_angular"
     assert by_angle.members["4"] == ("4", federation.clients[int(np.argsort(-alike[4])[1])])
+
+
+def test_random_members_need_no_similarity_and_are_not_said_to_come_from_one(digits):
+    net = nk.recompose(network())
+    plain = federate(net, digits.train, "local", rounds=1, batch=8, drop_last=True)
+    found = similar_users_ensemble(plain, net, digits.train, digits.test, choose="random", members=2, epochs=1)
+    assert "ensembles with 2 random clients: mean accuracy" in str(found)
+    assert all(len(set(own)) == 3 and own[0] == name for name, own in found.members.items())
+    alone = similar_users_ensemble(plain, net, digits.train, digits.test, members=0, epochs=1)
+    assert alone.together == alone.alone
+    with pytest.raises(ValueFault, match="have no atoms that 'atom_cosine' could compare"):
+        similar_users_ensemble(plain, net, digits.train, digits.test, members=2, epochs=1)
 
 
 def test_a_head_that_is_not_last_is_refused():

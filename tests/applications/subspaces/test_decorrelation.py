@@ -68,6 +68,18 @@ def test_any_loop_adds_the_term_and_the_model_keeps_no_hooks():
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_activations_that_work_in_place_do_not_change_the_term_or_its_gradient(layout):
+    x, found = torch.randn(4, 1, 8, 8).to(memory_format=layout), []
+    for activation in (nn.ReLU(), nn.ReLU(inplace=True)):
+        model = small_net().to(memory_format=layout)
+        model[1] = activation
+        with nk.Decorrelation(model, beta=1.0) as apart:
+            (model(x).sum() + apart.term()).backward()
+        found.append(model[0].weight.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_training_with_it_lowers_the_correlation_of_channels():
     x, y = torch.randn(64, 1, 8, 8), torch.arange(64) % 2
     ends = {}

@@ -80,6 +80,28 @@ def test_groups_are_found_and_copies_are_at_angle_zero():
         nearest["net9"]
 
 
+def test_opposite_atoms_are_at_the_angle_that_the_measure_gives():
+    nets = family(1)
+    nets["opposite"] = copy.deepcopy(nets["net0"])
+    for layer in (0, 2):
+        nets["opposite"][layer].atoms.data.neg_()[0, 0, 0] *= 1 + 1e-6
+    pair = nk.compare(*nets.values(), measures="atom_angular", pairs="corresponding")
+    found = nk.atom_similarity(nets, "atom_angular", by_layer=True)
+    for layer in ("0", "2"):
+        assert found[f"atom_angular of {layer}"]["net0", "opposite"] == pytest.approx(pair[layer, layer], abs=1e-12)
+
+
+def test_coefficients_that_are_far_from_orthonormal_are_told_once():
+    nets = family(3)
+    for net in nets.values():
+        net[0].coefficients.data[0] *= 20
+        net[2].coefficients.data[0] *= 40
+    (warning,) = nk.atom_similarity(nets).warnings
+    assert "layer '2' are not orthonormal" in warning
+    assert "and those of 1 other layer are not either, so that the cosine of atoms depends" in warning
+    assert nk.atom_similarity(nets, gauge="orthonormal").warnings == ()
+
+
 def test_the_nearest_are_those_of_the_whole_matrix():
     nets = family(20)
     everything, found = nk.atom_similarity(nets).to_numpy(), nk.nearest_networks(nets, 3)
@@ -129,12 +151,14 @@ def test_networks_that_cannot_be_compared_are_named():
         nk.atom_similarity(nets | {"x": next(iter(family(1, m=5).values()))})
     with pytest.raises(ShapeError, match="'x' and 'net0' must have the same layers of atoms; they differ in '2'"):
         nk.atom_similarity(nets | {"x": nn.Sequential(nets["net0"][0])})
-    with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients` makes such"):
+    with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients`, or --atoms on"):
         nk.atom_similarity({"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(3, 8, 3)})
     with pytest.raises(ValueFault, match="'a' must be a torch module or a state dict; got str"):
         nk.atom_similarity({"a": "net", "b": "net"})
     with pytest.raises(ValueFault, match="needs two networks or more; got 1"):
         nk.atom_similarity([nets["net0"]])
+    with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
+        nk.atom_similarity(nets["net0"])
     zero, broken = copy.deepcopy(nets["net0"]), copy.deepcopy(nets["net0"])
     zero[0].atoms.data.zero_()
     with pytest.raises(NoValue, match="the atoms of layer '0' of 'x' are all zero, and have no cosine"):

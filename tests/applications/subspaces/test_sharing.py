@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.errors import ShapeError, UnknownName, ValueFault
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
 
 
 def small_net(seed=0, width=8, kernel=3):
@@ -50,6 +50,25 @@ def test_joint_coefficients_are_the_leading_left_singular_vectors_of_all_filters
             A = made.coefficients.detach().flatten(1)
             torch.testing.assert_close(A @ A.T, torch.eye(5), atol=1e-6, rtol=0)
             assert torch.equal(made.coefficients, shared.models["a"][layer].coefficients)
+
+
+@pytest.mark.parametrize("count", [20, 40])  # 256 × 180 filters and 256 × 360
+def test_the_coefficients_of_many_networks_are_singular_vectors_too(count):
+    torch.manual_seed(0)
+    common = torch.randn(16, 16, 3, 3)
+    nets = [nn.Sequential(nn.Conv2d(16, 16, 3)) for _ in range(count)]
+    for net in nets:
+        net[0].weight.data.mul_(10).add_(common * torch.randn(3, 3))
+    shared = nk.share_coefficients(nets, atoms=4)
+    filters = [net[0].weight.detach().double().permute(1, 0, 2, 3).reshape(256, 9).numpy() for net in nets]
+    U = np.linalg.svd(np.concatenate(filters, 1))[0][:, :4]
+    found = shared.models["0"][0].coefficients.detach().double().reshape(4, 256).numpy()
+    np.testing.assert_allclose(np.linalg.svd(found @ U)[1], 1, atol=1e-6)
+    np.testing.assert_allclose(np.abs(found @ U), np.eye(4), atol=1e-5)
+    for name, F in zip(shared.models, filters, strict=True):
+        assert shared.explained["0"][name] == pytest.approx(np.sum((U.T @ F) ** 2) / np.sum(F**2), abs=1e-10)
+    atoms = torch.cat([net[0].atoms.detach().flatten(1) for net in shared.models.values()], 1)
+    assert (atoms.gather(1, atoms.abs().argmax(1, keepdim=True)) > 0).all()  # the signs do not depend on the machine
 
 
 def test_no_other_coefficients_leave_a_smaller_error(relatives):
@@ -136,6 +155,16 @@ def test_networks_of_different_widths_share_a_block_that_is_repeated():
     assert -1 < nk.atom_similarity(shared.models)["narrow", "wide"] < 1
 
 
+def test_the_weights_of_a_repeated_block_are_those_of_the_whole_layer():
+    nets = {"narrow": drawn(small_net(0, 8)), "wide": drawn(small_net(1, 16))}
+    shared = nk.share_coefficients(nets, atoms=4, block=4).models
+    plain = nk.recompose(shared["wide"])
+    own = nk.compare(shared["wide"], plain, measures="weight_cosine", layers=["0", "3"], pairs="corresponding")
+    assert [own[layer, layer] for layer in ("0", "3")] == pytest.approx([1, 1])
+    apart = nk.compare(*shared.values(), measures="weight_cosine", layers=["3"])
+    assert "weights of different shapes have no cosine" in apart["weight_cosine"].holes["3", "3"]
+
+
 def test_the_networks_given_are_left_alone_and_atoms_may_be_trained_alone(relatives):
     before = {name: copy.deepcopy(net.state_dict()) for name, net in relatives.items()}
     shared = nk.share_coefficients(relatives, atoms=3, train_only="atoms")
@@ -155,14 +184,30 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients([relatives["a"], nn.Sequential(nn.Conv2d(3, 8, 3))])
     with pytest.raises(ValueFault, match="shared by two networks or more; got 1"):
         nk.share_coefficients([relatives["a"]])
-    with pytest.raises(UnknownName, match="`source` is 'joint' or a network.*Got 'e'"):
+    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 'e'"):
         nk.share_coefficients(relatives, source="e")
+    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 3"):
+        nk.share_coefficients(relatives, source=3)
+    with pytest.raises(NameClash, match="a network can't be named 'joint'"):
+        nk.share_coefficients(relatives | {"joint": relatives["a"]})
+    with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):
+        nk.share_coefficients(relatives["a"])
     with pytest.raises(ValueFault, match="`atoms` is a number of atoms, 1 or more; got 0"):
         nk.share_coefficients(relatives, atoms=0)
     with pytest.raises(ValueFault, match="`block` is a number of channels, 1 or more; got -2"):
         nk.share_coefficients(relatives, block=-2)
     with pytest.raises(ValueFault, match="no convolution whose filters could be made of atoms"):
         nk.share_coefficients([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+
+def test_networks_of_atoms_keep_their_number_where_none_is_asked_for():
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nk.AtomConv2d(3, 8, 3, atoms=4)) for _ in range(2)]
+    nets[1][0].coefficients.data.copy_(nets[0][0].coefficients)
+    shared = nk.share_coefficients(nets)
+    assert [len(net[0].atoms) for net in shared.models.values()] == [4, 4]
+    assert min(shared.explained["0"].values()) == pytest.approx(1)
+    assert shared.control["0"] < 0.9
 
 
 def test_more_atoms_than_a_kernel_has_numbers_can_make_the_shared_form_exact():

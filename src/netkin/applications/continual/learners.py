@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from netkin.applications.continual.task_splits import Examples, Task
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
@@ -245,14 +245,10 @@ class JointLearner(Learner):
 
     def _train(self, task: int, recipe: Recipe, seed: int, progress: ProgressOption) -> None:
         self.heads.active = None
-        data, classes, smoothing = (
-            in_a_row([one.train for one in self.tasks], self.classes),
-            self.classes,
-            recipe.smoothing,
-        )
+        data = in_a_row([one.train for one in self.tasks], self.classes)
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            return mixed_loss(outputs, labels, classes, smoothing)
+            return mixed_loss(outputs, labels, self.classes, recipe.smoothing)
 
         train(self.model, data, recipe.but(smoothing=0.0), seed=seed, loss=loss, progress=progress)
 
@@ -383,7 +379,8 @@ LEARNERS: dict[str, type[Learner]] = {
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
     if method not in LEARNERS:
-        raise UnknownName(f"no way of learning tasks named {method!r}; there are {', '.join(LEARNERS)}.")
+        hint = did_you_mean(str(method), LEARNERS) or "."
+        raise UnknownName(f"no way of learning tasks named {method!r}{hint} There are {', '.join(LEARNERS)}.")
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:

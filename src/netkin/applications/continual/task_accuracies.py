@@ -101,6 +101,10 @@ class TaskAccuracies:
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         """Return the accuracy on the second task after the first, or at the "start", the mean over seeds."""
+        sides = ((START, *self.tasks), self.tasks) if isinstance(key, tuple) and len(key) == 2 else ()
+        for name, known in zip(key, sides, strict=False):
+            if name not in known:
+                raise UnknownName(f"no task {name!r} here{did_you_mean(str(name), known) or '.'}")
         return self.table()[key]
 
     def __eq__(self, other: object) -> bool:
@@ -219,7 +223,8 @@ class TaskEnsembles:
             for task, *row in zip(self.tasks, *columns, strict=True)
         ]
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
-        lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", "with"], entries, width), ""]
+        joined = "with" if len(self.seeds) == 1 else f"with (seed {self.seeds[0]})"
+        lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", joined], entries, width), ""]
         lines += [f"{name}: {_told(*own)}" for name, own in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,8 @@ def ensemble_tasks(
         for seed in seeds:
             learner = learnt.learner(seed)
             bodies = [_body(learner, task) for task in range(len(names))]
-            table, sign = _similarities([learner.network(task) for task in range(len(names))], similarity, data)
+            networks = {name: learner.network(task) for task, name in enumerate(names)}
+            table, sign = _similarities(networks, similarity, data)
             groups = [_members(sign * table, task, k, choice, candidates, seed) for task in range(len(names))]
             for task, group in enumerate(groups):
                 found.append(_accuracies(learner, bodies, task, group, chosen))
@@ -83,21 +84,20 @@ def ensemble_tasks(
     )  # fmt: skip
 
 
-def _similarities(networks: Sequence[nn.Module], measure: str, data: Any) -> tuple[np.ndarray, int]:
+def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) -> tuple[np.ndarray, int]:
     """Return the mean over layers of a measure of all pairs of networks, and 1 for a similarity, -1 for a distance."""
-    layers = [name for name, _ in atom_layers(networks[0])]
-    many = compare_many(
-        dict(zip(map(str, range(len(networks))), networks, strict=True)), data, [measure], layers=layers,
-        pairs="corresponding", progress=False,
-    )  # fmt: skip
-    values = np.full((len(networks),) * 2, np.nan)
+    facts, layers = find(measure).facts, [name for name, _ in atom_layers(next(iter(networks.values())))]
+    if not facts.symmetric:
+        raise ValueFault(
+            f"{measure!r} gives each direction a value of its own, and tasks are compared by one number for each pair; "
+            "take 'cka'."
+        )
+    many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():
-        diagonal = np.diagonal(comparison.table().values)
-        if np.isnan(diagonal).any():
-            why = next(iter(comparison.table().holes.values()))
-            raise NoValue(f"{measure!r} has no value for tasks {a} and {b}: {why}.")
-        values[int(a), int(b)] = values[int(b), int(a)] = diagonal.mean()
-    return values, 1 if find(measure.partition("(")[0]).facts.higher_is_closer else -1
+        why = next((why for (one, other), why in comparison.table().holes.items() if one == other), None)
+        if why is not None:
+            raise NoValue(f"{measure!r} has no value for tasks {a!r} and {b!r}: {why}")
+    return many.summary(), 1 if facts.higher_is_closer else -1
 
 
 def _members(closeness: np.ndarray, task: int, k: int, choice: str, candidates: str, seed: int) -> list[int]:

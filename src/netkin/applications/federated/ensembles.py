@@ -20,6 +20,7 @@ from netkin.errors import ForwardError, UnknownName, ValueFault
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.training import Recipe
@@ -61,7 +62,7 @@ class Ensembles:
     def __str__(self) -> str:
         alone, together = (np.mean(list(part.values())) for part in (self.alone, self.together))
         most = max((len(one) - 1 for one in self.members.values()), default=0)
-        how = f"{most} {self.chosen} clients by {self.measure}"
+        how = f"{most} {self.chosen} clients" + f" by {self.measure}" * (self.chosen != "random")
         return f"ensembles with {how}: mean accuracy {together:.4f}, alone {alone:.4f}\nleaks: {self.leaks}"
 
 
@@ -102,9 +103,12 @@ def similar_users_ensemble(
         **settings: settings of the recipe.
     """
     refuse_way(how)
+    like = unwrapped(like)
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)
-    alike = similarity or federation.similarity or user_similarity(federation)
+    alike = similarity or federation.similarity
+    if alike is None and members and choose != "random":
+        alike = user_similarity(federation)
     chosen = _chosen(federation.clients, alike, members, choose, seed)
     layer = head_of(like, head)
     tuned = recipe_of(recipe or USUAL, settings)
@@ -112,9 +116,15 @@ def similar_users_ensemble(
         found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, seed)
     alone, together = ({name: pair[k] for name, pair in found.items()} for k in (0, 1))
     numbers = members * sum(one[0].size for one in federation.personal.values())
-    leaks = "Each client's personal weights go to every client that it is similar to, which can run its network."
+    leaks = "Each client's personal weights go to every client whose ensemble it joins, which can run its network."
     return Ensembles(
-        alike.measures[0], choose, chosen, alone, together, numbers, leaks if members else "Nothing travels."
+        "" if alike is None else alike.measures[0],
+        choose,
+        chosen,
+        alone,
+        together,
+        numbers,
+        leaks if members else "Nothing travels.",
     )
 
 
@@ -134,17 +144,18 @@ def _refuse_others(
 
 
 def _chosen(
-    names: Sequence[str], alike: Comparison, members: int, choose: str, seed: int
+    names: Sequence[str], alike: Comparison | None, members: int, choose: str, seed: int
 ) -> dict[str, tuple[str, ...]]:
     """Return the members of each client's ensemble: itself, and others by their similarity or at random."""
-    table, found = alike.table(), dict[str, tuple[str, ...]]()
-    sign = -1 if table.higher_is_closer == (choose == "similar") else 1
+    found = dict[str, tuple[str, ...]]()
     for name in names:
         others = [one for one in names if one != name]
-        if choose == "random":
+        if alike is None or choose == "random":
             generator = torch.Generator().manual_seed(mixed(seed, name, "members"))
             order = torch.randperm(len(others), generator=generator).numpy()
         else:
+            table = alike.table()
+            sign = -1 if table.higher_is_closer == (choose == "similar") else 1
             order = np.argsort([sign * table[name, one] for one in others], kind="stable")
         found[name] = (name, *(others[place] for place in order[:members]))
     return found

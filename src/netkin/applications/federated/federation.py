@@ -16,19 +16,22 @@ from netkin import __version__, files
 from netkin.applications.federated.algorithms import PARTS
 from netkin.applications.federated.rounds import RoundRecord
 from netkin.errors import ShapeError, UnknownName, did_you_mean
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
+MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Federation:
     """A federation that has ended: frozen, with the networks of all clients and how they came to be.
 
-    `accuracy` is that of each client on its own test data, without those in `unjudged`, which says why. `shared` holds
+    `accuracy` is that of each client on its own test data, without those in `unjudged`, which says why; `untuned` says
+    why the fine-tuning of a client failed, whose network is then as the last round left it. `shared` holds
     the weights that all clients have in common, `personal` the others, with a row for each client; `parts` tells which
     part of the network each weight is. In each round every client that is asked receives `numbers` numbers, those of
     the weights in `travels`, and sends as many; `leaks` says what that gives away. `similarity` is None where all
@@ -49,13 +52,14 @@ class Federation:
     personal: Mapping[str, np.ndarray]
     similarity: Comparison | None = None
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    untuned: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     version: str = __version__
     created: str = field(default_factory=now)
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("examples", "accuracy", "parts", "unjudged", "provenance"):
+        for name in MAPPINGS:
             freeze(self, **{name: frozen_mapping(getattr(self, name))})
         for name in ARRAYS:
             freeze(self, **{name: frozen_mapping({key: _still(one) for key, one in getattr(self, name).items()})})
@@ -67,7 +71,7 @@ class Federation:
 
     @property
     def faults(self) -> tuple[tuple[int, str, str], ...]:
-        """Whose update did not count: the round, the client and the reason of each."""
+        """What went wrong: the round, the client and the reason of each; the client may have counted all the same."""
         return tuple((one.round, client, why) for one in self.rounds for client, why in one.faults.items())
 
     def state(self, client: str) -> dict[str, np.ndarray]:
@@ -79,7 +83,7 @@ class Federation:
 
     def model(self, client: str, like: nn.Module) -> nn.Module:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
-        made, state = copy.deepcopy(like), self.state(client)
+        made, state = copy.deepcopy(unwrapped(like)), self.state(client)
         with torch.no_grad():
             for name, own in (*made.named_parameters(), *made.named_buffers()):
                 if name not in state or state[name].shape != tuple(own.shape):
@@ -99,8 +103,11 @@ class Federation:
             lines.append(f"accuracy: mean {self.mean_accuracy:.4f}, from {values[0]:.4f} to {values[-1]:.4f}")
         lines.append(f"travels: {self._travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
-        lines += [f"round {number}: {client} did not count, it {why}" for number, client, why in self.faults]
-        lines += [f"{client} was not judged: {why}" for client, why in self.unjudged.items()]
+        lines += [
+            f"round {one.round}, client {client}: {one.told(client)}" for one in self.rounds for client in one.faults
+        ]
+        lines += [f"client {client} could not be fine-tuned: {why}" for client, why in self.untuned.items()]
+        lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]
         return "\n".join(lines)
 
     def __eq__(self, other: object) -> bool:
@@ -134,8 +141,7 @@ class Federation:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the federation to one file, whole or not at all; `nk.load` opens it."""
-        plain = ("examples", "accuracy", "parts", "unjudged", "provenance")
-        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in plain}
+        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
         rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
         header |= {name: getattr(self, name) for name in rest}
         header["rounds"] = [plain_fields(one) for one in self.rounds]
@@ -174,7 +180,7 @@ def _refuse_misfit(found: Federation) -> None:
     held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
     sound = {
         "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
-        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged]),
+        "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
         "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
         "travels": names.issuperset(found.travels) and not names.difference(held),
         "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),

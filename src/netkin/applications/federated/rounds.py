@@ -41,6 +41,10 @@ class RoundRecord:
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (RoundRecord, plain_fields(self))
 
+    def told(self, client: str) -> str:
+        """Return what went wrong with a client, and whether its update of this round counted all the same."""
+        return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
+
 
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
     """Return the clients of a round, drawn anew for each: a share of all, at least one, in their own order."""

@@ -26,7 +26,7 @@ from netkin.applications.federated.rounds import (
     sampled,
 )
 from netkin.applications.federated.users import user_similarity
-from netkin.errors import FileFault, ForwardError
+from netkin.errors import FileFault, ForwardError, NoValue, ValueFault
 from netkin.identity import function_digest, settings_digest
 from netkin.jobs import Job
 from netkin.progress import reporting
@@ -83,6 +83,7 @@ class _Standing:
     shared: State
     kept: list[State]
     records: list[RoundRecord] = field(default_factory=list)
+    untuned: Mapping[str, str] = field(default_factory=dict)
 
 
 class Simulation:
@@ -108,8 +109,9 @@ class Simulation:
                 self._keep(standing)
                 report.update()
         for name in last:
-            self.job.part(name, lambda: ({}, self._packed(self._finetuned(standing))))
-            standing.kept = self._unstacked(self._restored(self.job.find(name).arrays, "kept"))  # type: ignore[union-attr]
+            tuned = self.job.part(name, lambda: self._finetuned(standing))
+            standing.kept = self._unstacked(self._restored(tuned.arrays, "kept"))
+            standing.untuned = tuned.values.get("failed", {})
         return self._finished(standing, call)
 
     def _standing(self) -> _Standing:
@@ -162,7 +164,8 @@ class Simulation:
         arriving: list[ClientUpdate] = []
         for name, state in working:
             weights = {key: state[key] for key in self.plan.travelling}
-            arriving += self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
+            came = self.asked.wire(ClientUpdate(name, number, weights, len(self.asked.clients[name][1])))
+            arriving += _updates(came)
         good, faults = received_updates(arriving, [name for name, _ in working], number, standing.shared)
         if good:
             standing.shared = averaged(good, standing.shared)
@@ -182,14 +185,15 @@ class Simulation:
             name, why = next(iter(failed.items()))
             raise ForwardError(f"all {len(asked)} clients of the round failed; of client {name!r}, {why}")
 
-    def _finetuned(self, standing: _Standing) -> list[State]:
-        """Return what each client keeps after it has trained by itself."""
+    def _finetuned(self, standing: _Standing) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return why the training of some clients by themselves failed, and what each client keeps after it."""
         work = self._work(self.names, self.asked.rounds + 1)
         starts = [self._whole(standing, place) for place in range(len(self.names))]
         only = self.plan.personal_at_last
         found = work.train(starts, only, epochs=self.asked.finetune)
         buffers = [name for name, _ in self.asked.model.named_buffers()]
-        return [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
+        kept = [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
+        return {"failed": {self.names[place]: why for place, why in work.failed.items()}}, self._packed(kept)
 
     def _whole(self, standing: _Standing, place: int) -> State:
         return self.base | standing.shared | standing.kept[place]
@@ -230,7 +234,8 @@ class Simulation:
         found = Federation(
             algorithm=self.plan.algorithm.name, coefficients=self.plan.coefficients, clients=tuple(self.names),
             examples={name: len(labels) for name, (_, labels) in self.asked.clients.items()}, accuracy=judged,
-            unjudged=unjudged, rounds=tuple(standing.records), parts=self.plan.parts, travels=self.plan.travelling,
+            unjudged=unjudged, untuned=standing.untuned, rounds=tuple(standing.records), parts=self.plan.parts,
+            travels=self.plan.travelling,
             numbers=sum(self.base[name].numel() for name in self.plan.travelling), leaks=self.plan.leaks, shared=common,
             personal={key.partition("/")[2]: one for key, one in self._packed(standing.kept).items()},
             seed=self.asked.seed, provenance={"call": call, "recipe": self.asked.recipe.words},
@@ -257,8 +262,19 @@ def _with_similarity(found: Federation) -> Federation:
     parts = {found.parts[name] for name in found.personal}
     if "atoms" not in parts or "coefficients" in parts or len(found.clients) < 2:
         return found
-    alike: Comparison = user_similarity(found)
+    try:
+        alike: Comparison = user_similarity(found)
+    except NoValue as fault:  # atoms that are all zero, as one client has them: the federation is worth keeping
+        return replace(found, provenance={**found.provenance, "no similarity": str(fault)})
     return replace(found, similarity=alike)
+
+
+def _updates(came: Any) -> list[ClientUpdate]:
+    """Return what a wire let arrive; anything but updates is refused."""
+    found = list(came) if isinstance(came, Iterable) else [came]
+    if not all(isinstance(one, ClientUpdate) for one in found):
+        raise ValueFault(f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.")
+    return found
 
 
 def plain_wire(update: ClientUpdate) -> Iterable[ClientUpdate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.applications.federated.federation import Federation
 from netkin.comparing.compare import compare_many
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
-from netkin.measures.filter_subspaces import mean_cosines
+from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.measures.filter_subspaces import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption
 from netkin.results import Comparison, Values
-from netkin.statistics.layer_filters import GAUGES
+from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 BY_ATOMS = ("atom_cosine", "atom_angular")
 
@@ -52,13 +51,17 @@ def user_similarity(
         raise ValueFault(f"a similarity needs two clients or more; got {len(federation.clients)}.")
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
+    refuse_gauge(gauge)
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
-    return _as_comparison(federation.clients, _by_atoms(federation, measure, gauge), name, "Filters", "", 0)
+    caution = _caution(federation) if gauge == "stored" else ""
+    values = _by_atoms(federation, measure, gauge)
+    return _as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
 
 
 def _as_comparison(
-    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str, examples: int
-) -> Comparison:
+    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, *, data: str = "", examples: int = 0,
+    warnings: tuple[str, ...] = (),
+) -> Comparison:  # fmt: skip
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
     facts = found.facts
@@ -72,12 +75,11 @@ def _as_comparison(
     return Comparison(
         a="clients", b="clients", layers_a=tuple(names), layers_b=tuple(names), tables={measure: table}, shapes_a={},
         shapes_b={}, widths_a=widths, widths_b=widths, data=data, examples=examples, seed=0, version=__version__,
+        warnings=warnings,
     )  # fmt: skip
 
 
 def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
-    if gauge not in GAUGES:
-        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
     layers = [_unit(name, federation, gauge) for name, part in federation.parts.items() if part == "atoms"]
     if not layers:
         raise ValueFault(
@@ -97,12 +99,14 @@ def _by_atoms(federation: Federation, measure: str, gauge: str) -> np.ndarray:
         )
     if measure == "atom_cosine":
         return mean_cosines(torch.cat(layers, 1), len(layers)).numpy()
-    # exact for small angles, where the arccosine of a rounded cosine is not
-    angles = [2 * torch.atan2(torch.cdist(x, x, **EXACT), torch.cdist(x, -x, **EXACT)) for x in layers]
-    return torch.stack(angles).mean(0).numpy()
+    return torch.stack([angles(x) for x in layers]).mean(0).numpy()
 
 
-EXACT: dict[str, Any] = {"compute_mode": "donot_use_mm_for_euclid_dist"}
+def _caution(federation: Federation) -> str:
+    """Return a sentence where coefficients that all share are far from orthonormal."""
+    known = {name: one for name, one in federation.shared.items() if federation.parts[name] == "coefficients"}
+    flat = {name: torch.from_numpy(np.array(one, dtype=np.float64)).flatten(1) for name, one in known.items()}
+    return gauge_caution({f"layer {name.rpartition('.')[0]!r}": A @ A.T for name, A in flat.items()})
 
 
 def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
@@ -113,8 +117,7 @@ def _unit(name: str, federation: Federation, gauge: str) -> Tensor:
     found = torch.from_numpy(np.array(rows, dtype=np.float64)).flatten(2)
     alpha = federation.shared.get(f"{name.removesuffix('atoms')}coefficients")
     if gauge == "orthonormal" and alpha is not None:
-        A = torch.from_numpy(np.array(alpha, dtype=np.float64)).flatten(1)
-        found = torch.linalg.qr(A.T, mode="r").R @ found
+        found = orthonormal_gauge(found, torch.from_numpy(np.array(alpha)))
     found = found.flatten(1)
     size = found.norm(dim=1, keepdim=True)
     if not bool((size > 0).all()):
@@ -128,18 +131,33 @@ def _by_networks(
 ) -> Comparison:
     if like is None:
         raise ValueFault(f"{measure!r} compares the clients' networks; give `like=`, the network that was federated.")
-    models = {name: federation.model(name, like).eval() for name in federation.clients}
-    many = compare_many(models, data, measure, pairs="corresponding", progress=progress)
     names, facts = federation.clients, find(measure).facts
-    found = np.full((len(names), len(names)), facts.bounds[1] if facts.higher_is_closer else facts.bounds[0])
-    for i, j in combinations(range(len(names)), 2):
-        table = many[names[i], names[j]].table()
-        values = [table.values[k, k] for k in range(len(table.layers_a))]
-        if not np.isfinite(values).any():
-            raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
-        found[i, j] = found[j, i] = np.nanmean(values)
+    itself = facts.bounds[1] if facts.higher_is_closer else facts.bounds[0]
+    if not facts.symmetric or not np.isfinite(itself):
+        why = (
+            "gives each direction a value of its own"
+            if not facts.symmetric
+            else "has no value of a network with itself"
+        )
+        raise ValueFault(f"{measure!r} {why}, and clients are compared by one number for each pair; take 'cka'.")
+    models = {name: federation.model(name, like).eval() for name in names}
+    many = compare_many(models, data, measure, pairs="corresponding", progress=progress)
+    found = many.summary()
+    np.fill_diagonal(found, itself)
+    if np.isnan(found).any():
+        i, j = np.argwhere(np.isnan(found))[0]
+        raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
-    return _as_comparison(names, found, measure, one.table().statistic, one.data, one.examples)
+    told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
+    return _as_comparison(
+        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
+    )
+
+
+def _left_out(pair: Comparison) -> list[str]:
+    """Return which layer the mean is taken without, if any has no value."""
+    holes = [(layer, why) for (layer, other), why in pair.table().holes.items() if layer == other]
+    return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in holes[:1]]
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:

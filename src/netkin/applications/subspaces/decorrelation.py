@@ -66,7 +66,7 @@ class Decorrelation(Hook):
             raise ValueFault("the model has no convolutions whose channels could be kept apart; name its `layers`.")
         self.model, self.beta, self.settings = unwrapped(model), beta, {"beta": beta, "layers": self.names}
         self._layers = [known[name] for name in self.names]
-        self._outputs: list[Tensor] = []
+        self._terms: list[Tensor] = []
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -77,24 +77,24 @@ class Decorrelation(Hook):
     def __exit__(self, *fault: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._outputs = [], []
+        self._handles, self._terms = [], []
 
     def term(self) -> Tensor:
         """Return β times the sum over the layers, of the forward pass that was just taken."""
         if not self._handles:
             raise ValueFault("`Decorrelation` sees the outputs of a model inside its `with` alone.")
-        if not self._outputs:
+        if not self._terms:
             raise ValueFault("the term is that of a forward pass with gradients, which is still to come.")
-        found, self._outputs = self._outputs, []
-        return self.beta * torch.stack([channel_correlation(one) for one in found]).sum()
+        found, self._terms = self._terms, []
+        return self.beta * torch.stack(found).sum()
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor:
         """Return the term, which `nk.train` adds to its loss."""
         return self.term()
 
     def _forget(self, *call: Any) -> None:
-        self._outputs = []
+        self._terms = []
 
     def _see(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.is_grad_enabled():
-            self._outputs.append(main_tensor(output, ""))
+        if torch.is_grad_enabled():  # of a copy: a ReLU that works in place is about to change the output
+            self._terms.append(channel_correlation(main_tensor(output, "").clone()))

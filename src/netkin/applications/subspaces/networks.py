@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.arrays import refuse_non_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.measures.filter_subspaces import mean_cosines, nearest
+from netkin.measures.filter_subspaces import angles, mean_cosines, nearest
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
-from netkin.statistics.layer_filters import GAUGES
+from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
 Parts = tuple[Tensor, Tensor | None]  # atoms, and coefficients where they are known
@@ -32,6 +32,7 @@ class AtomVectors:
     layers: tuple[str, ...]
     sizes: tuple[int, ...]  # numbers in each layer's atoms
     rows: Tensor
+    caution: str = ""  # where the cosines depend on how filters were split
 
     def of(self, layer: str) -> Tensor:
         """Return the unit vectors of one layer."""
@@ -101,6 +102,7 @@ def atom_similarity(
         a="networks", b="networks", layers_a=vectors.names, layers_b=vectors.names, tables=tables,
         shapes_a={}, shapes_b={}, widths_a=dict.fromkeys(vectors.names, vectors.rows.shape[1]),
         widths_b=dict.fromkeys(vectors.names, vectors.rows.shape[1]), data="", examples=0, seed=0, version=__version__,
+        warnings=(vectors.caution,) * bool(vectors.caution),
         provenance={"layers": ", ".join(vectors.layers), "gauge": gauge},
     )  # fmt: skip
 
@@ -123,8 +125,9 @@ def atom_vectors(
     models: Mapping[str, Any] | Iterable[Any], *, gauge: str = "stored", progress: ProgressOption = None
 ) -> AtomVectors:
     """Return the atoms of networks, which must share their coefficients; each network is read once, one at a time."""
-    if gauge not in GAUGES:
-        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+    refuse_gauge(gauge)
+    if isinstance(models, nn.Module):
+        raise ValueFault("`models` are several networks, by name or in a row; got one.")
     given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, Parts]()
     total = len(models) if isinstance(models, Sized) else None
@@ -138,7 +141,16 @@ def atom_vectors(
     if len(names) < 2:
         raise ValueFault(f"a similarity needs two networks or more; got {len(names)}.")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
-    return AtomVectors(tuple(names), tuple(first), sizes, torch.stack(rows))
+    return AtomVectors(
+        tuple(names), tuple(first), sizes, torch.stack(rows), _caution(first) if gauge == "stored" else ""
+    )
+
+
+def _caution(first: Mapping[str, Parts]) -> str:
+    known = {
+        f"layer {layer!r}": alpha.cpu().double().flatten(1) for layer, (_, alpha) in first.items() if alpha is not None
+    }
+    return gauge_caution({layer: A @ A.T for layer, A in known.items()})
 
 
 def _parts(name: str, model: Any) -> dict[str, Parts]:
@@ -152,7 +164,8 @@ def _parts(name: str, model: Any) -> dict[str, Parts]:
         raise ValueFault(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
     if not found:
         raise ValueFault(
-            f"{name!r} has no layers made of atoms; `nk.share_coefficients` makes such networks, of one architecture."
+            f"{name!r} has no layers made of atoms; `nk.share_coefficients`, or --atoms on the command line, gives "
+            "networks of one architecture some."
         )
     return found
 
@@ -199,8 +212,7 @@ def _unit(name: str, layer: str, atoms: Tensor, alpha: Tensor | None, gauge: str
     if gauge == "orthonormal":
         if alpha is None:
             raise ValueFault(f"{name!r} holds atoms alone, and gauge='orthonormal' needs their coefficients too.")
-        A = alpha.double().cpu().flatten(1)
-        D = torch.linalg.qr(A.T, mode="r").R @ D
+        D = orthonormal_gauge(D, alpha)
     size = D.norm()
     if not bool(size > 0):
         raise NoValue(f"the atoms of layer {layer!r} of {name!r} are all zero, and have no cosine with others.")
@@ -214,13 +226,7 @@ def _of_all(vectors: AtomVectors, measure: str) -> np.ndarray:
 
 
 def _values(units: Tensor, measure: str) -> np.ndarray:
-    if measure == "atom_cosine":
-        return mean_cosines(units, 1).numpy()
-    angles = mean_cosines(units, 1).arccos()
-    near = (angles < 1e-3).nonzero()  # where the arccosine of a rounded cosine is wrong
-    x, y = units[near[:, 0]], units[near[:, 1]]
-    angles[near[:, 0], near[:, 1]] = 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
-    return angles.numpy()
+    return (mean_cosines(units, 1) if measure == "atom_cosine" else angles(units)).numpy()
 
 
 def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, gauge: str) -> Values:

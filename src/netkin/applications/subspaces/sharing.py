@@ -10,19 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
+    exact_count,
     filter_matrix,
     filters_in,
     freeze_except,
     leading_atoms,
     put,
+    refuse_atoms,
     with_atoms,
 )
 
 JOINT = "joint"
+EXACT = 128  # rows or columns of filters up to which a singular value decomposition is quick
 Layer = nn.Conv2d | AtomConv2d
 
 
@@ -71,7 +74,7 @@ def share_coefficients(
 
     Args:
         models: networks of one architecture, by name or in a row.
-        atoms: how many atoms a layer has; by default as many as a kernel has numbers.
+        atoms: how many atoms a layer has; by default as many as a kernel has numbers, or as layers of atoms have.
         source: "joint", or the name of the network whose coefficients all others get.
         block: for networks of different widths: the side of the block of coefficients that is repeated over channels.
         fused: whether the new layers make their filters first (see `AtomConv2d`).
@@ -92,9 +95,8 @@ def share_coefficients(
     with showing(progress):
         for layer in reported(names, "sharing coefficients", "layers"):
             own = {name: layers[layer] for name, (_, layers, _) in found.items()}
-            shared = _Layer(
-                own, _block_of(layer, own, block), source, atoms or math.prod(own[next(iter(own))].kernel_size)
-            )
+            count = atoms or max(map(exact_count, own.values()))
+            shared = _Layer(own, _block_of(layer, own, block), source, count)
             filters = {name: filter_matrix(one) for name, one in own.items()}
             U, D, explained[layer] = shared.fitted(filters)
             control[layer] = shared.control(filters)
@@ -109,13 +111,18 @@ def share_coefficients(
 
 def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     """Return the networks by name; refuse too few of them, and options that mean nothing."""
+    if isinstance(models, nn.Module):
+        raise ValueFault("`models` are several networks, by name or in a row; got one.")
     given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"coefficients are shared by two networks or more; got {len(given)}.")
+    if JOINT in given:
+        raise NameClash("a network can't be named 'joint', which is a `source` of coefficients; name it otherwise.")
     if source not in (JOINT, *given):
-        raise UnknownName(f"`source` is 'joint' or a network{did_you_mean(source, given) or '.'} Got {source!r}.")
-    if atoms is not None and (isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1):
-        raise ValueFault(f"`atoms` is a number of atoms, 1 or more; got {atoms!r}.")
+        hint = did_you_mean(str(source), given) or "."
+        raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.")
+    if atoms is not None:
+        refuse_atoms(atoms)
     return given
 
 
@@ -133,7 +140,7 @@ class _Layer:
         copies = {name: F.shape[0] / math.prod(self.block) for name, F in filters.items()}
         means = {name: _mean_block(F, self.own[name], self.block) for name, F in filters.items()}
         sides = [means[name] * copies[name] ** 0.5 for name in (means if self.source == JOINT else [self.source])]
-        U, _ = leading_atoms(torch.cat(sides, 1), self.atoms)
+        U = _leading(torch.cat(sides, 1), self.atoms)
         D = {name: U.T @ mean for name, mean in means.items()}
         totals = {name: float(F.square().sum()) for name, F in filters.items()}
         shares = {name: copies[name] * float(D[name].square().sum()) for name in filters}
@@ -145,6 +152,20 @@ class _Layer:
         shuffled = {name: _shuffled(F, self.own[name], generator) for name, F in filters.items() if name != self.source}
         _, _, shares = self.fitted(dict(filters) | shuffled)
         return sum(shares[name] for name in shuffled) / len(shuffled)
+
+
+def _leading(F: Tensor, count: int) -> Tensor:
+    """Return the leading left singular vectors of filters side by side; of many networks, from the smaller Gram matrix.
+
+    That is about three times as fast as a singular value decomposition, and misses only rounding of the sum of squares.
+    """
+    rows, columns = F.shape
+    if min(rows, columns) <= EXACT:
+        return leading_atoms(F, count)[0]
+    U = torch.linalg.eigh(F @ F.T if rows < columns else F.T @ F).eigenvectors.flip(1)[:, :count]
+    U = U if rows < columns else torch.linalg.qr(F @ U).Q
+    D = U.T @ F
+    return U * torch.where(D.gather(1, D.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(U).T
 
 
 def _shuffled(F: Tensor, layer: Layer, generator: torch.Generator) -> Tensor:
