@@ -15,11 +15,13 @@ from netkin.sources.architectures import (
     CharLSTM,
     ConvNet,
     ResNet,
+    VisionTransformer,
     resnet18,
     resnet50,
     svcca_convnet,
     thin,
     tiny10,
+    vit,
 )
 from netkin.training import Recipe
 
@@ -68,6 +70,11 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+# of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
+_SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
+_FEW_SPARSE = _SPARSE.but(epochs=None, steps=100, batch=50, rate=0.05, warmup=10, shift=2)
+_PATCHES = _SPARSE.but(epochs=12, optimizer="adamw", rate=1e-3, decay=0.05)
+_FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
@@ -78,6 +85,10 @@ RECIPES: dict[str, dict[str, Network]] = {
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
         "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
         "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),
+        "resnet20-sparse": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _FEW_SPARSE),
+        "resnet56-sparse": Network(lambda: ResNet((4, 4, 4), (8, 16, 32)), _FEW_SPARSE),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_SPARSE),
+        "vit-tokens": Network(lambda: VisionTransformer(16, 4, 48, 4, 3, 10), _FEW_PATCHES),
     },
     "gpu": {
         "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
@@ -89,6 +100,10 @@ RECIPES: dict[str, dict[str, Network]] = {
         },
         "resnet18": Network(resnet18, _TASKS),
         "resnet50": Network(resnet50, _TASKS),
+        "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
+        "resnet56-sparse": Network(lambda: thin(56), _SPARSE),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=6)),
+        "vit-tokens": Network(vit, _PATCHES),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }

@@ -1,0 +1,207 @@
+"""The claims about the CKA sparsity loss, on small networks of made-up images: what they measure is what they say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+from netkin.applications.sparsity import masks_of
+from netkin.errors import ValueFault
+from netkin.sources.architectures import ResNet, VisionTransformer
+from netkin.training import Recipe, accuracy, train
+from reproductions import laboratory
+from reproductions.laboratory import Images, Lab, Network
+from reproductions.sparsity import nets, sparse_training
+from reproductions.sparsity.nets import Case
+
+CLASSES = {"cifar10": 10, "cifar100": 20}
+
+
+def made_up(name, seed, size=32):
+    """Return 160 and 80 images, each a noisy picture of its class."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = CLASSES[name]
+    pictures = torch.randn(classes, 3, 4, 4, generator=generator)
+    parts = []
+    for count in (160, 80):
+        labels = torch.randperm(count, generator=generator) % classes
+        noise = torch.randn(count, 3, size, size, generator=generator)
+        parts += [torch.nn.functional.interpolate(pictures[labels], scale_factor=size // 4) + noise, labels]
+    return Images(name, tuple(map(str, range(classes))), *parts)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A laboratory of two made-up sets, with narrow networks that are trained for few steps, and few trials."""
+    with pytest.MonkeyPatch.context() as patch:
+        recipe = Recipe(steps=6, batch=16, rate=0.05, decay=5e-4, drop_last=True)
+        sparse = Network(lambda: ResNet((2, 2), (4, 8)), recipe)
+        names = ("resnet20-sparse", "resnet56-sparse", "resnet18-pretrained")
+        vit = Network(lambda: VisionTransformer(16, 4, 12, 4, 3, 10), recipe.but(optimizer="adamw", rate=1e-3))
+        patch.setitem(laboratory.RECIPES, "cpu", {name: sparse for name in names} | {"vit-tokens": vit})
+        patch.setitem(nets.SEEDS, "cpu", 2)
+        patch.setitem(nets.HELD_OUT, "cpu", 60)
+        for arm, strengths in nets.STRENGTHS.items():
+            patch.setitem(nets.STRENGTHS, arm, strengths[:2])
+        lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
+        lab.__dict__["_sets"] = {name: made_up(name, seed) for seed, name in enumerate(CLASSES)}
+        yield lab
+
+
+def with_sets(lab, change):
+    """Return a laboratory whose sets of images are changed."""
+    other = Lab("cpu", cache=lab.cache, data=Path("nowhere"))
+    other.__dict__["_sets"] = {name: change(images) for name, images in lab.__dict__["_sets"].items()}
+    return other
+
+
+# --- the networks -----------------------------------------------------------------------------------------------------
+
+
+def test_arms_of_one_seed_share_masks_start_and_batches(lab):
+    base = Case(of="cifar100", sparsity=0.9)
+    models = [nets.fresh(lab, base._replace(arm=arm, strength=0.1)) for arm in ("base", "stage", "random")]
+    first, *others = (model.state_dict() for model in models)
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+    other = nets.fresh(lab, base._replace(seed=1))
+    assert any(not torch.equal(mask, masks_of(other)[name]) for name, mask in masks_of(models[0]).items())
+    assert models[0].fc.out_features == 20
+    total = sum(mask.numel() for mask in masks_of(other).values())
+    assert sum(int((~mask).sum()) for mask in masks_of(other).values()) == round(0.9 * total)
+
+
+def test_beta_zero_at_the_same_cost_is_training_without_the_term(lab):
+    case = Case(sparsity=0.5)
+    plain, images = nets.fresh(lab, case), nets.pictures(lab, "cifar10")
+    train(plain, images.train, lab.recipe(case.net).recipe, seed=0, progress=False)
+    assert nets.trained(lab, case)["accuracy"] == accuracy(plain, images.test)
+    assert nets.trained(lab, case)["similarity"] == nets.interlayer(plain, images.test_images)
+
+
+def test_every_arm_trains_another_network_and_leaves_no_hook_behind(lab):
+    losses = {}
+    for arm, strength in (("base", 0), ("stage", 1), ("augmented", 1), ("cca", 1), ("random", 1), ("decay", 0.3)):
+        case = Case(sparsity=0.5, arm=arm, strength=strength, samples=16, every=1)
+        model = nets.fresh(lab, case)
+        with nets.term(model, case) as hook:
+            recipe = lab.recipe(case.net).recipe.but(decay=strength) if arm == "decay" else lab.recipe(case.net).recipe
+            train(model, nets.pictures(lab, "cifar10").train, recipe, hooks=[hook], progress=False)
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        losses[arm] = model.fc.weight.norm().item()
+    assert len(set(losses.values())) == len(losses)
+
+
+def test_a_network_is_judged_on_held_out_images_when_a_strength_is_chosen_and_sees_no_test_image(lab):
+    blind = with_sets(lab, lambda own: replace(own, test_images=torch.full_like(own.test_images, torch.nan)))
+    wanted = {"stage": (Case(sparsity=0.5), "stage"), "decay": (Case(sparsity=0.5), "decay")}
+    assert {name: one.accuracies for name, one in nets.chosen(lab, wanted).items()} == {
+        name: one.accuracies for name, one in nets.chosen(blind, wanted).items()
+    }
+    for name, one in nets.chosen(lab, wanted).items():
+        assert tuple(one.accuracies) == nets.STRENGTHS[name]
+        assert one.accuracies[one.strength] == max(one.accuracies.values())
+        assert f"{one.strength:g} (" in one.words
+
+
+def test_held_out_images_are_the_last_of_the_training_images_and_not_trained_on(lab):
+    images = nets.pictures(lab, "cifar10")
+    (inputs, _), (others, labels) = nets.parts(images, 60)
+    assert (len(inputs), len(others)) == (100, 60)
+    assert torch.equal(torch.cat([inputs, others]), images.train_images)
+    assert torch.equal(labels, images.train_labels[-60:])
+    assert images.train_images.shape[2:] == (16, 16)
+
+
+def test_a_network_is_trained_once_for_all_claims(lab, monkeypatch):
+    case = Case(sparsity=0.25)
+    first = nets.measured(lab, [case, case])
+    monkeypatch.setattr(nets, "trained", None)
+    assert nets.measured(lab, [case]) == first
+
+
+def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
+    recipe = lab.recipe("resnet20-sparse").recipe.but(rate=1e30)
+    monkeypatch.setitem(
+        laboratory.RECIPES["cpu"], "resnet20-sparse", replace(lab.recipe("resnet20-sparse"), recipe=recipe)
+    )
+    found = nets.trained(lab, Case(sparsity=0.5))
+    assert found["accuracy"] == 0.1
+    assert "the mean loss of epoch" in found["failed"]
+
+
+def test_a_fault_that_is_none_of_training_is_not_taken_for_a_failure(lab):
+    with pytest.raises(ValueFault, match="`beta` is a number"):
+        nets.trained(lab, Case(arm="stage", strength=-1.0))
+
+
+def test_similarity_of_layers_is_the_debiased_cka_of_the_library(lab):
+    model, images = nets.fresh(lab, Case(sparsity=0.5)).eval(), nets.pictures(lab, "cifar10").test_images
+    names = [["layer1.0", "layer1.1"], ["layer2.0", "layer2.1"]]
+    assert nets.stage_layers(model) == names
+    layers = [name for stage in names for name in stage]
+    table = nk.compare(model, model, images, "cka_debiased", layers=layers, shape="flatten", progress=False)
+    wanted = np.mean([table[tuple(stage)] for stage in names])
+    assert nets.interlayer(model, images) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_random_targets_are_layers_with_their_samples_in_another_order(lab):
+    model, images = nets.fresh(lab, Case(sparsity=0.0)), nets.pictures(lab, "cifar10").train_images[:16]
+    with nets.ShuffledTargets(model, 0.5, samples=8, every=2, seed=3) as term, nk.recording(model) as outputs:
+        term.begin(model, None)
+        value = term.loss(model, images, model(images), 1)
+        seen = {name: own[:8].flatten(1).detach().double().numpy() for name, own in outputs.items()}
+        term.after_step(model, 1)
+        assert term.loss(model, images, model(images), 2) is None
+    draw, wanted = torch.Generator().manual_seed(3), 0.0
+    for stage in (["layer1.0", "layer1.1"], ["layer2.0", "layer2.1"]):
+        order = torch.randperm(8, generator=draw).numpy()
+        for one in stage:
+            for other in stage:
+                X, Y = (rows - rows.mean(0) for rows in (seen[one], seen[other][order]))
+                norms = np.linalg.norm(X.T @ X) * np.linalg.norm(Y.T @ Y)
+                wanted += 0.5 * np.linalg.norm(X.T @ Y) ** 2 / norms
+    assert value.item() == pytest.approx(wanted, rel=1e-4)
+    value.backward()
+    assert model.conv1.weight.grad.abs().max() > 0
+
+
+def test_gains_are_those_of_pairs_of_one_seed():
+    ours, others = ([Case(arm=arm, seed=seed) for seed in range(3)] for arm in ("stage", "base"))
+    found = {case: {"accuracy": value} for case, value in zip([*ours, *others], (0.5, 0.4, 0.7, 0.4, 0.2, 0.5))}
+    assert nets.gain(found, ours, others).value == pytest.approx(50 / 3)
+    assert nets.gain(found, ours, others).above(0) is True
+    with pytest.raises(ValueFault, match="in pairs of one seed"):
+        nets.gain(found, ours, others[::-1])
+
+
+# --- the claims -------------------------------------------------------------------------------------------------------
+
+
+def checked(finding, statement):
+    """Return a finding after what holds for all: its controls have names of numbers, and so has what is expected."""
+    assert set(finding.controls) <= set(finding.measured)
+    assert set(statement["expected"]) <= set(finding.measured)
+    assert finding.note
+    return finding
+
+
+def stated(id):
+    from reproductions.claims import named
+
+    [one] = named(id)
+    return {"expected": one.expected, "criterion": one.criterion}
+
+
+def test_random_sparse_training_is_compared_with_base_and_controls(lab):
+    finding = checked(sparse_training.random_sparse_training(lab), stated("sparsity/random-sparse-training"))
+    name = "CIFAR-100 at 0.95: CKA-SR less β = 0"
+    ours, base = (finding.measured[f"CIFAR-100 at 0.95: {arm}"].value for arm in ("stage", "base"))
+    assert finding.measured[name].value == pytest.approx(ours - base)
+    assert finding.measured[name].n == 2
+    random = finding.measured["CIFAR-100 at 0.95: random"].value
+    assert finding.controls[name].value == pytest.approx(random - base)
+    assert finding.measured["networks trained to choose strengths"].value == 8
+    assert finding.curves["Test accuracy on CIFAR-100, %"]["sparsity"] == [0.7, 0.85, 0.9, 0.95, 0.98, 0.998]
