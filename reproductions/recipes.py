@@ -101,7 +101,7 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet18": Network(resnet18, _TASKS),
         "resnet50": Network(resnet50, _TASKS),
         "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
-        "resnet56-sparse": Network(lambda: thin(56), _SPARSE),
+        "resnet56-sparse": Network(lambda: thin(56), _SPARSE.but(epochs=5)),
         "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=6)),
         "vit-tokens": Network(vit, _PATCHES),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),

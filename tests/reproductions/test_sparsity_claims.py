@@ -14,7 +14,7 @@ from netkin.sources.architectures import ResNet, VisionTransformer
 from netkin.training import Recipe, accuracy, train
 from reproductions import laboratory
 from reproductions.laboratory import Images, Lab, Network
-from reproductions.sparsity import nets, sparse_training
+from reproductions.sparsity import ablation, concentration, nets, sparse_training
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
@@ -41,7 +41,7 @@ def lab(tmp_path_factory):
         sparse = Network(lambda: ResNet((2, 2), (4, 8)), recipe)
         names = ("resnet20-sparse", "resnet56-sparse", "resnet18-pretrained")
         vit = Network(lambda: VisionTransformer(16, 4, 12, 4, 3, 10), recipe.but(optimizer="adamw", rate=1e-3))
-        patch.setitem(laboratory.RECIPES, "cpu", {name: sparse for name in names} | {"vit-tokens": vit})
+        patch.setitem(laboratory.RECIPES, "cpu", dict.fromkeys(names, sparse) | {"vit-tokens": vit})
         patch.setitem(nets.SEEDS, "cpu", 2)
         patch.setitem(nets.HELD_OUT, "cpu", 60)
         for arm, strengths in nets.STRENGTHS.items():
@@ -170,7 +170,8 @@ def test_random_targets_are_layers_with_their_samples_in_another_order(lab):
 
 def test_gains_are_those_of_pairs_of_one_seed():
     ours, others = ([Case(arm=arm, seed=seed) for seed in range(3)] for arm in ("stage", "base"))
-    found = {case: {"accuracy": value} for case, value in zip([*ours, *others], (0.5, 0.4, 0.7, 0.4, 0.2, 0.5))}
+    accuracies = (0.5, 0.4, 0.7, 0.4, 0.2, 0.5)
+    found = {case: {"accuracy": value} for case, value in zip([*ours, *others], accuracies, strict=True)}
     assert nets.gain(found, ours, others).value == pytest.approx(50 / 3)
     assert nets.gain(found, ours, others).above(0) is True
     with pytest.raises(ValueFault, match="in pairs of one seed"):
@@ -205,3 +206,55 @@ def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     assert finding.controls[name].value == pytest.approx(random - base)
     assert finding.measured["networks trained to choose strengths"].value == 8
     assert finding.curves["Test accuracy on CIFAR-100, %"]["sparsity"] == [0.7, 0.85, 0.9, 0.95, 0.98, 0.998]
+
+
+def test_larger_betas_are_compared_with_zero_and_with_random_targets(lab, monkeypatch):
+    monkeypatch.setitem(concentration.SEEDS, "cpu", 2)
+    finding = checked(concentration.concentration(lab), stated("sparsity/concentration"))
+    for net, betas in (("ResNet-20", "0.1"), ("ResNet-56", "0.01")):
+        for what in concentration.NUMBERS.values():
+            last, first = (finding.measured[f"{net}, β = {beta}: {what}"].value for beta in (betas, "0"))
+            assert finding.measured[f"{net}: {what}, largest β less β = 0"].value == pytest.approx(last - first)
+            assert f"{net}: {what}, largest β less β = 0" in finding.controls
+    [curve, *_] = finding.curves.values()
+    assert curve["ResNet-56"][-1] is None
+    assert len(curve["ResNet-20"]) == 4
+
+
+def test_a_strong_term_lowers_the_similarity_of_layers_of_the_same_stage(lab):
+    recipe = {"steps": 60, "batch": 16, "rate": 0.05}
+    found = {}
+    for arm in ("base", "stage"):
+        model = nets.fresh(lab, case := Case(sparsity=0.5, arm=arm, strength=0.5, every=1))
+        with nets.term(model, case) as hook:
+            train(model, nets.pictures(lab, "cifar10").train, hooks=[hook], progress=False, **recipe)
+        found[arm] = nets.interlayer(model, nets.pictures(lab, "cifar10").test_images)
+    assert found["stage"] < found["base"] - 0.1
+
+
+def test_variants_of_samples_and_batches_are_compared_over_all_betas(lab, monkeypatch):
+    monkeypatch.setitem(ablation.SEEDS, "cpu", 2)
+    monkeypatch.setattr(ablation, "BETAS", (1e-4, 1e-2))
+    finding = checked(ablation.samples_and_batches(lab), stated("sparsity/samples-and-batches"))
+    by_beta = [finding.measured[f"all samples, every batch: β = {beta}"].value for beta in ("0.0001", "0.01")]
+    base = finding.measured["β = 0: test accuracy, %"].value
+    assert finding.measured["all samples, every batch less β = 0"].value == pytest.approx(np.mean(by_beta) - base)
+    cells = [one.value for name, one in finding.measured.items() if ": β = " in name]
+    assert len(cells) == 6
+    best = finding.measured["best of all on test less their mean"].value
+    assert best == pytest.approx(max(cells) - np.mean(cells))
+
+
+def test_cca_is_compared_with_cka_and_failures_are_counted(lab):
+    finding = checked(ablation.cca_and_cka(lab), stated("sparsity/cca"))
+    ours, other = (finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "CCA"))
+    assert finding.measured["CKA-SR less CCA"].value == pytest.approx(ours - other)
+    assert finding.measured["CCA: failures to converge, %"].value >= 0
+
+
+def test_a_network_far_below_its_pair_counts_as_a_failure_too():
+    ours, base = ([Case(arm=arm, seed=seed) for seed in range(3)] for arm in ("cca", "base"))
+    own = [("", 0.5), ("not finite", 0.1), ("", 0.2)]
+    found = {case: {"accuracy": value, "failed": fault} for case, (fault, value) in zip(ours, own, strict=True)}
+    found |= {case: {"accuracy": 0.5, "failed": ""} for case in base}
+    assert ablation.failures(found, ours, base).value == pytest.approx(200 / 3)
