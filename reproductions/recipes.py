@@ -73,7 +73,7 @@ _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images wi
 # of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
 _SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
 _FEW_SPARSE = _SPARSE.but(epochs=None, steps=100, batch=50, rate=0.05, warmup=10, shift=2)
-_PATCHES = _SPARSE.but(epochs=12, optimizer="adamw", rate=1e-3, decay=0.05)
+_PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {

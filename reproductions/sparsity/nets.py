@@ -274,6 +274,14 @@ def gain(found: Mapping[Case, Found], ours: Sequence[Case], others: Sequence[Cas
     return gains(values(found, ours, what), values(found, others, what))
 
 
+def noise_words(differences: Mapping[str, Measured]) -> str:
+    """Return in words which differences exceed the noise, and which are undecided."""
+    beyond = [f"{name} ({one.value:+.3g})" for name, one in differences.items() if one.above(0) is not None]
+    within = [name for name, one in differences.items() if one.above(0) is None]
+    told = f"Beyond the noise: {'; '.join(beyond) or 'none'}."
+    return f"{told} Undecided: {'; '.join(within)}." if within else told
+
+
 def setting_words(lab: Lab, net: str) -> str:
     """Return how networks are trained, in words."""
     smaller = " on images of 16 × 16 pixels" if lab.scale == "cpu" else ""

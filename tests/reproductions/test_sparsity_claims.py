@@ -13,8 +13,9 @@ from netkin.errors import ValueFault
 from netkin.sources.architectures import ResNet, VisionTransformer
 from netkin.training import Recipe, accuracy, train
 from reproductions import laboratory
+from reproductions.claims import Measured
 from reproductions.laboratory import Images, Lab, Network
-from reproductions.sparsity import ablation, concentration, nets, sparse_training
+from reproductions.sparsity import ablation, concentration, dropped_tokens, nets, pretraining, sparse_training, tickets
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
@@ -178,6 +179,12 @@ def test_gains_are_those_of_pairs_of_one_seed():
         nets.gain(found, ours, others[::-1])
 
 
+def test_what_exceeds_the_noise_is_told_with_its_value_and_the_rest_is_undecided():
+    told = nets.noise_words({"a": Measured.over([1, 1.1, 0.9]), "b": Measured.over([1, -1, 0]), "c": Measured(1.0)})
+    assert told == "Beyond the noise: a (+1). Undecided: b; c."
+    assert nets.noise_words({"a": Measured.over([-2, -2.1, -1.9])}) == "Beyond the noise: a (-2)."
+
+
 # --- the claims -------------------------------------------------------------------------------------------------------
 
 
@@ -199,10 +206,12 @@ def stated(id):
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     finding = checked(sparse_training.random_sparse_training(lab), stated("sparsity/random-sparse-training"))
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"
-    ours, base = (finding.measured[f"CIFAR-100 at 0.95: {arm}"].value for arm in ("stage", "base"))
+    ours, base, random = (
+        finding.measured[f"CIFAR-100 at 0.95: {arm}, test accuracy, %"].value
+        for arm in ("CKA-SR", "β = 0", "random targets")
+    )
     assert finding.measured[name].value == pytest.approx(ours - base)
     assert finding.measured[name].n == 2
-    random = finding.measured["CIFAR-100 at 0.95: random"].value
     assert finding.controls[name].value == pytest.approx(random - base)
     assert finding.measured["networks trained to choose strengths"].value == 8
     assert finding.curves["Test accuracy on CIFAR-100, %"]["sparsity"] == [0.7, 0.85, 0.9, 0.95, 0.98, 0.998]
@@ -258,3 +267,54 @@ def test_a_network_far_below_its_pair_counts_as_a_failure_too():
     found = {case: {"accuracy": value, "failed": fault} for case, (fault, value) in zip(ours, own, strict=True)}
     found |= {case: {"accuracy": 0.5, "failed": ""} for case in base}
     assert ablation.failures(found, ours, base).value == pytest.approx(200 / 3)
+
+
+def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypatch):
+    monkeypatch.setitem(tickets.SEEDS, "cpu", 2)
+    finding = checked(tickets.tickets(lab), stated("sparsity/lottery-tickets"))
+    ours, base = (finding.measured[f"accuracy of the ticket at 0.95: {arm}"].value for arm in ("CKA-SR", "β = 0"))
+    assert finding.measured[tickets.GAIN].value == pytest.approx(ours - base)
+    curve = finding.curves["Test accuracy of tickets, %"]
+    assert curve["sparsity"][0] == 0
+    assert curve["sparsity"][-1] == pytest.approx(0.95, abs=1e-3)
+    assert curve["β = 0"][-1] == pytest.approx(base)
+    alone = tickets.rounds_of(lab, ("base", 0.0, 1))
+    model = nets.fresh(lab, Case(sparsity=0.0, seed=1))
+    images = nets.pictures(lab, "cifar10")
+    train(model, images.train, lab.recipe("resnet20-sparse").recipe, seed=1, progress=False)
+    assert alone["rounds"][0] == [0.0, 100 * accuracy(model, images.test)]
+
+
+def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatch):
+    monkeypatch.setitem(pretraining.SEEDS, "cpu", 2)
+    finding = checked(pretraining.pretraining(lab), stated("sparsity/pretraining"))
+    ours, base = (finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "β = 0"))
+    assert finding.measured[pretraining.GAIN].value == pytest.approx(ours - base)
+    assert finding.measured["networks trained to choose strengths"].value == 4
+    assert set(finding.controls) == {pretraining.GAIN, pretraining.SMALL}
+
+
+def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monkeypatch):
+    monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
+    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
+    finding = checked(dropped_tokens.tokens(lab), stated("sparsity/tokens"))
+    ours, plain, random = (
+        finding.measured[f"{words}: test accuracy, %"].value
+        for words in ("CKA-SR, keep 0.7, Eq. 13", "plain, keep 0.7, predicted", "CKA-SR, keep 0.7, random")
+    )
+    assert finding.measured[dropped_tokens.difference(0.7)].value == pytest.approx(ours - plain)
+    assert finding.controls[dropped_tokens.difference(0.7)].value == pytest.approx(random - plain)
+    costs = [
+        finding.measured[f"{name}: multiply-adds an image"].value
+        for name in ("all", "keep 0.9, Eq. 13", "keep 0.7, Eq. 13")
+    ]
+    assert costs == sorted(costs, reverse=True)
+    assert "steps=3" in finding.note
+
+
+def test_tokens_dropped_at_random_are_the_same_for_a_seed(lab):
+    model = nk.sparsify_tokens(nets.fresh(lab, Case("vit-tokens", sparsity=0.0)), 0.5, predict=False, similarity=False)
+    test = nets.pictures(lab, "cifar10").test
+    state = torch.get_rng_state()
+    assert dropped_tokens._judged(model, test, 1) == dropped_tokens._judged(model, test, 1)
+    assert torch.equal(torch.get_rng_state(), state)
