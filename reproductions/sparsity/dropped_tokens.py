@@ -35,7 +35,7 @@ FINE: dict[str, dict[str, Any]] = {  # how dropping is learnt after the training
     "cpu": {"steps": 60, "rate": 5e-4, "warmup": 10},
     "gpu": {"epochs": None, "steps": 120, "rate": 2e-4, "warmup": 10},
 }
-WAYS: dict[str, dict[str, bool]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "predicted": {"predict": True, "similarity": False},
     "Eq. 13": {"predict": True, "similarity": True},
     "random": {"predict": False, "similarity": False},
@@ -97,7 +97,10 @@ def accuracies(lab: Lab, task: tuple[str, float, int]) -> dict[str, Any]:
     with term(model, case) as hook:
         train(model, images.train, recipe, seed=seed, hooks=[hook], progress=False)
     model.eval()
-    found = {"all": _judged(model, images.test, seed), "similarity": interlayer(model, images.test_images[:200])}
+    found: dict[str, Any] = {
+        "all": _judged(model, images.test, seed),
+        "similarity": interlayer(model, images.test_images[:200]),
+    }
     found["costs"] = {"all": list(token_costs(model, images.test_images[:1]))}
     for keep in KEEPS:
         for way, settings in WAYS.items():

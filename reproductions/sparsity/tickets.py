@@ -83,10 +83,11 @@ def rounds_of(lab: Lab, task: tuple[str, float, int]) -> dict[str, Any]:
     arm, strength, seed = task
     case = Case(NET, sparsity=0.0, arm=arm, strength=strength, seed=seed)
     model, images = fresh(lab, case), pictures(lab, case.of)
-    recipe, options = lab.recipe(NET).recipe.but(**SHORTER[lab.scale]), {"test": images.test, "progress": False}
+    recipe = lab.recipe(NET).recipe.but(**SHORTER[lab.scale])
+    options: dict[str, Any] = {"test": images.test, "seed": seed, "progress": False}
     with term(model, case) as hook:
         found = lottery_tickets(
-            model, images.train, recipe, sparsity=SPARSITY, rounds=ROUNDS[lab.scale], seed=seed, hooks=[hook], **options
+            model, images.train, recipe, sparsity=SPARSITY, rounds=ROUNDS[lab.scale], hooks=[hook], **options
         )
     return {
         "rounds": [[one.sparsity, 100 * one.record["accuracy"]] for one in found.rounds],
