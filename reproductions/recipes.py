@@ -72,7 +72,7 @@ _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
 # of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
 _SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
-_FEW_SPARSE = _SPARSE.but(epochs=None, steps=100, batch=50, rate=0.05, warmup=10, shift=2)
+_FEW_SPARSE = _SPARSE.but(epochs=None, steps=200, batch=50, rate=0.05, warmup=20, shift=2)
 _PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
@@ -102,7 +102,7 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet50": Network(resnet50, _TASKS),
         "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
         "resnet56-sparse": Network(lambda: thin(56), _SPARSE.but(epochs=5)),
-        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=6)),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=5)),
         "vit-tokens": Network(vit, _PATCHES),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },

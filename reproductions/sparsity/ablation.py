@@ -124,9 +124,9 @@ ARMS = {"base": "β = 0", "cca": "CCA", "stage": "CKA-SR", "random": "random tar
     criterion="ResNet-20 on CIFAR-10 at 0.95; CCA is `cca_mean_squared` of positions. β is for each the best of "
     f"{len(STRENGTHS['cca'])} values on held-out training images. Three parts: CCA is above β = 0, and above random "
     "targets; CKA-SR is above CCA; in pairs of one seed with the same masks, start and batches, "
-    f"{BY_T} over the seeds; and more trainings with CCA fail to converge, trials included: with weights that are no "
-    f"numbers, or an accuracy below {FAILED:g} of that of β = 0 with the same seed. No failure of either leaves the "
-    "third part undecided.",
+    f"{BY_T} over the seeds; and more trainings with CCA fail to converge, trials included, by the same interval: with "
+    f"weights that are no numbers, or an accuracy below {FAILED:g} of that of β = 0 with the same seed. No failure of "
+    "either leaves the third part undecided.",
     measures=["cka", "cca_mean_squared"],
 )
 def cca_and_cka(lab: Lab) -> Finding:
@@ -139,17 +139,18 @@ def cca_and_cka(lab: Lab) -> Finding:
     gained = {f"{ARMS[one]} less {ARMS[other]}": gain(found, arms[one], arms[other])
               for one, other in (("stage", "cca"), ("cca", "base"), ("stage", "base"), ("cca", "random"))}  # fmt: skip
     failed = {arm: _failures(lab, found, arms[arm], arms["base"]) for arm in ("cca", "stage")}
-    more = None if not any(one.value for one in failed.values()) else failed["cca"].value > failed["stage"].value
+    more = gains(failed["cca"], failed["stage"])
     parts = (
         all_of(gained["CCA less β = 0"].above(0), gained["CCA less random targets"].above(0)),
         gained["CKA-SR less CCA"].above(0),
-        more,
+        more.above(0) if any(failed["cca"] + failed["stage"]) else None,
     )
     chance = gain(found, arms["random"], arms["base"])
     return Finding(
         verdict(*parts),
         gained
-        | {f"{ARMS[arm]}: failures to converge, %": one for arm, one in failed.items()}
+        | {f"{ARMS[arm]}: failures to converge, %": Measured.over(own) for arm, own in failed.items()}
+        | {"failures to converge, %: CCA less CKA-SR": more}
         | {f"{words}: test accuracy, %": mean_of(found, arms[arm]) for arm, words in ARMS.items()}
         | {f"{words}: seconds of a training": mean_of(found, arms[arm], "seconds") for arm, words in ARMS.items()}
         | {"networks trained to choose β": Measured(sum(len(one.accuracies) for one in choices.values()))},
@@ -160,18 +161,18 @@ def cca_and_cka(lab: Lab) -> Finding:
     )
 
 
-def _failures(lab: Lab, found: Mapping[Case, Found], ours: Sequence[Case], base: Sequence[Case]) -> Measured:
-    """Return the share of trainings of an arm that failed, those of its trials included, in percent."""
+def _failures(lab: Lab, found: Mapping[Case, Found], ours: Sequence[Case], base: Sequence[Case]) -> list[float]:
+    """Return of each training of an arm, those of its trials included, whether it failed: 0 or 100."""
     arm = ours[0].arm
     trials = [Case(arm=arm, strength=one, seed=nets.SEARCH, held_out=True) for one in STRENGTHS[arm]]
     return failures({**found, **measured(lab, trials)}, [*ours, *trials], base)
 
 
-def failures(found: Mapping[Case, Found], ours: Sequence[Case], base: Sequence[Case]) -> Measured:
-    """Return the share of networks that are no numbers, or far below β = 0 of the same seed or of all, in percent."""
+def failures(found: Mapping[Case, Found], ours: Sequence[Case], base: Sequence[Case]) -> list[float]:
+    """Return 100 of each network that is no numbers, or far below β = 0 of its seed (a trial: of all), else 0."""
     by_seed = {case.seed: found[case]["accuracy"] for case in base}
     usual = mean(by_seed.values())
     failed = [
         bool(found[case]["failed"]) or found[case]["accuracy"] < FAILED * by_seed.get(case.seed, usual) for case in ours
     ]
-    return Measured.over(100 * one for one in failed)
+    return [100.0 * one for one in failed]

@@ -266,7 +266,9 @@ def test_a_network_far_below_its_pair_counts_as_a_failure_too():
     own = [("", 0.5), ("not finite", 0.1), ("", 0.2)]
     found = {case: {"accuracy": value, "failed": fault} for case, (fault, value) in zip(ours, own, strict=True)}
     found |= {case: {"accuracy": 0.5, "failed": ""} for case in base}
-    assert ablation.failures(found, ours, base).value == pytest.approx(200 / 3)
+    assert ablation.failures(found, ours, base) == [0, 100, 100]
+    trial = Case(arm="cca", seed=nets.SEARCH, held_out=True)
+    assert ablation.failures({**found, trial: {"accuracy": 0.24, "failed": ""}}, [trial], base) == [100]
 
 
 def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypatch):
