@@ -33,11 +33,11 @@ GAIN, SMALL = "CKA-SR less β = 0", f"weights below {RELATIVE:g} of a layer's r.
     "classification accuracy of ResNet18 and ResNet50 models",
     expected={GAIN: "0.71 (75.61 → 76.32)", SMALL: "above 0 (Fig. 3)"},
     control="samples in random order in place of the layers compared; and weight decay given as many trials",
-    criterion="A ResNet-18 of half the width, without masks, on CIFAR-100. β, and the weight decay of the "
-    f"control, are each the best of {len(STRENGTHS['stage'])} values on held-out training images. Two parts: with CKA-SR "
-    "the test accuracy is higher than with β = 0, than with random targets and than with that weight decay; and the share of weights below "
-    f"{RELATIVE:g} of their layer's r.m.s. is higher than with β = 0 and with random targets. In pairs of one seed "
-    f"with the same start and batches, {BY_T} over the seeds.",
+    criterion="A ResNet-18 of half the width, without masks, on CIFAR-100. β, and the weight decay of the control, are "
+    f"each the best of {len(STRENGTHS['stage'])} values on held-out training images. Two parts: with CKA-SR the test "
+    "accuracy is higher than with β = 0, than with random targets and than with that weight decay; and the share of "
+    f"weights below {RELATIVE:g} of their layer's r.m.s. is higher than with β = 0 and with random targets. In pairs "
+    f"of one seed with the same start and batches, {BY_T} over the seeds.",
     measures=["cka", "cka_debiased"],
 )
 def pretraining(lab: Lab) -> Finding:
