@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -320,3 +321,81 @@ def test_tokens_dropped_at_random_are_the_same_for_a_seed(lab):
     state = torch.get_rng_state()
     assert dropped_tokens._judged(model, test, 1) == dropped_tokens._judged(model, test, 1)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- the verdicts, on made-up numbers ---------------------------------------------------------------------------------
+
+
+def told(lab, monkeypatch, claim, **effects):
+    """Return the verdict of a claim on networks whose numbers are those of their seed, plus effects of their arms."""
+
+    def trained(lab, case):
+        moved = effects.get(case.arm, 0.0) + Random(repr(case)).gauss(0, 1e-3)
+        own = {"accuracy": 0.5 + 0.01 * (case.seed % 10) + moved, "seconds": 1.0, "failed": ""}
+        return own | {"similarity": 0.9 - moved, "small": 0.1 + moved, "relatively small": 0.1 + moved}
+
+    monkeypatch.setattr(nets, "trained", trained)
+    for module in (ablation, concentration, pretraining):
+        monkeypatch.setitem(module.SEEDS, "cpu", 3)
+    monkeypatch.setitem(nets.SEEDS, "cpu", 3)
+    return claim(with_sets(lab, lambda images: images)).verdict
+
+
+CLAIMS = {
+    "sparse training": sparse_training.random_sparse_training,
+    "concentration": concentration.concentration,
+    "pretraining": pretraining.pretraining,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+@pytest.mark.parametrize(
+    "effects, verdict",
+    [
+        ({"stage": 0.05, "augmented": 0.05}, "holds"),
+        ({}, "undecided"),
+        ({"stage": -0.05, "augmented": -0.05}, "does not hold"),
+    ],
+)
+def test_a_claim_holds_where_the_term_does_something_and_is_undecided_where_it_does_not(
+    lab, monkeypatch, claim, effects, verdict
+):
+    assert told(lab, monkeypatch, claim, **effects) == verdict
+
+
+@pytest.mark.parametrize(
+    "effects, verdict",
+    [
+        ({"stage": 0.05, "augmented": 0.05, "random": 0.05}, "undecided"),
+        ({"stage": 0.05, "augmented": 0.05, "random": 0.1}, "holds in part"),
+        ({"stage": 0.05, "augmented": 0.05, "decay": 0.1}, "holds in part"),
+    ],
+)
+def test_sparse_training_does_not_hold_where_a_control_does_as_much(lab, monkeypatch, effects, verdict):
+    assert told(lab, monkeypatch, sparse_training.random_sparse_training, **effects) == verdict
+
+
+def test_random_targets_that_lower_similarity_as_much_leave_concentration_undecided(lab, monkeypatch):
+    assert told(lab, monkeypatch, concentration.concentration, stage=0.05, random=0.05) == "undecided"
+
+
+def test_weight_decay_that_does_more_takes_the_gain_of_pretraining(lab, monkeypatch):
+    assert told(lab, monkeypatch, pretraining.pretraining, stage=0.05, decay=0.1) == "holds in part"
+
+
+def test_samples_and_batches_need_more_than_random_targets(lab, monkeypatch):
+    claim = ablation.samples_and_batches
+    assert told(lab, monkeypatch, claim, stage=0.05) == "undecided"  # all variants do the same
+    assert told(lab, monkeypatch, claim, stage=0.05, random=0.1) == "holds in part"
+
+
+@pytest.mark.parametrize(
+    "effects, verdict",
+    [
+        ({"stage": 0.1, "cca": 0.05}, "undecided"),  # no training failed
+        ({"stage": 0.1, "cca": -0.4}, "holds in part"),  # all of CCA failed
+        ({"stage": -0.4, "cca": 0.05}, "holds in part"),  # all of CKA failed
+    ],
+)
+def test_cca_is_judged_by_accuracy_and_by_failures(lab, monkeypatch, effects, verdict):
+    assert told(lab, monkeypatch, ablation.cca_and_cka, **effects) == verdict
