@@ -1,5 +1,6 @@
 """The claims about the CKA sparsity loss, on small networks of made-up images: what they measure is what they say."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from netkin.errors import ValueFault
 from netkin.sources.architectures import ResNet, VisionTransformer
 from netkin.training import Recipe, accuracy, train
 from reproductions import laboratory
-from reproductions.claims import Measured
+from reproductions.claims import Measured, named
 from reproductions.laboratory import Images, Lab, Network
 from reproductions.sparsity import ablation, concentration, dropped_tokens, nets, pretraining, sparse_training, tickets
 from reproductions.sparsity.nets import Case
@@ -117,9 +118,10 @@ def test_held_out_images_are_the_last_of_the_training_images_and_not_trained_on(
     assert images.train_images.shape[2:] == (16, 16)
 
 
-def test_a_network_is_trained_once_for_all_claims(lab, monkeypatch):
+def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_for_json(lab, monkeypatch):
     case = Case(sparsity=0.25)
     first = nets.measured(lab, [case, case])
+    assert json.loads(json.dumps(first[case])) == first[case]
     monkeypatch.setattr(nets, "trained", None)
     assert nets.measured(lab, [case]) == first
 
@@ -189,23 +191,18 @@ def test_what_exceeds_the_noise_is_told_with_its_value_and_the_rest_is_undecided
 # --- the claims -------------------------------------------------------------------------------------------------------
 
 
-def checked(finding, statement):
-    """Return a finding after what holds for all: its controls have names of numbers, and so has what is expected."""
+def checked(lab, id):
+    """Return what a claim finds, after what holds for all: controls and expected values have names of numbers."""
+    [statement] = named(id)
+    finding = statement.measure(lab)
     assert set(finding.controls) <= set(finding.measured)
-    assert set(statement["expected"]) <= set(finding.measured)
-    assert finding.note
+    assert set(statement.expected) <= set(finding.measured)
+    assert "Undecided: " in finding.note or "Beyond the noise: " in finding.note
     return finding
 
 
-def stated(id):
-    from reproductions.claims import named
-
-    [one] = named(id)
-    return {"expected": one.expected, "criterion": one.criterion}
-
-
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
-    finding = checked(sparse_training.random_sparse_training(lab), stated("sparsity/random-sparse-training"))
+    finding = checked(lab, "sparsity/random-sparse-training")
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"
     ours, base, random = (
         finding.measured[f"CIFAR-100 at 0.95: {arm}, test accuracy, %"].value
@@ -220,7 +217,7 @@ def test_random_sparse_training_is_compared_with_base_and_controls(lab):
 
 def test_larger_betas_are_compared_with_zero_and_with_random_targets(lab, monkeypatch):
     monkeypatch.setitem(concentration.SEEDS, "cpu", 2)
-    finding = checked(concentration.concentration(lab), stated("sparsity/concentration"))
+    finding = checked(lab, "sparsity/concentration")
     for net, betas in (("ResNet-20", "0.1"), ("ResNet-56", "0.01")):
         for what in concentration.NUMBERS.values():
             last, first = (finding.measured[f"{net}, β = {beta}: {what}"].value for beta in (betas, "0"))
@@ -245,7 +242,7 @@ def test_a_strong_term_lowers_the_similarity_of_layers_of_the_same_stage(lab):
 def test_variants_of_samples_and_batches_are_compared_over_all_betas(lab, monkeypatch):
     monkeypatch.setitem(ablation.SEEDS, "cpu", 2)
     monkeypatch.setattr(ablation, "BETAS", (1e-4, 1e-2))
-    finding = checked(ablation.samples_and_batches(lab), stated("sparsity/samples-and-batches"))
+    finding = checked(lab, "sparsity/samples-and-batches")
     by_beta = [finding.measured[f"all samples, every batch: β = {beta}"].value for beta in ("0.0001", "0.01")]
     base = finding.measured["β = 0: test accuracy, %"].value
     assert finding.measured["all samples, every batch less β = 0"].value == pytest.approx(np.mean(by_beta) - base)
@@ -256,7 +253,7 @@ def test_variants_of_samples_and_batches_are_compared_over_all_betas(lab, monkey
 
 
 def test_cca_is_compared_with_cka_and_failures_are_counted(lab):
-    finding = checked(ablation.cca_and_cka(lab), stated("sparsity/cca"))
+    finding = checked(lab, "sparsity/cca")
     ours, other = (finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "CCA"))
     assert finding.measured["CKA-SR less CCA"].value == pytest.approx(ours - other)
     assert finding.measured["CCA: failures to converge, %"].value >= 0
@@ -274,7 +271,7 @@ def test_a_network_far_below_its_pair_counts_as_a_failure_too():
 
 def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypatch):
     monkeypatch.setitem(tickets.SEEDS, "cpu", 2)
-    finding = checked(tickets.tickets(lab), stated("sparsity/lottery-tickets"))
+    finding = checked(lab, "sparsity/lottery-tickets")
     ours, base = (finding.measured[f"accuracy of the ticket at 0.95: {arm}"].value for arm in ("CKA-SR", "β = 0"))
     assert finding.measured[tickets.GAIN].value == pytest.approx(ours - base)
     curve = finding.curves["Test accuracy of tickets, %"]
@@ -290,7 +287,7 @@ def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypat
 
 def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatch):
     monkeypatch.setitem(pretraining.SEEDS, "cpu", 2)
-    finding = checked(pretraining.pretraining(lab), stated("sparsity/pretraining"))
+    finding = checked(lab, "sparsity/pretraining")
     ours, base = (finding.measured[f"{arm}: test accuracy, %"].value for arm in ("CKA-SR", "β = 0"))
     assert finding.measured[pretraining.GAIN].value == pytest.approx(ours - base)
     assert finding.measured["networks trained to choose strengths"].value == 4
@@ -300,7 +297,7 @@ def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatc
 def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monkeypatch):
     monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
     monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
-    finding = checked(dropped_tokens.tokens(lab), stated("sparsity/tokens"))
+    finding = checked(lab, "sparsity/tokens")
     ours, plain, random = (
         finding.measured[f"{words}: test accuracy, %"].value
         for words in ("CKA-SR, keep 0.7, Eq. 13", "plain, keep 0.7, predicted", "CKA-SR, keep 0.7, random")
