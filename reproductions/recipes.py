@@ -16,11 +16,13 @@ from netkin.sources.architectures import (
     ConvNet,
     ResNet,
     VisionTransformer,
+    alexnet,
     resnet18,
     resnet50,
     svcca_convnet,
     thin,
     tiny10,
+    vgg11,
     vit,
 )
 from netkin.training import Recipe
@@ -75,6 +77,9 @@ _SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
 _FEW_SPARSE = _SPARSE.but(epochs=None, steps=200, batch=50, rate=0.05, warmup=20, shift=2)
 _PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
+# of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
+_ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
+_FEW_ATOMS = _ATOMS.but(batch=50)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
@@ -89,6 +94,9 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet56-sparse": Network(lambda: ResNet((4, 4, 4), (8, 16, 32)), _FEW_SPARSE),
         "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_SPARSE),
         "vit-tokens": Network(lambda: VisionTransformer(16, 4, 48, 4, 3, 10), _FEW_PATCHES),
+        "resnet18-atoms": Network(lambda: ResNet((2, 2, 2, 2), (4, 8, 16, 32)), _FEW_ATOMS),
+        "alexnet-atoms": Network(lambda: alexnet(width=8), _FEW_ATOMS),
+        "vgg11-atoms": Network(lambda: vgg11(width=8), _FEW_ATOMS),
     },
     "gpu": {
         "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
@@ -104,6 +112,9 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet56-sparse": Network(lambda: thin(56), _SPARSE.but(epochs=5)),
         "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=5)),
         "vit-tokens": Network(vit, _PATCHES),
+        "resnet18-atoms": Network(resnet18, _ATOMS),
+        "alexnet-atoms": Network(alexnet, _ATOMS),
+        "vgg11-atoms": Network(vgg11, _ATOMS),
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }

@@ -130,8 +130,8 @@ def test_calls_with_many_parameters_describe_each(name):
 
 @pytest.mark.parametrize("name", [
     "activations", "barrier", "class_sensitivity", "collect", "compare", "compare_many", "compress", "dynamics",
-    "ensemble_tasks", "explain", "gradients", "learn_tasks", "lottery_tickets", "model_directions", "recommend", "sparsity_study",
-    "stitch", "stitch_all", "stitch_many", "train", "train_many",
+    "ensemble_tasks", "explain", "gradients", "learn_tasks", "lottery_tickets", "model_directions", "recommend",
+    "sparsify", "sparsity_study", "stitch", "stitch_all", "stitch_many", "train", "train_many",
 ])  # fmt: skip
 def test_every_long_call_takes_progress(name):
     assert inspect.signature(getattr(nk, name)).parameters["progress"].default is None

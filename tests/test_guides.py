@@ -19,8 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
     "adding-a-measure", "adding-a-statistic", "collecting", "compression", "gradients", "learning-dynamics",
-    "continual", "federated",
-    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "sparsity", "stitching", "subspaces", "training",
+    "continual", "federated", "sparsity",
+    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 

@@ -61,7 +61,7 @@ class Fixed(nn.Module):
 
     def forward(self, tokens, kept):
         """Return scores that no noise can change."""
-        odds = torch.full(kept.shape, -1e4, dtype=kept.dtype)
+        odds = torch.full(kept.shape, -1e4, dtype=kept.dtype, device=kept.device)
         odds[:, self.favourites] = 1e4
         return torch.stack([torch.zeros_like(odds), odds], dim=-1)
 

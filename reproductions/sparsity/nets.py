@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.sparsity import CKASparsityLoss, EmptyLayerWarning, epsilon_sparsity, sparsify
-from netkin.errors import NetkinError, ValueFault
+from netkin.applications.sparsity import CKASparsityLoss, epsilon_sparsity, sparsify
+from netkin.errors import EmptyLayerWarning, NetkinError, ValueFault
 from netkin.measures.batch_cka import batch_gram, gram_cosines
 from netkin.representations import guest, recording
 from netkin.representations.layers import stages

@@ -119,7 +119,7 @@ _UNLISTED = {
         "token_costs",
     ],
     "netkin.comparing": ["model_directions"],
-    "netkin.errors": ["InflatedWarning", "NoValue", "PackageWarning"],
+    "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["document"],
 }  # fmt: skip

@@ -14,6 +14,7 @@ NetkinError
 
 InflatedWarning (UserWarning)      a number is right but easily misread
 PackageWarning (UserWarning)       the measures of an installed package could not be loaded
+EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class InflatedWarning(UserWarning):
 
 class PackageWarning(UserWarning):
     """The measures of an installed package could not be loaded; all others work."""
+
+
+class EmptyLayerWarning(UserWarning):
+    """Pruning has left no weight in some layers."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -30,6 +30,9 @@ LINES = {
     "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin",
     "sparsity": f"sparsity {MODEL} --data digits:test --examples 100 --report sparsity.html",
     "recommend": f"recommend {MODEL} --data digits:test --examples 200 --report which.html",
+    "federate": f"federate {MODEL} --data digits:train --clients 3 --classes 2 --rounds 1 --report users.html",
+    "learn-tasks": f"learn-tasks {MODEL} --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=256 "
+    "--report sequence.html",
     "report": "report ab.netkin --out again.html",
     "show": "show ab.netkin",
     "measures": "measures",
@@ -47,6 +50,7 @@ NEEDY = {  # what needs a package that is not there, and the extra that brings i
     "tasks --figure": (f"tasks a={MODEL},digits:test --figure tasks.png", "figures"),
     "recommend --figure": (f"recommend {MODEL} --data digits:test --figure which.png", "figures"),
     "sparsity --figure": (f"sparsity {MODEL} --figure sparsity.png", "figures"),
+    "federate --figure": (f"federate {MODEL} --data digits:train --classes 2 --figure users.png", "figures"),
     "images": (f"compare {MODEL} --data images:pictures", "images"),
     "hf": ("layers hf:bert", "hf"),
 }

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import netkin as nk
+from netkin.comparing.alignment import Alignment
 from netkin.errors import ForwardError, NameClash, ShapeError, UnknownName, ValueFault
 from netkin.representations.inputs import examples_in
 
@@ -248,3 +249,12 @@ def test_masked_values_in_the_data_are_refused(maps, images):
         nk.compare(maps(), data=holes)
     whole = nk.compare(maps(), data=np.ma.masked_array(images.numpy()), layers="fc")
     assert whole["fc", "fc"] == pytest.approx(1)
+
+
+def test_the_layers_of_many_models_are_listed_in_one_look(monkeypatch):
+    looks, shown = [], Alignment.shown.fget
+    monkeypatch.setattr(Alignment, "shown", property(lambda self: (looks.append(1), shown(self))[1]))
+    models = {str(k): nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)) for k in range(6)}
+    found = nk.compare_many(models, torch.randn(20, 3), ["cka"], pairs="corresponding", progress=False)
+    assert len(found) == 15
+    assert len(looks) < 15 * len(models)  # and not for each model again

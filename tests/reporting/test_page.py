@@ -312,10 +312,13 @@ def test_a_bad_path_is_one_clear_sentence(made, tmp_path):
 def test_what_is_no_comparison_is_refused(made, tmp_path):
     with pytest.raises(
         ValueFault,
-        match=r"a report shows comparisons, a series or a ranking; got str. `nk.load\(path\)` opens a saved one.",
+        match=r"a report shows comparisons, a series, .* in a row; got str. `nk.load\(path\)` opens a saved one.",
     ):
         report("ab.netkin", tmp_path / "page.html")
-    with pytest.raises(ValueFault, match="a report shows comparisons, a series or a ranking; got int.$"):
+    with pytest.raises(
+        ValueFault,
+        match="a report shows comparisons, a series, a ranking, a federation or tasks learnt in a row; got int.$",
+    ):
         report([made.comparison(), 3], tmp_path / "page.html")
     with pytest.raises(ValueFault, match="a report needs at least one comparison; got none."):
         report([], tmp_path / "page.html")

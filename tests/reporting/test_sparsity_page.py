@@ -1,5 +1,7 @@
 """The page and the figure of a sparsity study: every number is on it, names are escaped, and it needs no data."""
 
+import csv
+import io
 import json
 import re
 
@@ -30,7 +32,7 @@ def test_the_page_tells_what_the_study_holds(study):
     shares = table.shares()[0], table.shares(of_left=True)[0]
     for words in (
         "after keeps 60 of 300 weights, a sparsity of 0.8000",
-        "below 0.05, of all · of those left",
+        "below 0.05</th>",
         f"{shares[0]:.2%} · {shares[1]:.2%}",
         f"{study.sizes['after'][1]:,}",
         "Convolutions stay dense",
@@ -45,7 +47,7 @@ def test_the_page_tells_what_the_study_holds(study):
 
 def test_the_page_carries_its_numbers(study):
     (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', sparsity_page(study), re.DOTALL)
-    found = json.loads(data)["sparsity"]
+    found = json.loads(data)["document"]
     assert found["networks"]["after"]["left"] == 60
     assert found["curve"]["after"] == list(study.curve["after"])
 
@@ -81,3 +83,26 @@ def test_the_figure_has_a_panel_for_each_part(study, tmp_path):
     assert sum(bar.get_height() for bar in bars) == pytest.approx(1)
     assert (tmp_path / "study.png").stat().st_size > 1000
     assert len(plot(sparsity_study(nn.Linear(3, 3))).axes) == 1
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
+def test_the_page_fits_its_screen(study, opened, width, dark):
+    page = opened(study, width=width, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.locator("table.heatmap td, figure tbody td").first.hover()
+    assert page.locator(".readout").first.inner_text() != ""
+
+
+def test_the_numbers_are_saved_whole(study, opened):
+    page = opened(study)
+    for kind in ("json", "csv"):
+        with page.expect_download() as found:
+            page.locator(f"button[data-save={kind}]").first.click()
+        text = found.value.path().read_text(encoding="utf-8")
+        assert found.value.suggested_filename == f"sparsity.{kind}"
+        if kind == "json":
+            assert json.loads(text) == json.loads(json.dumps(study.document()))
+        else:
+            rows = list(csv.DictReader(io.StringIO(text)))
+            assert [int(row["left"]) for row in rows if row["network"] == "after"] == [48, 12]
+            assert len(rows) == 4

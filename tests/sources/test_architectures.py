@@ -197,3 +197,13 @@ def test_unknown_and_impossible_options_are_refused():
         architecture("resnet20,class=3")
     with pytest.raises(ValueFault, match="option 'classes' of 'netkin:vit' must be a whole number from 1; got '0'"):
         architecture("vit,classes=0")
+
+
+@pytest.mark.parametrize("name, head", [("alexnet", 512), ("vgg11", 64)])
+def test_a_narrow_network_is_narrow_in_all_its_layers(name, head):
+    wide, narrow = architecture(name)(), architecture(f"{name},width=8")()
+    for layer, one in wide.named_modules():
+        if isinstance(one, torch.nn.Conv2d):
+            assert narrow.get_submodule(layer).out_channels * 8 == one.out_channels
+    assert list(narrow.children())[-1].in_features == head
+    assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 10)

@@ -252,3 +252,18 @@ def test_a_streamed_side_without_debiasing_sums_says_so(worlds):
     pair = fed([(["a"], ["b"])], layers(worlds, a=2, b=3))["a", "b"]
     with pytest.raises(NoValue, match="layer 'b' was streamed without the debiasing sums; collect with"):
         pair.y.norm_squares  # noqa: B018
+
+
+def test_a_pair_that_was_read_is_looked_up_anew_after_another_batch():
+    draw = torch.Generator().manual_seed(0)
+    moments = LayerMoments([(["a"], ["a", "b"])])
+    first, second = ({name: torch.randn(9, 2, generator=draw).double() for name in "ab"} for _ in range(2))
+    moments.update(first)
+    moments.pair("a", "b")
+    moments.update(second)
+    both = LayerMoments([(["a"], ["a", "b"])])
+    both.update({name: torch.cat([first[name], second[name]]) for name in "ab"})
+    assert torch.allclose(moments.pair("b", "a").cross, both.pair("b", "a").cross, atol=1e-10)
+    moments.update({"a": torch.ones(4, 2).double(), "b": torch.ones(6, 2).double()})
+    with pytest.raises(NoValue):
+        moments.pair("a", "b")

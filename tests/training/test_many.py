@@ -9,8 +9,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
-from netkin.training import Recipe, train, train_many
-from netkin.training.many import _Trainings
+from netkin.representations.filters import AtomConv2d
+from netkin.training import Recipe, many, train, train_many
+from netkin.training.many import Trainings
 
 
 def net(seed, dtype=torch.float64):
@@ -135,7 +136,44 @@ def test_networks_are_given_back_as_they_were_found():
 def call(models, recipe, data=None, **options):
     given = {"test": None, "loss": None, "hooks": None, "look": None, "look_at": ()} | options
     each = [data or labelled()] * len(models)
-    return _Trainings(models, each, recipe, seeds=list(range(len(models))), **given)
+    return Trainings(models, each, recipe, seeds=list(range(len(models))), **given)
+
+
+def states_of(models):
+    return [{name: one.detach().clone() for name, one in model.state_dict().items()} for model in models]
+
+
+def test_stacked_networks_are_trained_again_from_other_weights_on_other_data():
+    recipe = Recipe(epochs=2, batch=16, rate=0.1, drop_last=True)
+    first, second, last = ([labelled(n, seed=n) for n in sizes] for sizes in ((40, 60), (50, 45), (90, 20)))
+    work = Trainings([net(0), net(1)], first, recipe, None, [0, 1])
+    assert work.again(states_of([net(2), net(3)]), second, [5, 6]) is None  # nothing was stacked yet
+    work.run("stacked")
+    plain = [net(2), net(3)]
+    states, fine, histories = work.again(states_of(plain), second, [5, 6])
+    expected = train_many(plain, data_of_each=second, recipe=recipe, seeds=[5, 6], how="one by one")
+    assert fine == [True, True]
+    for own, model in zip(states, plain, strict=True):
+        assert max(float((own[name] - one).abs().max()) for name, one in model.state_dict().items()) < 1e-8
+    for history, own in zip(histories, expected, strict=True):
+        assert [one["loss"] for one in history] == pytest.approx([one["loss"] for one in own], abs=1e-8)
+    assert work.again(states, last, [0, 1]) is None  # more examples than there is room for
+
+
+def test_data_that_stacked_networks_share_are_not_written_over():
+    data, recipe = labelled(), Recipe(epochs=1, batch=16, rate=0.1)
+    before = [one.clone() for one in data]
+    work = Trainings([net(0), net(1)], [data, data], recipe, None, [0, 1])
+    work.run("stacked")
+    assert work.again(states_of([net(0), net(1)]), [labelled(seed=7)] * 2, [0, 1]) is None
+    assert work.again(states_of([net(0), net(1)]), [data, data], [0, 1]) is not None
+    assert all(torch.equal(one, old) for one, old in zip(data, before, strict=True))
+
+
+def test_operations_of_filters_made_of_atoms_are_those_of_the_filters():
+    images, rest = torch.zeros(4, 3, 6, 6), (3, 5, 3)
+    found = [many._try_forward(layer, images)[0] for layer in (AtomConv2d(*rest, atoms=9), nn.Conv2d(*rest))]
+    assert found[0] == found[1] == 2 * 4 * 5 * 16 * 27
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -143,7 +181,7 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
     """The steps themselves, without a graph around them: those of networks that need not be of one form."""
     models = [net(0), nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()]
     plain, data = copy.deepcopy(models), [labelled(40), labelled(35, seed=2)]
-    work = _Trainings(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
+    work = Trainings(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
     histories = work._at_once("graphs")
     expected = train_many(
         plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), how="one by one"
@@ -239,7 +277,7 @@ def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
             raise RuntimeError("not twice")
         return outputs.square().mean()
 
-    work = _Trainings(
+    work = Trainings(
         models, [labelled()] * 2, Recipe(epochs=1, batch=16, rate=0.1), None, [0, 1], loss, None, None, frozenset()
     )
     with pytest.raises(Exception, match="not twice"):

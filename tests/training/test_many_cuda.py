@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from netkin.applications.federated import federate
 from netkin.settings import exact_products
 from netkin.sources.architectures import architecture, seeded
 from netkin.training import Recipe, accuracy, train, train_many
@@ -70,6 +71,16 @@ def test_each_network_has_its_own_data_and_number_of_examples(how):
     train_many(models, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how=how, test=labelled(20, seed=9))
     train_many(plain, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how="one by one")
     assert furthest(models, plain) < 1e-8
+
+
+@pytest.mark.parametrize("algorithm", ["local", "fedprox", "fedrep", "ditto"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_federation_by_one_recording_is_that_of_one_by_one(algorithm, share):
+    (model,), data = nets(count=1), {str(k): labelled(40 + 5 * k, seed=k) for k in range(4)}
+    settings = {"rounds": 4, "batch": 16, "rate": 0.05, "drop_last": True, "share": share, "progress": False}
+    found = [federate(model, data, algorithm, how=how, **settings) for how in ("stacked", "one by one")]
+    states = [(one.state(name), other.state(name)) for one, other in [found] for name in data]
+    assert max(abs(own[key] - plain[key]).max() for own, plain in states for key in own) < 1e-8
 
 
 @pytest.mark.parametrize("how", ["stacked", "graphs"])

@@ -16,8 +16,10 @@ from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
 from netkin.cli.explain import explain
+from netkin.cli.federate import federate
 from netkin.cli.jobs import jobs
 from netkin.cli.layers import layers
+from netkin.cli.learn_tasks import learn_tasks
 from netkin.cli.measures import measures
 from netkin.cli.merge import merge
 from netkin.cli.recommend import recommend
@@ -55,8 +57,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, sparsity, recommend, report, show,
-    measures, layers, data, reproduce, jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, sparsity, recommend, federate,
+    learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

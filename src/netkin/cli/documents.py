@@ -9,10 +9,11 @@ from typing import Any
 
 def as_json(content: Any) -> str:
     """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
-    from netkin.results import Comparison, Comparisons, Ranking, Series, document
+    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, document
     from netkin.results.packing import plain
 
-    found = document(content) if isinstance(content, (Comparison, Comparisons, Ranking, Series)) else plain(content)
+    results = (Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies)
+    found = document(content) if isinstance(content, results) else plain(content)
     return json.dumps(found, indent=2, ensure_ascii=False)
 
 

@@ -28,10 +28,10 @@ PAUSE = 0.5  # seconds between two looks
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs below a folder, the present one unless PATH names another; watch one, or cancel it.
 
-    A job is what `--save` of `netkin stitch` and `netkin dynamics`, `nk.train(save=...)` and other long work leave in a
-    folder such as ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and `cancel` is that
-    folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after the part it is at
-    and keeps what is finished; the same command or call continues it.
+    A job is what `--save` of `netkin stitch`, `dynamics`, `federate` and `learn-tasks`, `nk.train(save=...)` and other
+    long work leave in a folder such as ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and
+    `cancel` is that folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after
+    the part it is at and keeps what is finished; the same command or call continues it.
     """
     from netkin.jobs import cancel, list_jobs, read
 

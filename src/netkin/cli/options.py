@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ EXAMPLES = click.option(
     help="So many examples, drawn over the whole of --data by --seed; of a stream the first.",
 )
 BALANCED = click.option("--balanced", is_flag=True, help="With --examples: as many of each class.")
+RECIPE = click.option(
+    "--recipe",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
+)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 _RESIZE = click.option(
     "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
@@ -171,6 +178,33 @@ def _with_options(command: Command, *options: Option) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def recipe_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a recipe by their names.
+
+    Example:
+        >>> recipe_settings(["epochs=2,rate=0.05", "flip=true", "optimizer=adam"])
+        {'epochs': 2, 'rate': 0.05, 'flip': True, 'optimizer': 'adam'}
+    """
+    found: dict[str, Any] = {}
+    for text in (part for one in texts for part in one.split(",")):
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise click.BadParameter(
+                f"a setting is written NAME=VALUE, as rate=0.05; got {text!r}.", param_hint="--recipe"
+            )
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice.", param_hint="--recipe")
+        found[name] = _as_value(value)
+    return found
+
+
+def _as_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def typed(context: click.Context, name: str) -> bool:

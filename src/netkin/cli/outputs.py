@@ -6,15 +6,11 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from netkin.errors import FileFault, MissingExtra
-
-if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons, Ranking, Series
-    from netkin.results.weight_sparsity import SparsityStudy
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
@@ -68,12 +64,7 @@ class Outputs:
         if said:
             click.echo(said, err=True)
 
-    def draw(
-        self,
-        result: Comparison | Comparisons | Series | Ranking | SparsityStudy,
-        page: Path | None,
-        figure: Path | None,
-    ) -> None:
+    def draw(self, result: Any, page: Path | None, figure: Path | None) -> None:
         """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -14,9 +14,6 @@ from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.statistics import held_by
 from netkin.errors import ValueFault
-
-if TYPE_CHECKING:
-    from netkin.results import Comparison, Comparisons, Ranking, Series
 
 EXAMPLE = """\b
 Example:
@@ -31,10 +28,11 @@ Example:
 @JSON
 @refusing
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
-    """Make one page for the browser of what is saved in each FILE: comparisons, the series of one run, or a ranking.
+    """Make one page for the browser of what is saved in each FILE.
 
-    Such a file is written by the option --save of `netkin compare`, `stitch`, `dynamics` and `recommend`, or by `save`
-    in Python.
+    That is comparisons, the series of one run, a ranking, a federation, or several ways to learn tasks in a row. Such a
+    file is written by the option --save of `netkin compare`, `stitch`, `dynamics`, `recommend`, `federate` and
+    `learn-tasks`, or by `save` in Python.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
@@ -48,16 +46,20 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
                 f"`netkin compare {file} --report {page}` does so."
             )
     saved = [load(file) for file in files]
-    written = write_report(saved[0] if len(saved) == 1 else _one_by_one(saved), page, overwrite=force)
+    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _one_by_one(saved: list[Comparison | Comparisons | Series | Ranking]) -> list[Comparison]:
-    """Return the comparisons of several files, in order; a file may hold many."""
-    from netkin.results import Ranking, Series
+def _joined(saved: list[Any]) -> list[Any]:
+    """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
+    from netkin.results import Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 
-    found: list[Comparison] = []
+    if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):
+        return saved
+    found: list[Any] = []
     for result in saved:
+        if isinstance(result, Federation):
+            raise ValueFault(f"a federation ({result.title}) fills a page by itself; give it a command of its own.")
         if isinstance(result, Series):
             raise ValueFault(f"the series of run {result.run!r} fills a page by itself; give it a command of its own.")
         if isinstance(result, Ranking):

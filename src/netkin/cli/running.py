@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +74,26 @@ def loaded(
     if balanced and examples is None:
         raise click.UsageError("--balanced goes with --examples N, which says how many.")
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
+
+
+def how_far(save: Path | None) -> str:
+    """Say what an interrupted command leaves behind; empty where it left nothing."""
+    from netkin.jobs import read
+
+    try:
+        state = None if save is None else read(save)
+    except NetkinError:  # it had not begun
+        state = None
+    return f"{state.condition}, with {state.progress} done in {save}; the same command continues." if state else ""
+
+
+@contextmanager
+def telling_how_far(save: Path | None) -> Iterator[None]:
+    """Inside the `with`, Ctrl-C says what is left behind."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(how_far(save) or str(stop)) from stop
 
 
 def _names(a: str, b: str | None) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from netkin.cli.options import (
 )
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
+from netkin.cli.running import how_far, loaded, loaded_models, refuse_crash, tell_random_weights
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
@@ -131,17 +131,7 @@ def stitch(
     _show(found, json)
     outputs.finish()
     if not all(one.complete for one in _each(found)):
-        raise KeyboardInterrupt(_how_far(save))
-
-
-def _how_far(save: Path | None) -> str:
-    """Say what an interrupted command leaves behind."""
-    if save is None:
-        return ""
-    from netkin.jobs import read
-
-    state = read(save)
-    return f"{state.condition}, with {state.progress} done in {save}; the same command continues."
+        raise KeyboardInterrupt(how_far(save))
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:

@@ -131,6 +131,8 @@ class Alignment:
     def shown(self) -> list[LayerSize]:
         """The layers as a result shows them: maps that meet others of another size at common frequencies say so."""
         spaces = {key: layer.space for key, layer in self.layers.items() if layer.shape == DFT and layer.space}
+        if not spaces:
+            return list(self.given.values())
         sides = [(x, y) for left, right in self.rectangles for x in left for y in right if {x, y} <= spaces.keys()]
         common = {key for x, y in sides if spaces[x] != spaces[y] for key in (x, y)}
         return [replace(one, shape=COMMON) if key in common else one for key, one in self.given.items()]

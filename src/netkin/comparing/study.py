@@ -84,7 +84,11 @@ class Statistics:
     @property
     def layers(self) -> dict[str, list[LayerSize]]:
         """The layers of each model, as the first batch showed them."""
-        return {name: [layer for layer in self.alignment.shown if layer.model == name] for name in self.models}
+        found: dict[str, list[LayerSize]] = {name: [] for name in self.models}
+        for layer in self.alignment.shown:
+            if layer.model in found:
+                found[layer.model].append(layer)
+        return found
 
     @property
     def missing(self) -> str:

@@ -18,10 +18,11 @@ from netkin.applications.federated.algorithms import FederatedPlan, State, plan_
 from netkin.applications.federated.client_data import Examples, checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
-from netkin.applications.federated.rounds import ClientUpdate, RoundRecord, averaged, mean_loss, received_updates
+from netkin.applications.federated.rounds import ClientUpdate, averaged, mean_loss, received_updates
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
 from netkin.integrations.packages import needed
+from netkin.results.federation import RoundRecord
 from netkin.training import Recipe, accuracy
 
 DataOf = Callable[[Any], tuple[str, Any]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,14 +31,18 @@ def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def batch_gram(rows: Tensor) -> Tensor:
-    """Return ``XXᵀ`` of a batch of rows about their mean, in a unit of its own: what `gram_cosines` takes of a layer.
+    """Return ``XXᵀ`` of a batch of rows about their mean, n × n; zeros where they do not vary.
 
-    The mean and the unit carry no gradient, as `gram_cosines` does not depend on either.
+    The mean carries no gradient, as what `gram_cosines` makes of this does not depend on it. Rows of a length between
+    1e-18 and 1e18 neither vanish nor overflow.
     """
     with torch.autocast(rows.device.type, enabled=False):
         X = rows.to(at_least_single(rows.dtype))
-        X = _unit(X, X.detach().mean(0))
-        return X @ X.mT
+        mean = X.detach().mean(0)
+        gram = _SelfProduct.apply(X - mean)
+        # rounding of the mean is no variation
+        least = (8 * torch.finfo(X.dtype).eps) ** 2 * len(X) * mean.square().sum()
+        return gram * (gram.detach().diagonal().sum() > least)
 
 
 def gram_cosines(grams: Tensor, debiased: bool = False) -> Tensor:
@@ -59,6 +65,21 @@ def gram_cosines(grams: Tensor, debiased: bool = False) -> Tensor:
     unit = flat / torch.where(size > 0, size, torch.inf)
     same = torch.eye(len(flat), dtype=torch.bool, device=flat.device)
     return torch.where(same, (size > 0).to(flat.dtype), unit @ unit.mT).to(grams.dtype)
+
+
+class _SelfProduct(torch.autograd.Function):
+    """``XXᵀ``, whose gradient takes one product where that of ``X @ X.mT`` takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor) -> Tensor:
+        ctx.save_for_backward(X)
+        return X @ X.mT
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (X,) = ctx.saved_tensors
+        with torch.autocast(X.device.type, enabled=False):
+            return (gradient + gradient.mT) @ X
 
 
 def _unit(X: Tensor, mean: Tensor) -> Tensor:

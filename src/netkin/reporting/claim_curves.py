@@ -84,7 +84,8 @@ def _drawn(chart: Chart, title: str) -> Markup:
     across = Axis(-0.5, len(chart.places) - 0.5) if chart.names else axis_across(chart.places)
     places = range(len(chart.places)) if chart.names else chart.places
     lefts = [LEFT + across.place(place) * (WIDTH - LEFT - RIGHT) for place in places]
-    ticks, depth = _named(chart.places, lefts) if chart.names else _numbered(across)
+    whole = all(isinstance(place, int) for place in chart.places)
+    ticks, depth = _named(chart.places, lefts) if chart.names else _numbered(across, whole)
     label = tag("text", _axis_name(chart, across), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT + depth, text_anchor="middle")
     lines = [_line(kind, line, chart, lefts, up) for kind, line in enumerate(chart.lines)]
     view = f"0 0 {WIDTH} {round(HEIGHT + depth + 10)}"
@@ -107,10 +108,10 @@ def _rules(up: Axis) -> Iterator[Markup]:
         yield tag("text", tick_text(tick), x=LEFT - 12, y=y + 4, text_anchor="end")
 
 
-def _numbered(across: Axis) -> tuple[list[Markup], float]:
-    """Return the numbers below the chart, and how deep they reach."""
+def _numbered(across: Axis, whole: bool) -> tuple[list[Markup], float]:
+    """Return the numbers below the chart, whole ones where all places are, and how deep they reach."""
     texts = []
-    for tick in across.ticks():
+    for tick in (tick for tick in across.ticks() if tick == round(tick) or not whole):
         x = LEFT + across.place(tick) * (WIDTH - LEFT - RIGHT)
         texts.append(tag("text", tick_text(tick), x=f"{x:.1f}", y=HEIGHT + 18, text_anchor="middle"))
     return texts, 38.0

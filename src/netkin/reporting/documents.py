@@ -9,6 +9,7 @@ from typing import Any
 from netkin.reporting.heatmaps import bar_rule, shade_rules
 from netkin.reporting.markup import Markup, data_script, joined, tag
 
+SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")  # of heatmaps
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -62,15 +63,16 @@ def header(title: str, sentence: str, whole: str | None = None) -> Markup:
     return tag("header", top, tag("h1", title, title=whole), tag("p", sentence, class_="headline"))
 
 
-def toolbar(*parts: Markup | None, best: bool | None = True) -> Markup:
+def toolbar(*parts: Markup | None, best: bool | None = True, cells: bool = True) -> Markup:
     """Return the bar of controls: those of this page first, then those of every page.
 
-    `best` says whether best matches are marked at first; None that there are none.
+    `best` says whether best matches are marked at first; None that there are none. Without `cells` there are none that
+    could be made larger.
     """
     zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
     shared = [
-        tag("label", "Size of the cells", zoom),
-        _check("values", "Values in the cells", False),
+        tag("label", "Size of the cells", zoom, hidden=not cells),
+        _check("values", "Values in the cells", False, hidden=not cells),
         _check("path", "Best matches", bool(best), hidden=best is None),
         tag("span", "Save the numbers as ", *_saves(), class_="saving"),
     ]

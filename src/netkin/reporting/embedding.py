@@ -34,6 +34,19 @@ def embedded(
     }
 
 
+def embedded_tables(tables: Sequence[tuple[str, str, Values]]) -> dict[str, Any]:
+    """Return tables that compare no models, each with what its rows and its columns are called, for their heatmaps."""
+    made = [
+        Comparison(
+            a=rows, b=columns, layers_a=table.layers_a, layers_b=table.layers_b, tables={table.id: table}, shapes_a={},
+            shapes_b={}, widths_a={}, widths_b={}, data="", examples=0, seed=0, version="",
+        )
+        for rows, columns, table in tables
+    ]  # fmt: skip
+    names = {side: side for one in made for side in (one.a, one.b)}
+    return embedded(made, [[] for _ in made], [], names)
+
+
 def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
     """Return the numbers of a series as the page says them, with four decimals, so that many steps stay small."""
     final = series.comparisons[-1]

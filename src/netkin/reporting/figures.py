@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from netkin.reporting.drawing import (
     write_figure,
     write_words,
 )
-from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
+from netkin.reporting.federation_page import federation_figure, rounds_into
+from netkin.reporting.grids import Grid, grid_of, grids_of, partners, summary_grids
 from netkin.reporting.ranking_page import ranking_figure, ranking_into
 from netkin.reporting.scales import scales_of
 from netkin.reporting.series_figures import lines_into, series_figure
 from netkin.reporting.sparsity_page import sparsity_figure
+from netkin.reporting.task_page import way_names
 from netkin.reporting.wording import shortened, told_apart
-from netkin.results import Comparison, Comparisons, Ranking, Series, Values
+from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.listings import pair_label
 from netkin.results.text import has_errors
 from netkin.results.weight_sparsity import SparsityStudy
@@ -38,7 +41,14 @@ Profiled = tuple[Comparison, list[Values]]
 
 
 def plot(
-    results: Comparison | Comparisons | Series | Ranking | SparsityStudy,
+    results: Comparison
+    | Comparisons
+    | Series
+    | Ranking
+    | Federation
+    | SparsityStudy
+    | TaskAccuracies
+    | Sequence[TaskAccuracies],
     measure: str | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
@@ -53,11 +63,13 @@ def plot(
     A series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go
     the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
     95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking
-    becomes a panel for each score, or for the score that `measure` names; a sparsity study shows its networks side by
-    side.
+    becomes a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside
+    the similarity of its clients, of which the lines alone go into `ax`; tasks learnt in a row their accuracy matrix; a
+    sparsity study its networks side by side.
 
     Args:
-        results: A comparison, several, a series, a ranking or a sparsity study.
+        results: A comparison, several, a series, a ranking, a federation, ways to learn tasks in a row, or a sparsity
+            study.
         measure: The one measure to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
@@ -78,8 +90,10 @@ def plot(
         figure = _of_ranking(results, measure, ax)
     elif isinstance(results, SparsityStudy):
         figure = sparsity_figure(results)
-    else:
+    elif isinstance(results, (Comparison, Comparisons)):
         figure = _of(results, measure, ax, steps, profile)
+    else:
+        figure = _of_training(results, measure, ax, steps)
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure
@@ -90,6 +104,35 @@ def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
         return ranking_figure(ranking, ranking.scores if score is None else [ranking.table(score).id])
     ranking_into(ax, ranking if score is None else ranking.by(score))
     return ax.figure
+
+
+def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
+    """Return what became of clients or of tasks."""
+    if measure is not None or steps is not None:
+        raise ValueFault(
+            "`measure` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
+        )
+    if not isinstance(results, Federation):
+        return _of_tasks(results if isinstance(results, (list, tuple)) else [results], ax)
+    if ax is None:
+        return federation_figure(results)
+    rounds_into(ax, results)
+    return ax.figure
+
+
+def _of_tasks(given: Sequence[Any], ax: Any) -> Any:
+    """Return the accuracy matrix of each way to learn tasks, a heatmap each."""
+    records = [getattr(one, "record", one) for one in given]
+    strange = next((type(one).__name__ for one in records if not isinstance(one, TaskAccuracies)), None)
+    if strange or not records:
+        raise ValueFault(
+            "a figure shows comparisons, a series, a ranking, a federation or ways to learn tasks; got "
+            f"{strange or 'none'}."
+        )
+    labels = [f"accuracy, {label}" if len(records) > 1 else "accuracy" for label in way_names(records)]
+    grids = [replace(grid_of(way.table()), id=label) for label, way in zip(labels, records, strict=True)]
+    names = ("after task", "on task")
+    return _panels(grids, names, None) if ax is None else _inside(ax, grids, names)
 
 
 def _of_series(series: Series, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:

@@ -100,8 +100,8 @@ def grid_of(table: Values) -> Grid:
     """Return the heatmap of a measure's table, with the best match of each row that has several values marked."""
     rows, columns = _places(table.layers_a), _places(table.layers_b)
     holes = {(rows[a], columns[b]): reason for (a, b), reason in table.holes.items()}
-    # of networks each is its own best match
-    choices = np.isfinite(table.values).sum(axis=1) * (table.axes[0] != "network")
+    # networks are each their own best match; tasks and clients have none
+    choices = np.isfinite(table.values).sum(axis=1) * (table.axes[0] == "layer")
     best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items() if choices[rows[a]] > 1}
     return Grid(table.id, table.layers_a, table.layers_b, table.values, Scale.of(table), table.errors, holes, best)
 

@@ -15,6 +15,7 @@ from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.scales import SHADES, ink, palette, shades
 from netkin.reporting.wording import bound, shortened
 
+FEW = 12  # columns, up to which the cells show their values at first
 LETTER = 7.4  # pixels that a letter of a label takes at most
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number
 CLEAR = SHADES - 1  # the last colour is left transparent, so that the hatching behind shows
@@ -34,6 +35,11 @@ def heatmap(grid: Grid, caption: str) -> Markup:
     over = (None if grid.listed else best_line(grid), border_lines(grid) if grid.borders else None)
     sheet = tag("div", table, *over, class_="sheet")
     return tag("div", sheet, class_="box with-errors" if grid.tails else "box", style=sizes)
+
+
+def values_class(grids: Sequence[Grid]) -> str:
+    """Say whether values stand in the cells before any script runs: where they are few enough to be read."""
+    return "values-shown" if max((len(grid.columns) for grid in grids), default=0) <= FEW else "values-hidden"
 
 
 def legend(grid: Grid) -> Markup:

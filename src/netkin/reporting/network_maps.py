@@ -17,8 +17,11 @@ TREE = "Average linkage of angles, arccos of the similarity. Groups that join fa
 PLANE = "Classical scaling of the same angles; it keeps {share:.0%} of their squared spread."
 
 
-def network_map(comparison: Comparison) -> Markup | None:
-    """Return a tree and a plane of the networks by the first table, or None where they are few, many or unlike."""
+def network_map(comparison: Comparison, what: str = "networks") -> Markup | None:
+    """Return a tree and a plane of the networks by the first table, or None where they are few, many or unlike.
+
+    `what` they are called stands in the heading.
+    """
     table = next(iter(comparison.tables.values()))
     if not 3 <= len(table.layers_a) <= MOST or not np.isfinite(table.values).all():
         return None
@@ -29,7 +32,7 @@ def network_map(comparison: Comparison) -> Markup | None:
         tag("figure", tag("h3", "In a plane"), _plane(places, names), tag("figcaption", PLANE.format(share=share)),
             class_="card"),
     ]  # fmt: skip
-    return tag("section", tag("h2", "A map of the networks"), tag("div", *parts, class_="cards"), class_="map")
+    return tag("section", tag("h2", f"A map of the {what}"), tag("div", *parts, class_="cards"), class_="map")
 
 
 def angles_of(table: Values) -> np.ndarray:

@@ -11,37 +11,50 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.articles import article, holes
-from netkin.reporting.documents import document, footer, header, toolbar, warnings
+from netkin.reporting.documents import SCRIPTS, document, footer, header, toolbar, warnings
 from netkin.reporting.embedding import embedded
+from netkin.reporting.federation_page import federation_page
 from netkin.reporting.grids import Grid, grids_of, summary_grids
-from netkin.reporting.heatmaps import figure_of
+from netkin.reporting.heatmaps import figure_of, values_class
 from netkin.reporting.markup import Markup, joined, tag
 from netkin.reporting.profiles import spread_section
 from netkin.reporting.ranking_page import ranking_page
 from netkin.reporting.series_page import series_page
 from netkin.reporting.sparsity_page import sparsity_page
+from netkin.reporting.task_page import Record, task_page
 from netkin.reporting.wording import headline, told_apart
-from netkin.results import Comparison, Comparisons, Ranking, Series
+from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.listings import has_networks, is_of_tasks
 from netkin.results.text import buckets_note
 from netkin.results.weight_sparsity import SparsityStudy
 
-SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 ENDINGS = (".html", ".htm")
-FEW = 12  # columns, up to which the cells show their values at first
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 BLOCKS = (
     "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
 )
 
-Results = Comparison | Comparisons | Series | Ranking | SparsityStudy | Iterable[Comparison]
+Results = (
+    Comparison
+    | Comparisons
+    | Series
+    | Ranking
+    | Federation
+    | SparsityStudy
+    | Record
+    | Iterable[Comparison]
+    | Iterable[Record]
+)
 
 
 def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write one comparison or several, a series, a ranking or a sparsity study, as a single HTML page to `path`.
+    """Write a result as a single HTML page to `path`, and return the path.
 
-    Return the path. The page opens in any browser without a network; it is there whole or not at all. Its name ends in
-    .html or .htm. A file that is no page of netkin's is written over only with `overwrite`.
+    It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
+    row or several.
+
+    The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
+    file that is no page of netkin's is written over only with `overwrite`.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
@@ -50,7 +63,8 @@ def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def page(results: Results) -> str:
-    """Return the HTML page of one comparison or several, of a series, a ranking or a sparsity study."""
+    """Return the HTML page of a result, of several comparisons, or of several ways to learn tasks."""
+    results = getattr(results, "record", results)  # of tasks with their networks
     if isinstance(results, (list, tuple)) and len(results) == 1:
         results = results[0]
     if isinstance(results, Series):
@@ -59,6 +73,11 @@ def page(results: Results) -> str:
         return ranking_page(results)
     if isinstance(results, SparsityStudy):
         return sparsity_page(results)
+    if isinstance(results, Federation):
+        return federation_page(results)
+    records = task_records(results)
+    if records:
+        return task_page(records)
     comparisons = sorted(listed(results), key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
     names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
@@ -69,14 +88,19 @@ def page(results: Results) -> str:
     best = True if any(grid.best for own in grids for grid in own) else None
     main = _main(comparisons, names, grids, summaries)
     shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
-    data, kind = embedded(comparisons, grids, summaries, names), _values([*grids, [s for s in summaries if s.models]])
+    blocks = [summary for summary in summaries if summary.models]
+    data, kind = (
+        embedded(comparisons, grids, summaries, names),
+        values_class([g for own in (*grids, blocks) for g in own]),
+    )
     return document(title, shown, data, styles=("page",), scripts=SCRIPTS, kind=kind)
 
 
-def _values(grids: Sequence[Sequence[Grid]]) -> str:
-    """Say whether values stand in the cells before any script runs: where they are few enough to be read."""
-    most = max((len(grid.columns) for own in grids for grid in own), default=0)
-    return "values-shown" if most <= FEW else "values-hidden"
+def task_records(results: Any) -> list[Record]:
+    """Return ways to learn tasks, or ensembles of tasks, as a list; none where the results are something else."""
+    given: list[Any] = list(results) if isinstance(results, (list, tuple)) else [results]
+    found: list[Any] = [getattr(one, "record", one) for one in given]
+    return found if all(isinstance(one, (TaskAccuracies, TaskEnsembles)) for one in found) else []
 
 
 def listed(results: Any) -> list[Comparison]:
@@ -85,7 +109,7 @@ def listed(results: Any) -> list[Comparison]:
         return [results]
     found = list(results.values()) if isinstance(results, Comparisons) else results
     found = list(found) if isinstance(found, (list, tuple)) else [found]
-    alone = next((type(one).__name__.lower() for one in found if isinstance(one, (Series, Ranking))), None)
+    alone = next((type(one).__name__.lower() for one in found if isinstance(one, (Series, Ranking, Federation))), None)
     if len(found) > 1 and alone:
         raise ValueFault(f"a {alone} has a page of its own; got {len(found)} results for one page. Write one for each.")
     strange = next((one for one in found if not isinstance(one, Comparison)), None)
@@ -93,7 +117,8 @@ def listed(results: Any) -> list[Comparison]:
         saved = " `nk.load(path)` opens a saved one." if isinstance(strange, (str, os.PathLike)) else ""
         made = " Its `series()` makes one." if hasattr(strange, "series") else ""
         raise ValueFault(
-            f"a report shows comparisons, a series or a ranking; got {type(strange).__name__}.{saved}{made}"
+            "a report shows comparisons, a series, a ranking, a federation or tasks learnt in a row; got "
+            f"{type(strange).__name__}.{saved}{made}"
         )
     if not found:
         raise ValueFault("a report needs at least one comparison; got none.")

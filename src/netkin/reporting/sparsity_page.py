@@ -9,28 +9,28 @@ from typing import Any
 from netkin.reporting.articles import holes
 from netkin.reporting.axes import tick_text
 from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
+from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
 from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, write_words
 from netkin.reporting.embedding import embedded
 from netkin.reporting.grids import Grid, grids_of
-from netkin.reporting.heatmaps import figure_of
+from netkin.reporting.heatmaps import figure_of, values_class
 from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.origins import folded, plain_table
 from netkin.reporting.wording import told_apart
 from netkin.results.packing import plain
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
-SCRIPTS = ("telling", "heatmaps", "profile", "controls", "theme", "scrolling", "pictures", "saving")
 WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
 RULES = (
-    ".sparsity .numbers :is(th,td){width:auto}.sparsity .numbers td{white-space:nowrap}"
+    ".sparsity .numbers :is(th,td){width:auto;overflow-wrap:normal}"
     ".sparsity .lines{min-width:300px}"
     ".bars{fill:currentColor;fill-opacity:.8;stroke:none}.sparsity .card+.card{margin-top:0}"
 )
 WEIGHTS = (
     "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
     "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
-    "are left, which rescaling the layer does not change."
+    "are left, which rescaling the layer does not change. Of two shares the first is of all prunable weights, and the "
+    "second of those left."
 )
 LYING = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
 SIMILAR = "The debiased CKA of each layer with every other of the same network, on the same examples."
@@ -49,12 +49,13 @@ def sparsity_page(study: SparsityStudy) -> str:
     grids = [grids_of(one) for one in comparisons]
     shown = joined(
         header(title, _sentence(study, names), " and ".join(study.names)),
-        toolbar(best=None) if comparisons else None,
+        toolbar(best=None, cells=bool(comparisons)),
         tag("main", *_main(study, names, grids)),
         footer([study.version]),
     )
-    data = embedded(comparisons, grids, [], names) | {"sparsity": study.document()}
-    kind = "sparsity values-hidden"
+    data = embedded(comparisons, grids, [], names)
+    data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
+    kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
     return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
 
 
@@ -71,8 +72,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield facts(
         filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
     )
-    yield warnings([f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
-                    for one, table in study.networks.items() if table.emptied])  # fmt: skip
+    yield warnings(list(_warnings(study, names)))
     yield tag("h2", "How sparse", class_="quiet")
     yield tag("p", WEIGHTS)
     yield tag("div", _shares(study, names), class_="card")
@@ -96,6 +96,13 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
         yield folded(names[one], _layers(table), place == 0 and len(table.layers) <= 30)
 
 
+def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
+    for one, table in study.networks.items():
+        if table.emptied:
+            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
+    yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
+
+
 def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
     """Return a row for each number and a column for each network."""
     tables = list(study.networks.values())
@@ -109,7 +116,7 @@ def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
     for relative, unit in ((False, ""), (True, " × r.m.s.")):
         values = tables[0].relative if relative else tables[0].epsilons
         both = [[table.shares(relative=relative, of_left=of_left) for of_left in (False, True)] for table in tables]
-        rows += [[f"below {epsilon:g}{unit}, of all · of those left",
+        rows += [[f"below {epsilon:g}{unit}",
                   *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
                  for k, epsilon in enumerate(values)]  # fmt: skip
     return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")
@@ -187,6 +194,14 @@ def _layers(table: WeightSparsity) -> Markup:
     rows = [[name(row.layer or "(model)"), row.kind, " × ".join(map(str, row.shape)), f"{row.weights:,}",
              f"{row.left:,}", f"{row.sparsity:.4f}", f"{row.rms:.4g}"] for row in table.layers]  # fmt: skip
     return plain_table(head, rows, kind="numbers", label="The layers")
+
+
+def _rows(study: SparsityStudy) -> list[Any]:
+    """Return the head and the rows of the table that the page saves: a row for each layer of each network."""
+    columns = ("layer", "kind", "weights", "left", "zeros", "rms")
+    rows = [[one, *(getattr(row, key) for key in columns)]
+            for one, table in study.networks.items() for row in table.layers]  # fmt: skip
+    return [["network", *columns], rows]
 
 
 # --- a figure for a paper ---------------------------------------------------------------------------------------------

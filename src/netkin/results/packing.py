@@ -18,8 +18,10 @@ from netkin.results.records import checked, plain_fields
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
+    from netkin.results.federation import Federation
     from netkin.results.ranking import Ranking
     from netkin.results.series import Series
+    from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
     from netkin.results.values import Values
 
 Arrays = dict[str, np.ndarray]
@@ -166,15 +168,21 @@ def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def document(result: Comparison | Comparisons | Series | Ranking) -> Facts:
+def document(
+    result: Comparison | Comparisons | Series | Ranking | Federation | TaskAccuracies | TaskEnsembles,
+) -> Facts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
-    It is what `--json` prints; written to a file, `nk.load` makes the same result of it.
+    It is what `--json` prints; written to a file, `nk.load` makes the same result of it. The weights of a federation
+    are left out.
     """
     from netkin.results.comparison import Comparison
+    from netkin.results.comparisons import Comparisons
     from netkin.results.ranking import COLUMNS, Ranking
     from netkin.results.series import Series
 
+    if not isinstance(result, (Comparison, Comparisons, Series, Ranking)):
+        return {"format": files.FORMAT, **result.to_document()}
     if isinstance(result, (Comparison, Ranking)):
         own = facts(result) | {"tables": {name: _table_document(table) for name, table in result.tables.items()}}
         if isinstance(result, Comparison):
@@ -195,6 +203,9 @@ def document(result: Comparison | Comparisons | Series | Ranking) -> Facts:
 def from_document(content: Mapping[str, Any]) -> Any:
     """Return the result that `document` described."""
     kind = content["kind"]
+    if kind in DOCUMENTS:
+        module, name = DOCUMENTS[kind]
+        return getattr(import_module(module), name)(content)
     if kind in ("comparison", "ranking"):
         return RESULTS[kind](*_taken_apart(_without(content, *_DERIVED_OF_RANKING), ""))
     taken = [_taken_apart(one, f"{k}/") for k, one in enumerate(_listed(content, "comparisons"))]
@@ -267,12 +278,18 @@ RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
 READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
-    "federation": ("netkin.applications.federated.federation", "load_federation", 0),
+    "federation": ("netkin.results.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
-    "task accuracies": ("netkin.applications.continual.task_accuracies", "load_task_accuracies", 0),
-    "task ensembles": ("netkin.applications.continual.task_accuracies", "load_task_ensembles", 0),
+    "task accuracies": ("netkin.results.task_accuracies", "load_task_accuracies", 0),
+    "task ensembles": ("netkin.results.task_accuracies", "load_task_ensembles", 0),
+}
+# who makes results of the documents of other kinds
+DOCUMENTS: dict[str, tuple[str, str]] = {
+    "federation": ("netkin.results.federation", "federation_from"),
+    "task accuracies": ("netkin.results.task_accuracies", "tasks_from"),
+    "task ensembles": ("netkin.results.task_accuracies", "tasks_from"),
 }
 COLLECTORS = (
     "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
@@ -283,10 +300,10 @@ COLLECTORS = (
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series` or `Claim`, also as a JSON document; statistics to compare from,
-    and single collectors; a recording to make series of; a federation; `TaskAccuracies` and `TaskEnsembles`; a
-    stitch, with the two `models` that it joins; a compressed model, with the original one; and fits of
-    `nk.kernel_ridge`, with their model.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `TaskAccuracies`, `TaskEnsembles` or `Claim`, also
+    as a JSON document; statistics to compare from, and single collectors; a recording to make series of; a stitch,
+    with the two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with
+    their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":
@@ -317,7 +334,7 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
 def _from_json(path: str | os.PathLike[str], models: tuple[Any, ...]) -> Any:
     content = files.read_json(path)
     kind = content.get("kind")
-    if models or kind not in (*RESULTS, "claim"):
+    if models or kind not in (*RESULTS, *DOCUMENTS, "claim"):
         raise FileFault(
             f"{str(path)!r} is a JSON file of kind {kind!r}"
             + (

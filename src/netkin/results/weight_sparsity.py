@@ -94,7 +94,8 @@ class WeightSparsity:
         rows = [[row.layer or "(model)", row.kind, f"{row.weights:,}", f"{row.left:,}", f"{row.sparsity:.4f}",
                  f"{row.rms:.4g}"] for row in self.layers]  # fmt: skip
         whole = ["all", "", f"{self.weights:,}", f"{self.left:,}", f"{self.sparsity:.4f}", ""]
-        lines = list(_aligned([head, *rows, whole]))
+        dense = f"{self.dense_parameters:,} other parameters (biases, norms, embeddings, layers left out) stay dense"
+        lines = [*_aligned([head, *rows, whole]), dense]
         for relative, values in ((False, self.epsilons), (True, self.relative)):
             told = zip(
                 values, self.shares(relative=relative), self.shares(relative=relative, of_left=True), strict=True

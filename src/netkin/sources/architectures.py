@@ -145,14 +145,14 @@ class Chain(nn.Module):
         return features
 
 
-def alexnet(classes: int = 10) -> Chain:
+def alexnet(classes: int = 10, width: int = 64) -> Chain:
     """Return a fresh AlexNet in its CIFAR form: 3 × 3 convolutions, the first with stride 2, and no dropout."""
-    return Chain(_alexnet(classes))
+    return Chain(_alexnet(classes, width))
 
 
-def vgg11(classes: int = 10) -> Chain:
+def vgg11(classes: int = 10, width: int = 64) -> Chain:
     """Return a fresh VGG11 in its CIFAR form: eight convolutions with batch norm, five pools and one linear head."""
-    return Chain(_vgg11(classes))
+    return Chain(_vgg11(classes, width))
 
 
 def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
@@ -166,29 +166,29 @@ def svcca_convnet(classes: int = 10, width: int = 64) -> Chain:
     return Chain(_svcca_convnet(classes, width))
 
 
-def _alexnet(classes: int) -> Iterator[Step]:
-    channels = (3, 64, 192, 384, 256, 256)
+def _alexnet(classes: int, width: int) -> Iterator[Step]:
+    channels = (3, width, 3 * width, 6 * width, 4 * width, 4 * width)  # all in proportion to the first layer's
     for number in range(1, 6):
         stride = 2 if number == 1 else 1
         yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, stride, padding=1)
         yield f"relu{number}", nn.ReLU()
         if number in (1, 2, 5):
             yield f"pool{number}", nn.MaxPool2d(2)
-    for number, inputs in ((6, 256 * 2 * 2), (7, 4096)):
-        yield f"fc{number}", nn.Linear(inputs, 4096)
+    for number, inputs in ((6, 4 * width * 2 * 2), (7, 64 * width)):
+        yield f"fc{number}", nn.Linear(inputs, 64 * width)
         yield f"relu{number}", nn.ReLU()
-    yield "fc8", nn.Linear(4096, classes)
+    yield "fc8", nn.Linear(64 * width, classes)
 
 
-def _vgg11(classes: int) -> Iterator[Step]:
-    channels, pools = (3, 64, 128, 256, 256, 512, 512, 512, 512), iter(range(1, 6))
+def _vgg11(classes: int, width: int) -> Iterator[Step]:
+    channels, pools = (3, *(width * growth for growth in (1, 2, 4, 4, 8, 8, 8, 8))), iter(range(1, 6))
     for number in range(1, 9):
         yield f"conv{number}", nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
         yield f"bn{number}", nn.BatchNorm2d(channels[number])
         yield f"relu{number}", nn.ReLU()
         if number in (1, 2, 4, 6, 8):
             yield f"pool{next(pools)}", nn.MaxPool2d(2)
-    yield "fc", nn.Linear(512, classes)
+    yield "fc", nn.Linear(8 * width, classes)
 
 
 def _svcca_convnet(classes: int, width: int) -> Iterator[Step]:

@@ -188,7 +188,8 @@ class LayerMoments(Collector):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         """Return the moments of the layers `a` and `b`, in that order, `without` one chunk of the examples."""
         self.settle()
-        refuse_unknown(a, b, self.names, "moments", self.rectangles)
+        if not {(a, b), (b, a)} & self._homes.keys():  # of many networks there are many rectangles to look through
+            refuse_unknown(a, b, self.names, "moments", self.rectangles)
         block, turned = self._find(a, b)
         x, y = (b, a) if turned else (a, b)
         cross, norm_product = block.centred(x, y, without, self.debiased)
@@ -212,14 +213,17 @@ class LayerMoments(Collector):
 
     def release(self) -> None:
         self._sides: dict[tuple[Key, int | None], Side] = {}
+        self._homes: dict[tuple[Key, Key], CrossSums] = {}
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         if not self._layers:
             raise NoValue("no batch has been folded in yet; call `update` first.")
-        for turned, (left, right) in ((False, (a, b)), (True, (b, a))):
-            for block in self._blocks:
-                if left in block.rows and right in block.columns:
-                    return block, turned
+        if not self._homes:
+            for block in reversed(self._blocks):
+                self._homes |= {(x, y): block for x in block.rows for y in block.columns}
+        for turned, key in ((False, (a, b)), (True, (b, a))):
+            if key in self._homes:
+                return self._homes[key], turned
         counts = [self._layers[key].n for key in (a, b)]
         if counts[0] != counts[1]:
             raise NoValue(
@@ -262,7 +266,7 @@ class LayerMoments(Collector):
 
     def _add(self, other: LayerMoments) -> None:
         self._refuse_unlike(other, widths="widths")
-        self._blocks = common_blocks(self._blocks, other._blocks, self._layers)
+        self._blocks, self._homes = common_blocks(self._blocks, other._blocks, self._layers), {}
         other_blocks = common_blocks(other._blocks, self._blocks, other._layers)
         for name, mine in self._layers.items():
             theirs = other._layers[name]
@@ -322,7 +326,7 @@ class LayerMoments(Collector):
 
     def _add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
-        self._sides = {}
+        self._sides, self._homes = {}, {}
         uses = Counter(key for block in self._blocks for key in block.keys)
         held: dict[Key, tuple[Tensor, Tensor, Parts]] = {}
         for block in self._blocks:

@@ -24,6 +24,7 @@ from netkin.identity import DataDigest
 from netkin.identity.data import contents, summed_hashes
 from netkin.representations.inputs import batch_length
 from netkin.representations.nesting import leaves, mapped, rebuilt
+from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
 TEST_BATCH = 1000  # examples
@@ -59,6 +60,25 @@ def arrays_in(data: Any) -> Any:
             "rows. Batches are given as a list."
         )
     return mapped(torch.as_tensor, data)
+
+
+def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:
+    """Return inputs and class numbers as tensors, of a name as for `nk.load_data`, of batches or of arrays.
+
+    `what` names the data in a refusal.
+    """
+    given = load_data(data, 10_000) if isinstance(data, str) else data
+    arrays = arrays_in(given)
+    if arrays is None:
+        batches = list(given)
+        arrays = tuple(map(torch.cat, zip(*batches, strict=True))) if all(map(_is_pair, batches)) else None
+    if not _is_pair(arrays):
+        raise ValueFault(f"{what} must be arrays `(inputs, labels)`, or batches of both; there are no labels here.")
+    return arrays[0], arrays[1].long()
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor) and batch[1].ndim == 1
 
 
 class Arrays:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption, reporting, showing
@@ -79,23 +78,28 @@ def train_many(
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work))) if seeds is None else list(seeds)
     _refuse_counts(work, data_of_each, seeds)
-    call = _Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
+    call = Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
     with showing(progress):
         return call.run(how)
 
 
-class _Trainings:
-    """One call of `train_many`: which ways are open to it, and the way taken."""
+class Trainings:
+    """One call of `train_many`: which ways are open to it, and the way taken.
+
+    Networks that were stacked can be trained `again` from other weights, without a new recording.
+    """
 
     def __init__(
         self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
-        loss: Loss | None, hooks: Callable[[int], Sequence[Any]] | None, look: Look | None, look_at: frozenset[int],
+        loss: Loss | None = None, hooks: Callable[[int], Sequence[Any]] | None = None, look: Look | None = None,
+        look_at: frozenset[int] = frozenset(),
     ):  # fmt: skip
         self.models, self.data, self.recipe, self.test, self.seeds = models, data, recipe, test, seeds
         self.loss, self.hooks, self.device = loss, hooks, device_of(models[0])
         self.look, self.look_at = look, look_at if look else frozenset[int]()
         found = {id(one): arrays_in(one) for one in data}  # shared data are shared still
         self.arrays = [found[id(one)] for one in data]
+        self.stacked: Team | None = None
 
     def run(self, how: str) -> list[list[Record]]:
         """Take the way that was asked for, or the fastest that works."""
@@ -111,6 +115,25 @@ class _Trainings:
             return self._by(how)
         except _Unfit as fault:
             raise ForwardError(f"these networks can't be trained {WAYS[how]}: {fault}") from fault
+
+    def again(
+        self, states: Sequence[Mapping[str, Tensor]], data: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]
+    ) -> tuple[list[dict[str, Tensor]], list[bool], list[list[Record]]] | None:
+        """Train as many networks of the same form from other weights, on other data, as the first ones were.
+
+        Return their weights and buffers, whether these are finite, and the histories; None where the first were not
+        stacked, or the data do not fit. The networks themselves are left alone.
+        """
+        if self.stacked is None:
+            return None
+        team, given = self.stacked, zip(data, seeds, strict=True)
+        students = [Student(team.model, arrays, self.recipe, seed) for arrays, seed in given]
+        with model_lock(), evaluating(team.model):
+            team.model.train()
+            if not team.restart(students, states):
+                return None
+            self._take_steps([team], students, team.ticks)
+        return *team.states(), [student.history for student in students]
 
     def _first_that_works(self) -> list[list[Record]]:
         for way in self._best():
@@ -209,15 +232,19 @@ class _Trainings:
         for number, model in enumerate(self.models):
             self._look_at(number, model, 0)
         try:
-            with reporting(sum(student.total for student in students), "training", "steps") as report:
-                while any(student.step < student.total for student in students):
-                    report.update(self._segment(teams, students, ticks))
+            self._take_steps(teams, students, ticks)
         finally:  # as far as they came, also where the work is ended
             for team in teams:
                 team.give_back()
         for student in students:
             student.model.zero_grad(set_to_none=True)
+        self.stacked = teams[0] if way == "stacked" else None
         return [student.history for student in students]
+
+    def _take_steps(self, teams: list[Team], students: list[Student], ticks: int) -> None:
+        with reporting(sum(student.total for student in students), "training", "steps") as report:
+            while any(student.step < student.total for student in students):
+                report.update(self._segment(teams, students, ticks))
 
     def _teams(self, students: list[Student], way: str, ticks: int) -> list[Team]:
         loss = self.loss or default_loss(self.recipe)
@@ -318,10 +345,10 @@ def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
 
     def count(module: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        if isinstance(output, Tensor) and not isinstance(module, (nn.Embedding, ParametrizationList)):
-            computed = [getattr(module, name) for name in getattr(module, "parametrizations", ())]  # as masked weights
-            matrices = [weight for weight in (*module.parameters(recurse=False), *computed) if weight.ndim > 1]
-            total += sum(2 * output.numel() * weight[0].numel() for weight in matrices)
+        if isinstance(output, Tensor) and not isinstance(module, (nn.Embedding, nn.ModuleList)):
+            weight: Any = None if "weight" in module._parameters else getattr(module, "weight", None)  # as with a mask
+            own = module.parameters(recurse=False) if weight is None else [weight]
+            total += sum(2 * output.numel() * matrix[0].numel() for matrix in own if matrix.ndim > 1)
 
     before = _own_state(model)
     for module in model.modules():

@@ -76,7 +76,7 @@ class Team:
     """Networks of one form, stacked along a new first axis, or a single one as it is.
 
     `load` prepares the next steps of all of them and `run_tick` takes one; `capture` records the step as a CUDA graph
-    first; `give_back` writes weights and buffers into the networks.
+    first; `give_back` writes weights and buffers into the networks; `restart` lets others begin by the same recording.
     """
 
     def __init__(self, students: Sequence[Student], store: Store, recipe: Recipe, loss: Loss, ticks: int):
@@ -101,18 +101,16 @@ class Team:
         return torch.stack([part.detach() for part in parts]).requires_grad_(trained)
 
     def _prepare_tables(self, ticks: int) -> None:
-        count, size, device = len(self.students), self.recipe.batch, self.device
-        loss_dtype = dtype_of(self.model) or torch.float32
+        count, size, device, self.ticks = len(self.students), self.recipe.batch, self.device, ticks
         self.tick = torch.zeros(1, dtype=torch.int64, device=device)
         self.rows = torch.zeros(ticks, count, size, dtype=torch.int64, device=device)
         self.moves = torch.zeros(ticks, 2, count, size, dtype=torch.int64, device=device) if self.recipe.shift else None
         self.flips = torch.zeros(ticks, count, size, dtype=torch.bool, device=device) if self.recipe.flip else None
         self.rates = torch.zeros(ticks, count, dtype=torch.float64, device=device)
         self.active = torch.ones(ticks, count, dtype=torch.bool, device=device)
-        self.losses = torch.zeros(ticks, count, dtype=loss_dtype, device=device)
+        self.losses = torch.zeros(ticks, count, dtype=dtype_of(self.model) or torch.float32, device=device)
         self.sizes: list[int] = []
-        totals = {(student.total, student.course.per_epoch) for student in self.students}
-        self.ragged = len(totals) > 1
+        self.ragged = _are_ragged(self.students)
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -251,6 +249,30 @@ class Team:
             raise
         self.graphs = found
 
+    def restart(self, students: Sequence[Student], states: Sequence[Mapping[str, Tensor]]) -> bool:
+        """Let as many others of the same form begin from given weights; False where their data do not fit in."""
+        if (_are_ragged(students) and not self.ragged) or len(students) != len(self.students):
+            return False
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.no_grad(), self.own_stream:
+            if not self.store.refill(students):
+                return False
+            for name, joined in (*self.weights.items(), *self.others.items()):
+                torch.stack([state[name] for state in states], out=joined.detach())
+            torch._foreach_zero_(self.memory)
+            self.students = list(students)
+        return True
+
+    @torch.no_grad()
+    def states(self) -> tuple[list[dict[str, Tensor]], list[bool]]:
+        """Return copies of all weights and buffers of each network, and whether they are finite."""
+        joined = {name: one.clone() for name, one in (*self.weights.items(), *self.others.items())}
+        parts = {name: one.unbind() for name, one in joined.items()}
+        fine = [one.isfinite().flatten(1).all(1) for one in joined.values() if one.is_floating_point()]
+        found = [{name: own[number] for name, own in parts.items()} for number in range(len(self.students))]
+        return found, torch.stack(fine).all(0).tolist()
+
     def give_back(self) -> None:
         """Write weights and buffers into the networks; a single one has them already."""
         if self.single:
@@ -267,25 +289,47 @@ class Store:
     """The examples of all networks in one place: inputs, with a margin where they are moved, and labels."""
 
     def __init__(self, students: Sequence[Student]):
-        model, recipe = students[0].model, students[0].recipe
-        device, dtype = device_of(model), dtype_of(model)
-        self.recipe, places, parts, end = recipe, dict[tuple[int, int], int](), list[tuple[Tensor, Tensor]](), 0
-        starts = []
-        for course in (student.course for student in students):
-            inputs, labels = course.arrays
-            key = id(inputs), id(labels)
-            if key not in places:
-                places[key], end = end, end + course.count
-                parts.append((inputs, labels))
-            starts.append(places[key])
-        self.starts = torch.tensor(starts, device=device)[:, None]  # of each network's own
+        model, self.recipe = students[0].model, students[0].recipe
+        self.device, self.dtype = device_of(model), dtype_of(model)
+        self.parts, starts = _laid_out(students)
+        self.starts = starts.to(self.device)
+        self.inputs, self.labels = self._joined(self.parts)
+
+    def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
-        inputs, self.labels = (part.to(device, dtype if part.is_floating_point() else None) for part in joined)
-        self.inputs = with_margin(inputs, recipe.shift)
+        inputs, labels = (part.to(self.device, self.dtype if part.is_floating_point() else None) for part in joined)
+        return with_margin(inputs, self.recipe.shift), labels
+
+    def refill(self, students: Sequence[Student]) -> bool:
+        """Hold the examples of others in the same memory; False where there is no room for them."""
+        parts, starts = _laid_out(students)
+        if [list(map(id, one)) for one in parts] != [list(map(id, one)) for one in self.parts]:
+            inputs, labels = self._joined(parts)
+            if len(self.parts) < 2 or len(labels) > len(self.labels):  # a single part is the caller's own memory
+                return False
+            self.inputs[: len(inputs)], self.labels[: len(labels)], self.parts = inputs, labels, parts
+        self.starts.copy_(starts)
+        return True
 
     def batch(self, pick: Pick) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of the picked examples."""
         return augmented(self.inputs, pick, self.recipe), self.labels[pick.rows]
+
+
+def _laid_out(students: Sequence[Student]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Return the data of networks, each once, and where each network's own begin, as a column."""
+    places, parts, end = dict[tuple[int, ...], int](), list[tuple[Tensor, Tensor]](), 0
+    keys = [tuple(map(id, student.course.arrays)) for student in students]
+    for key, student in zip(keys, students, strict=True):
+        if key not in places:
+            places[key], end = end, end + student.course.count
+            parts.append(student.course.arrays)
+    return parts, torch.tensor([places[key] for key in keys])[:, None]
+
+
+def _are_ragged(students: Sequence[Student]) -> bool:
+    """Tell whether some networks take other numbers of steps than others."""
+    return len({(student.total, student.course.per_epoch) for student in students}) > 1
 
 
 def _memory(recipe: Recipe, weights: list[Tensor], count: int) -> list[Tensor]:

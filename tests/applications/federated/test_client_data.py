@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import netkin as nk
 from netkin.applications.federated import split_by_classes
 from netkin.errors import NetkinError
 
@@ -70,3 +71,12 @@ def test_a_split_that_can_not_be_is_refused(options, fault):
 def test_data_without_labels_are_refused():
     with pytest.raises(NetkinError, match=r"`data` must be arrays `\(inputs, labels\)`"):
         split_by_classes(torch.zeros(5, 2), 2, 1)
+
+
+def test_a_split_takes_data_by_their_name():
+    found = split_by_classes("digits:train", 5, 2, test="digits:test", deal="groups")
+    inputs, labels = map(torch.cat, zip(*nk.load_data("digits:train", batch_size=100), strict=True))
+    again = split_by_classes((inputs, labels), 5, 2, deal="groups")
+    assert all(torch.equal(one, other) for name in found.train for one, other in
+               zip(found.train[name], again.train[name], strict=True))  # fmt: skip
+    assert sum(len(own) for _, own in found.test.values()) == 360

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, simulation
+from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, local_training, simulation
 from netkin.applications.federated.rounds import averaged, received_updates, sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
@@ -54,6 +54,23 @@ def test_clients_with_different_numbers_of_examples_are_stacked_too():
         found = [federate(network(), data, how=how, **options) for how in ("stacked", "one by one")]
         assert same(*found, within=1e-8)
         assert not found[0].faults
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algorithm, share, monkeypatch):
+    made = []
+    count = local_training.Trainings.__init__
+    monkeypatch.setattr(local_training.Trainings, "__init__", lambda *given: (made.append(1), count(*given))[1])
+    data = {**clients(4), **{f"longer{k}": clients(1, size=13 + k)["c0"] for k in range(3)}}
+    options = OPTIONS | {"rounds": 5, "share": share, "drop_last": True, "how": "stacked", "public": clients()["c0"]}
+    found = [federate(network(), data, algorithm, **options)]
+    few = len(made)
+    monkeypatch.setattr(local_training, "HELD", 0)
+    found.append(federate(network(), data, algorithm, **options))
+    assert same(*found)
+    assert found[0].rounds == found[1].rounds
+    assert len(made) - few > few  # without, each round makes its own
 
 
 def test_the_model_and_the_random_state_are_left_alone():
@@ -169,7 +186,7 @@ def test_a_client_whose_late_or_second_update_is_refused_may_still_count_and_tha
 
     found = federate(network(), clients(), wire=late_and_twice, **OPTIONS | {"rounds": 2})
     assert found.rounds[1].counted == ("c0", "c1", "c2", "c3", "c4")
-    text = str(found)
+    text = str(found).replace("\n   ", " ")  # as one line each
     assert "round 1, client c1: dropped out: no update came\n" in text
     assert "client c1: came late: an update of round 1 in round 2 (its update of this round counted)" in text
     assert "client c2: sent more than one update; the first counts (its update of this round counted)" in text
@@ -412,6 +429,8 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"share": 0}, "`share` is a share of the clients, above 0 and at most 1; got 0"),
         (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
         (clients(), {"coefficients": "pretrained"}, "give `public="),
+        (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
+        (clients(), {"test_every": 0, "test": clients()}, "`test_every` is a number of rounds, 1 or more; got 0"),
         (clients(), {"how": "sideways"}, "no way 'sideways' to train"),
         (clients(), {"speed": 3}, "a recipe has no 'speed'"),
     ],
@@ -433,3 +452,24 @@ def test_networks_with_dropout_that_must_be_stacked_are_refused():
     with pytest.raises(NetkinError, match="can't be trained stacked"):
         federate(net, clients(), how="stacked", rounds=1)
     assert len(federate(net, clients(), how="one by one", rounds=1).rounds) == 1
+
+
+def test_clients_are_tested_after_every_few_rounds_and_at_the_last():
+    options = OPTIONS | {"test": clients(), "rounds": 5}
+    found = federate(network(), clients(), "fedper", test_every=2, **options)
+    assert list(found.accuracies) == [2, 4, 5]
+    assert found.accuracies[5] == found.accuracy
+    shorter = federate(network(), clients(), "fedper", **options | {"rounds": 2})
+    assert found.accuracies[2] == shorter.accuracy
+    assert shorter.accuracies == {}
+    assert same(found, federate(network(), clients(), "fedper", **options))
+
+
+def test_accuracies_of_rounds_are_continued_with_the_same_test_data_alone(tmp_path):
+    options = OPTIONS | {"test": clients(), "test_every": 1}
+    federate(network(), clients(), save=tmp_path / "f.netkin", **options | {"rounds": 2})
+    found = federate(network(), clients(), save=tmp_path / "f.netkin", **options)
+    assert found.accuracies == federate(network(), clients(), **options).accuracies
+    assert nk.load(tmp_path / "f.netkin").accuracies == found.accuracies
+    with pytest.raises(FileFault, match="test data"):
+        federate(network(), clients(), save=tmp_path / "f.netkin", **options | {"test": clients(size=7), "rounds": 4})

@@ -16,9 +16,9 @@ from netkin.applications.federated import (
     user_similarity,
 )
 from netkin.applications.federated.ensembles import before_head
-from netkin.applications.federated.users import _silhouette
 from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
+from netkin.results.clusters import _silhouette
 
 
 def network(seed=0):

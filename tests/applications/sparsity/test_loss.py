@@ -425,3 +425,46 @@ def test_layers_without_gradients_are_refused():
         weight.requires_grad_(False)
     with pytest.raises(ForwardError, match="none of the layers has gradients.*use_reentrant=False"):
         term_of(model, batches(1)[0][0])
+
+
+def test_outputs_without_a_row_for_each_example_are_refused():
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(self.a(x).reshape(-1, 2, 4).mean(1))
+
+    with pytest.raises(ShapeError, match="layers gave outputs of 4 to 8 examples.*one row an example"):
+        term_of(Windows(), torch.randn(8, 4), stages=[["a", "b"]])
+
+
+def test_replicas_of_data_parallel_are_refused():
+    model = staged()
+    with nk.CKASparsityLoss(model, beta=1.0):
+        model._is_replica = True  # as its copies have
+        with pytest.raises(ForwardError, match="`DataParallel` runs copies of the model.*`DistributedDataParallel`"):
+            model(batches(1)[0][0])
+
+
+def test_a_state_that_is_none_is_refused():
+    with nk.CKASparsityLoss(staged(), beta=1.0) as penalty:
+        for state in ({}, {"batches": -1}, {"batches": "3"}):
+            with pytest.raises(ValueFault, match="the state of a CKA sparsity loss is a number of `batches`; got"):
+                penalty.load_state_dict(state)
+
+
+def test_numbers_of_numpy_are_numbers():
+    with nk.CKASparsityLoss(staged(), beta=np.float32(0.5), samples=np.int64(8), every=np.int64(2)) as penalty:
+        penalty.model(batches(1)[0][0])
+        assert penalty.term() > 0
+
+
+def test_a_seen_layer_may_be_frozen_while_others_learn():
+    model, x = staged(), batches(1)[0][0]
+    for weight in (*model.stem.parameters(), *model.layer1[0].parameters()):
+        weight.requires_grad_(False)
+    term_of(model, x).backward()
+    assert model.layer1[1].conv.weight.grad.abs().sum() > 0
+    assert model.layer1[0].conv.weight.grad is None

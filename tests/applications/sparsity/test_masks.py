@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrizations, prune
 from netkin.applications.sparsity.masks import (
     bake_masks,
     baked_state,
+    epsilon_sparsity,
     mask_of,
     masked_layers,
     masks_of,
@@ -22,8 +24,9 @@ from netkin.applications.sparsity.masks import (
     save_sparse,
     weight_behind,
 )
-from netkin.applications.sparsity.sparsify import EmptyLayerWarning, layer_counts, sparsify
-from netkin.errors import FileFault, ShapeError, UnknownName, ValueFault
+from netkin.applications.sparsity.sparsify import layer_counts, sparsify
+from netkin.applications.sparsity.sparsity_study import linear_costs
+from netkin.errors import EmptyLayerWarning, FileFault, ShapeError, UnknownName, ValueFault
 from netkin.representations.layers import choose, layers
 from netkin.sources import load_model
 from netkin.training import Recipe, train, train_many
@@ -66,6 +69,7 @@ def test_sparsity_is_exact_to_one_weight(method, sparsity):
     assert table.sparsity == pytest.approx(1 - kept / total)
     assert [row.left for row in table.layers] == [int((model[k].weight != 0).sum()) for k in (0, 4, 7)]
     assert table.dense_parameters == 8 + 16 + 6 + 3
+    assert "33 other parameters (biases, norms" in str(table)
 
 
 def test_a_resnet_is_pruned_at_random_to_998_thousandths():
@@ -282,7 +286,7 @@ def test_a_saved_sparse_model_is_small_and_loads_without_netkin(tmp_path):
     sparsify(model, 0.95)
     save_sparse(model, tmp_path / "sparse.pt")
     torch.save(baked_state(model), tmp_path / "dense.pt")
-    assert os.path.getsize(tmp_path / "sparse.pt") < 0.15 * os.path.getsize(tmp_path / "dense.pt")
+    assert os.path.getsize(tmp_path / "sparse.pt") < 0.1 * os.path.getsize(tmp_path / "dense.pt")
     torch.save(model(torch.ones(2, 300)), tmp_path / "outputs.pt")
     program = (
         "import sys, torch; from torch import nn;"
@@ -399,6 +403,11 @@ def test_a_sparsity_outside_its_range_is_refused(sparsity):
         sparsify(net(), sparsity)
 
 
+def test_numbers_of_numpy_are_numbers():
+    assert sparsify(net(), np.float32(0.5)).left == 297
+    assert 0 < epsilon_sparsity(net(), np.float32(0.05)) < 1
+
+
 def test_what_cannot_be_pruned_is_refused_in_a_sentence():
     with pytest.raises(ValueFault, match="nothing to prune: the model has no linear and convolutional layers"):
         sparsify(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), 0.5)
@@ -453,3 +462,54 @@ def test_nothing_is_masked_where_one_layer_is_refused():
     with pytest.raises(ValueFault, match="layer '1'"):
         sparsify(model, 0.5)
     assert not masked_layers(model)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("how", ["stacked", "graphs"])
+def test_masked_networks_are_trained_at_once_on_a_gpu(how):
+    models = [net(seed, torch.float64).cuda() for seed in range(3)]
+    for seed, model in enumerate(models):
+        sparsify(model, 0.8, seed=seed)
+    assert all(torch.equal(mask.cpu(), other) for mask, other in
+               zip(masks_of(models[0]).values(), masks_of(_masked_on_the_cpu()).values(), strict=True))  # fmt: skip
+    plain = copy.deepcopy(models)
+    train_many(models, labelled(), RECIPES["sgd"], how=how)
+    train_many(plain, labelled(), RECIPES["sgd"], how="one by one")
+    for model, other in zip(models, plain, strict=True):
+        assert zeros_hold(model)
+        assert all(torch.allclose(a.double(), b.double(), atol=1e-8)
+                   for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))  # fmt: skip
+
+
+def _masked_on_the_cpu():
+    model = net(0, torch.float64)
+    sparsify(model, 0.8, seed=0)
+    return model
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["magnitude", "snip", "grasp", "synflow"])
+def test_scores_on_a_gpu_choose_the_weights_of_the_cpu(method):
+    here, there = net(0, torch.float64), net(0, torch.float64).cuda()
+    for model in (here, there):
+        sparsify(model, 0.5, method=method, data=labelled())
+    pairs = zip(masks_of(here).values(), masks_of(there).values(), strict=True)
+    assert sum(int((a != b.cpu()).sum()) for a, b in pairs) <= 2  # ties at rounding
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sparse_model_is_saved_from_a_gpu_and_its_formats_are_measured(tmp_path):
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128)).cuda()
+    sparsify(model, 0.9)
+    save_sparse(model, tmp_path / "sparse.pt")
+    assert all(one.device.type == "cpu" for one in torch.load(tmp_path / "sparse.pt").values())
+    costs = linear_costs(model)
+    assert [row.format for row in costs] == ["CSR", "2:4"] * 2
+    assert all(row.reason or row.error < 1e-2 for row in costs)
+    assert any(not row.reason for row in costs if row.format == "CSR")

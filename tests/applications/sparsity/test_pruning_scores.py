@@ -15,8 +15,8 @@ from netkin.applications.sparsity.pruning_scores import (
     snip_scores,
     synflow_scores,
 )
-from netkin.applications.sparsity.sparsify import EmptyLayerWarning, sparsify
-from netkin.errors import ValueFault
+from netkin.applications.sparsity.sparsify import sparsify
+from netkin.errors import EmptyLayerWarning, ValueFault
 
 
 def net(seed=0):
@@ -155,6 +155,13 @@ def test_synflow_keeps_a_path_where_magnitude_would_empty_a_layer():
     with pytest.warns(EmptyLayerWarning, match="layers: 2;"):
         sparsify(copy.deepcopy(model), 0.97, method="magnitude")
     assert not sparsify(model, 0.97, method="synflow", data=torch.ones(1, 30)).emptied
+
+
+def test_synflow_tells_how_far_it_is():
+    seen = []
+    model = nn.Linear(6, 5, bias=False)
+    sparsify(model, 0.4, method="synflow", data=torch.ones(1, 6), progress=lambda *told: seen.append(told))
+    assert seen[-1][:2] == (ROUNDS, ROUNDS)
 
 
 def test_synflow_conserves_its_flow_from_layer_to_layer():

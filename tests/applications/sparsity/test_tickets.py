@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from netkin.applications.sparsity.loss import CKASparsityLoss
 from netkin.applications.sparsity.masks import masks_of, put_masks
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.applications.sparsity.tickets import lottery_tickets
@@ -114,6 +115,23 @@ def test_a_search_that_stops_goes_on_bit_for_bit(tmp_path, stopped_in):
     assert same(whole, again)
     assert [one.sparsity for one in found.rounds] == [one.sparsity for one in expected.rounds]
     assert all(torch.equal(a, expected.start[name]) for name, a in found.start.items())
+
+
+def test_the_loss_that_keeps_layers_apart_goes_along_with_masks():
+    def tickets(beta):
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        torch.manual_seed(0)
+        for layer in (model[0], model[2], model[4]):
+            nn.init.normal_(layer.weight, std=0.3)
+        with CKASparsityLoss(model, beta=beta, every=2) as penalty:
+            found = lottery_tickets(model, labelled(), RECIPE, sparsity=0.6, rounds=1, rewind=3, hooks=[penalty])
+            assert penalty.value > 0
+        return found
+
+    with_it, without = tickets(0.1), tickets(0.0)
+    assert with_it.rounds[0].record["loss"] > without.rounds[0].record["loss"]
+    assert with_it.rounds[1].sparsity == without.rounds[1].sparsity
+    assert any(not torch.equal(mask, without.rounds[1].masks[name]) for name, mask in with_it.rounds[1].masks.items())
 
 
 def test_rounds_come_from_the_sparsity_and_are_told():

@@ -193,3 +193,18 @@ def test_a_teacher_elsewhere_is_refused():
     losses.teacher.to("meta")
     with pytest.raises(ValueFault, match="the teacher lies on meta and the network on cpu; put both on one device"):
         losses.parts(images, sparse.train()(images))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_training_runs_on_a_gpu(precision):
+    plain = small_vit().cuda()
+    sparse = nk.sparsify_tokens(plain, keep=0.5)
+    before = copy.deepcopy(sparse.state_dict())
+    settings = {"steps": 8, "batch": 8, "rate": 0.01, "precision": precision, "progress": False}
+    history = nk.train(sparse, examples(), hooks=[nk.TokenLosses(sparse, teacher=plain)], **settings)
+    assert np.isfinite(history[-1]["loss"])
+    changed = {name for name, one in sparse.state_dict().items() if not torch.equal(one, before[name])}
+    assert sum("predictors" in name for name in changed) > 0
+    assert all(weight.isfinite().all() for weight in sparse.parameters())

@@ -1,8 +1,8 @@
 """Continual learning: tasks learnt in a row with atoms of their own, beside the usual ways, and ensembles of them."""
 
 from netkin.applications.continual.sequences import LearntTasks, learn_tasks
-from netkin.applications.continual.task_accuracies import TaskAccuracies, TaskEnsembles
 from netkin.applications.continual.task_ensembles import ensemble_tasks
 from netkin.applications.continual.task_splits import Task, split_tasks
+from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
 
 __all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]

@@ -13,7 +13,6 @@ from torch import nn
 
 from netkin import __version__, files
 from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
-from netkin.applications.continual.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
 from netkin.applications.continual.task_splits import Task, refuse_tasks
 from netkin.errors import ForwardError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -21,6 +20,7 @@ from netkin.jobs import Job
 from netkin.jobs.job import Part
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.guests import model_lock, random_states_kept
+from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies
 from netkin.sources.architectures import seeded
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy
@@ -64,6 +64,7 @@ def learn_tasks(
     *,
     seeds: Sequence[int] = (0,),
     head: str | None = None,
+    device: str | None = None,
     options: Mapping[str, Any] | None = None,
     save: str | Path | None = None,
     overwrite: bool = False,
@@ -84,6 +85,7 @@ def learn_tasks(
         recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
         seeds: from which weights, heads, orders and kept examples follow.
         head: the linear layer in whose place the heads stand; by default the last one.
+        device: where the networks are trained, as "cuda"; where they lie if not given.
         options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
             of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
         save: a file for the record. Beside it lies the job, with what was learnt after each task; the same call goes
@@ -96,7 +98,9 @@ def learn_tasks(
     refuse_options(method, options or {})
     numbers = _seeds(seeds)
     files.refuse_output(save, KIND, overwrite=overwrite)
-    learners = {seed: LEARNERS[method](_built(model, seed), head, found, seed, **(options or {})) for seed in numbers}
+    learners = {
+        seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
+    }
     identity = _identity(learners, found, method, chosen, options or {})
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
     total, rows = len(numbers) * len(found), []
@@ -190,13 +194,13 @@ def _identity(
     }
 
 
-def _built(model: Model, seed: int) -> nn.Module:
+def _built(model: Model, seed: int, device: str | None) -> nn.Module:
     if isinstance(model, str):
-        return load_model(model, seed=seed)
+        return load_model(model, seed=seed).to(device)
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        return copy.deepcopy(model).to(device)
     if callable(model):
-        return seeded(model, seed)
+        return seeded(model, seed).to(device)
     raise ValueFault(f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.")
 
 

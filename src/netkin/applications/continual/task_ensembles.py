@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.applications.continual.learners import Learner, TaskHeads
 from netkin.applications.continual.sequences import LearntTasks
-from netkin.applications.continual.task_accuracies import TaskEnsembles
 from netkin.applications.continual.task_splits import Examples
 from netkin.comparing.compare import compare_many
 from netkin.errors import NoValue, UnknownName, ValueFault
@@ -22,6 +21,7 @@ from netkin.progress import ProgressOption, reporting
 from netkin.representations.filters import atom_layers
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
+from netkin.results.task_accuracies import TaskEnsembles
 from netkin.training import Recipe, train
 from netkin.training.course import TEST_BATCH
 from netkin.training.recipe import recipe_of

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from netkin.errors import NameClash, ShapeError, ValueFault
 from netkin.identity import DataDigest
-from netkin.sources.datasets import load_data
-from netkin.training.course import arrays_in
+from netkin.training.course import labelled_arrays
 
 Examples = tuple[Tensor, Tensor]
 
@@ -60,7 +59,7 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
         >>> [task.name for task in split_tasks("digits:train", "digits:test")]
         ['0-1', '2-3', '4-5', '6-7', '8-9']
     """
-    parts = _examples(train, "train"), _examples(test, "test")
+    parts = labelled_arrays(train, "`train`"), labelled_arrays(test, "`test`")
     classes = parts[0][1].unique()
     if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= len(classes) // 2:
         raise ValueFault(
@@ -92,21 +91,6 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
             told = " and ".join(map(str, sorted(shapes)))
             raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {told}.")
     return found
-
-
-def _examples(data: Any, what: str) -> Examples:
-    given = load_data(data, 10_000) if isinstance(data, str) else data
-    arrays = arrays_in(given)
-    if arrays is None:
-        batches = list(given)
-        arrays = tuple(map(torch.cat, zip(*batches, strict=True))) if all(map(_is_pair, batches)) else None
-    if not _is_pair(arrays):
-        raise ValueFault(f"`{what}` must be arrays `(inputs, labels)`, or batches of both; there are no labels here.")
-    return arrays[0], arrays[1].long()
-
-
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor) and batch[1].ndim == 1
 
 
 def _task(group: Tensor, train: Examples, test: Examples) -> Task:

@@ -4,9 +4,10 @@ from netkin.applications.federated.algorithms import ALGORITHMS, SOURCES, plan_f
 from netkin.applications.federated.client_data import ClientSplit, split_by_classes
 from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble
 from netkin.applications.federated.federate import federate
-from netkin.applications.federated.federation import Federation, load_federation
 from netkin.applications.federated.rounds import ClientUpdate
-from netkin.applications.federated.users import adjusted_rand, user_clusters, user_similarity
+from netkin.applications.federated.users import user_similarity
+from netkin.results.clusters import adjusted_rand, user_clusters
+from netkin.results.federation import Federation, load_federation
 
 __all__ = [
     "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",

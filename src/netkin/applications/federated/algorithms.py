@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
+from netkin.results.federation import PARTS
 
 State = dict[str, Tensor]
 Known = TypeVar("Known")
-PARTS = ("atoms", "coefficients", "head", "body")
 # where the coefficients come from, while the atoms of each client are its own
 SOURCES = {
     "fixed": "as the model has them, and never trained: random in a new network",

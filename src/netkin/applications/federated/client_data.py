@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NameClash, ShapeError, UnknownName, ValueFault
-from netkin.training.course import arrays_in
+from netkin.training.course import arrays_in, labelled_arrays
 
 Examples = tuple[Tensor, Tensor]  # inputs and labels
 DEALS = ("random", "groups")
@@ -46,7 +46,7 @@ def split_by_classes(
     No example goes to two clients: those of a class are divided among its clients, all alike up to one.
 
     Args:
-        data: arrays ``(inputs, labels)``.
+        data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
         clients: how many clients there are.
         classes: how many classes each has.
         test: arrays to test on, dealt out in the same way, if any.
@@ -105,7 +105,8 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, Examples], dict[
 
 
 def as_examples(data: Any, what: str) -> Examples:
-    """Return arrays of inputs and class numbers as tensors."""
+    """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
+    data = labelled_arrays(data, what) if isinstance(data, str) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
         raise ValueFault(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from netkin.applications.federated.algorithms import State, head_of
 from netkin.applications.federated.client_data import Examples, checked_clients
-from netkin.applications.federated.federation import Federation
-from netkin.applications.federated.local_training import LocalTraining, refuse_way, state_of
+from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
 from netkin.applications.federated.rounds import mixed
 from netkin.applications.federated.users import user_similarity
 from netkin.errors import ForwardError, UnknownName, ValueFault
@@ -22,12 +21,14 @@ from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
+from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed
 from netkin.training.recipe import recipe_of
 
 CHOICES = ("similar", "random", "dissimilar")
+Pair = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
@@ -165,39 +166,36 @@ def _accuracies(
     federation: Federation, like: nn.Module, layer: str, train: Mapping[str, Examples], tests: Mapping[str, Examples],
     chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
-    """Return for each client with test data its accuracy alone and in its ensemble."""
+    """Return for each client with test data its accuracy alone and in its ensemble; each network is made once."""
     pairs = [(name, member) for name in tests for member in chosen[name]]
-    starts, features = list[State](), list[Examples]()
-    for name, member in reported(pairs, "running networks", "networks"):
+    starts, features, seen = dict[Pair, State](), dict[Pair, Examples](), dict[Pair, Tensor]()
+    for member in reported(list(dict.fromkeys(member for _, member in pairs)), "running networks", "networks"):
         network = federation.model(member, like)
-        starts.append(state_of(network.get_submodule(layer)))
-        features.append((before_head(network, layer, train[name][0]), train[name][1]))
-    training = LocalTraining(like.get_submodule(layer), recipe, how)
-    names = list(starts[0])
-    heads = training.train(starts, features, [mixed(seed, *pair, "head") for pair in pairs], names)
-    failed = next((f"{name!r} with {member!r}: {one}" for (name, member), one in zip(pairs, heads, strict=True)
-                   if isinstance(one, str)), None)  # fmt: skip
+        for pair in (pair for pair in pairs if pair[1] == member):
+            inputs, labels = train[pair[0]]
+            starts[pair] = state_of(network.get_submodule(layer))
+            features[pair] = before_head(network, layer, inputs), labels
+            seen[pair] = before_head(network, layer, tests[pair[0]][0])
+    training, seeds = LocalTraining(like.get_submodule(layer), recipe, how), [mixed(seed, *p, "head") for p in pairs]
+    found = training.train([starts[p] for p in pairs], [features[p] for p in pairs], seeds, list(starts[pairs[0]]))
+    heads = dict(zip(pairs, found, strict=True))
+    failed = next((f"{pair[0]!r} with {pair[1]!r}: {one}" for pair, one in heads.items() if isinstance(one, str)), None)
     if failed is not None:
         raise ForwardError(f"the head of client {failed}")
-    return _judged(federation, like, layer, tests, chosen, dict(zip(pairs, heads, strict=True)))
+    (head,) = training.copies(1)
+    return {name: _judged(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
+            for name, (_, labels) in tests.items()}  # fmt: skip
 
 
-def _judged(
-    federation: Federation, like: nn.Module, layer: str, tests: Mapping[str, Examples],
-    chosen: Mapping[str, tuple[str, ...]], heads: Mapping[tuple[str, str], Any],
-) -> dict[str, tuple[float, float]]:  # fmt: skip
-    found = {}
-    for name, (inputs, labels) in tests.items():
-        shares = []
-        for member in chosen[name]:
-            network = federation.model(member, like)
-            network.get_submodule(layer).load_state_dict(heads[name, member][0])
-            with torch.no_grad(), evaluating(network):
-                outputs = [network(_at_home(batch, network)) for batch in in_order(inputs)]
-            shares.append(torch.cat(outputs).double().softmax(-1).cpu())
-        alone, together = shares[0].argmax(-1), torch.stack(shares).mean(0).argmax(-1)
-        found[name] = _share(alone, labels), _share(together, labels)
-    return found
+@torch.no_grad()
+def _judged(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
+    """Return the accuracy of the first member, and of the mean of all members' probabilities."""
+    shares = []
+    for (state, _), features in members:
+        load_state(head, state)
+        with evaluating(head):
+            shares.append(head(features).double().softmax(-1).cpu())
+    return _share(shares[0].argmax(-1), labels), _share(torch.stack(shares).mean(0).argmax(-1), labels)
 
 
 def _share(predicted: Tensor, labels: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from netkin import files
 from netkin.applications.federated.algorithms import plan_for
 from netkin.applications.federated.client_data import Examples, as_examples, checked_clients
-from netkin.applications.federated.federation import KIND, Federation
 from netkin.applications.federated.local_training import refuse_way
 from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
 from netkin.errors import ForwardError, ShapeError, ValueFault
@@ -23,6 +23,7 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.results.federation import KIND, Federation
 from netkin.training import Recipe
 from netkin.training.course import placed
 from netkin.training.recipe import recipe_of
@@ -36,6 +37,7 @@ def federate(
     algorithm: str = "fedavg",
     *,
     test: Any = None,
+    test_every: int | None = None,
     coefficients: str | None = None,
     rounds: int = 10,
     share: float = 1.0,
@@ -72,6 +74,7 @@ def federate(
         clients: a mapping from names to arrays ``(inputs, labels)``, or a list of these.
         algorithm: "fedavg", "fedprox", "fedper", "fedrep", "ditto", "local" or "pretrain".
         test: test data of each client in the same form, or one ``(inputs, labels)`` for all.
+        test_every: test all clients after every so many rounds too; by default at the end alone.
         coefficients: None, "fixed", "pretrained", "evolving" or "federated".
         rounds: how many rounds there are.
         share: which share of the clients is drawn for each round.
@@ -101,13 +104,14 @@ def federate(
     _refuse_settings(rounds, share, pull, finetune, head_epochs, pretrain_epochs)
     refuse_way(how)
     train_data, tests = checked_clients(clients, test)
+    _refuse_no_tests(test_every, tests)
     plan = plan_for(unwrapped(model), algorithm, coefficients, head)
     pretrains = plan.algorithm.pretrains or coefficients == "pretrained"
     asked = FederationRequest(
         model=unwrapped(model), plan=plan, clients=train_data, tests=tests, rounds=rounds, share=share,
         recipe=local_recipe(recipe, settings), pull=pull, head_epochs=head_epochs,
         public=_public(public) if pretrains else None, pretrain_epochs=pretrain_epochs, finetune=finetune,
-        wire=wire or plain_wire, how=how, seed=seed,
+        test_every=test_every, wire=wire or plain_wire, how=how, seed=seed,
     )  # fmt: skip
     _refuse_misfits(asked)
     files.refuse_output(save, KIND, overwrite=overwrite)
@@ -148,6 +152,13 @@ def _refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epo
         raise ValueFault(f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.")
     if not 0 <= pull < float("inf"):
         raise ValueFault(f"`pull` must be a number of 0 or more; got {pull!r}.")
+
+
+def _refuse_no_tests(every: Any, tests: Mapping[str, Examples]) -> None:
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueFault(f"`test_every` is a number of rounds, 1 or more; got {every!r}.")
+    if every is not None and not tests:
+        raise ValueFault("`test_every` needs data to test on; give `test=`.")
 
 
 @torch.no_grad()

@@ -17,17 +17,23 @@ from netkin.applications.federated.algorithms import FederatedPlan, State
 from netkin.applications.federated.client_data import Examples
 from netkin.applications.federated.rounds import mixed
 from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
-from netkin.training import Recipe, train_many
+from netkin.progress import showing
+from netkin.training import Recipe
 from netkin.training.loop import default_loss
-from netkin.training.many import WAYS
+from netkin.training.many import WAYS, Trainings
+
+Trained = list[tuple[State, bool, float]]  # weights, whether they are finite, and the last loss
+HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
 
 class LocalTraining:
-    """Trains copies of a model from given weights; the copies are made once and used again."""
+    """Trains copies of a model from given weights; copies, and their recordings on a GPU, are used again."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, how: str = "auto"):
         self.model, self.recipe, self.how = model, recipe, how
+        self.held: dict[Any, Trainings] = {}  # by what they train, how many and on what
         self._copies: list[nn.Module] = []
+        self._finite: dict[int, tuple[Tensor, bool]] = {}
 
     def train(
         self, starts: Sequence[State], data: Sequence[Examples], seeds: Sequence[int], only: Sequence[str],
@@ -48,9 +54,27 @@ class LocalTraining:
         call = _Call(self, list(starts), list(data), list(seeds), frozenset(only), recipe, toward, pull)
         if not any(name in call.only for name, _ in self.model.named_parameters()):
             return [(start, float("nan")) for start in starts]
-        for places in _alike(call.data, recipe):
-            call.run(places)
+        for key, places in self._alike(call.data, recipe).items():
+            call.run(places, key)
         return call.found
+
+    def _alike(self, data: Sequence[Examples], recipe: Recipe) -> dict[Any, list[int]]:
+        """Return the places of clients whose data are of one form, so that they can be stacked, by that form."""
+        found: dict[Any, list[int]] = {}
+        whole = recipe.drop_last or recipe.order == "drawn"  # all batches are of one size, however many examples
+        for place, (inputs, _) in enumerate(data):
+            if id(inputs) not in self._finite:  # data with NaN are apart, since their training will fail
+                finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())
+                self._finite[id(inputs)] = inputs, finite
+            key = tuple(inputs.shape[whole:]), inputs.dtype, self._finite[id(inputs)][1]
+            found.setdefault(key, []).append(place)
+        return found
+
+    def hold(self, key: Any, call: Trainings) -> None:
+        """Keep networks that were stacked, for the next time; the oldest give way."""
+        self.held[key] = call
+        while len(self.held) > HELD:
+            self.held.pop(next(iter(self.held)))
 
     def copies(self, count: int) -> list[nn.Module]:
         """Return so many copies of the model."""
@@ -73,16 +97,12 @@ class _Call:
 
     def __post_init__(self) -> None:
         self.found = [""] * len(self.starts)
+        self.toward = self.toward if self.pull else None
 
-    def run(self, places: list[int]) -> None:
+    def run(self, places: list[int], form: Any) -> None:
         """Train clients whose data are of one form, at once; where that fails, each half by itself."""
-        models = self.training.copies(len(places))
-        for model, place in zip(models, places, strict=True):
-            load_state(model, self.starts[place])
-            for name, weight in model.named_parameters():
-                weight.requires_grad_(name in self.only)
         try:
-            losses = self._trained(models, places)
+            found = self._again(places, form) or self._anew(places, form)
         except Exception as fault:  # whatever it is, it is one client's; where it is all clients', the round says so
             if _is_asked_for(fault):
                 raise
@@ -90,25 +110,52 @@ class _Call:
                 self.found[places[0]] = _in_words(fault)
                 return
             middle = len(places) // 2
-            self.run(places[:middle])
-            self.run(places[middle:])
+            self.run(places[:middle], form)
+            self.run(places[middle:], form)
             return
-        for model, place, loss in zip(models, places, losses, strict=True):
-            state = state_of(model)
-            bad = "" if _is_finite(state) else f"its weights are not finite after a mean loss of {loss:.3g}"
-            self.found[place] = bad or (state, loss)
+        for place, (state, fine, loss) in zip(places, found, strict=True):
+            self.found[place] = (state, loss) if fine else f"its weights are not finite after a mean loss of {loss:.3g}"
 
-    def _trained(self, models: list[nn.Module], places: list[int]) -> list[float]:
+    def _anew(self, places: list[int], form: Any) -> Trained:
+        """Train copies of the model, and hold them where they were stacked."""
+        models = self.training.copies(len(places))
+        for model, place in zip(models, places, strict=True):
+            load_state(model, self.starts[place])
+            for name, weight in model.named_parameters():
+                weight.requires_grad_(name in self.only)
         recipe, loss, trained = self.recipe, None, models
-        if self.toward is not None and self.pull:
+        if self.toward is not None:
             trained = [_Pulled(model, self.toward, self.only, self.pull) for model in models]
             recipe, loss = recipe.but(smoothing=0.0), _WithPull(default_loss(recipe))
-        how = self.training.how if len(places) > 1 else "one by one"
         data, seeds = [self.data[place] for place in places], [self.seeds[place] for place in places]
-        histories = train_many(
-            trained, data_of_each=data, recipe=recipe, seeds=seeds, loss=loss, how=how, progress=False
-        )
-        return [history[-1]["loss"] for history in histories]
+        call = Trainings(trained, data, recipe, None, seeds, loss)
+        with showing(False):
+            histories = call.run(self.training.how if len(places) > 1 else "one by one")
+        if call.stacked is not None:
+            self.training.hold(self._key(places, form), call)
+        states = [state_of(model) for model in models]
+        return [(state, _is_finite(state), own[-1]["loss"]) for state, own in zip(states, histories, strict=True)]
+
+    def _again(self, places: list[int], form: Any) -> Trained | None:
+        """Train as networks did that are held, by their recording; None where there are none for it."""
+        call = self.training.held.get(self._key(places, form))
+        if call is None:
+            return None
+        starts, inner = [self.starts[place] for place in places], ""
+        if self.toward is not None:
+            inner, pulled = "net.", call.models[0]
+            anchors = {f"anchor{k}": self.toward[name] for k, name in enumerate(pulled.names)}  # type: ignore[arg-type]
+            starts = [anchors | {f"net.{name}": one for name, one in start.items()} for start in starts]
+        with showing(False):
+            found = call.again(starts, [self.data[place] for place in places], [self.seeds[place] for place in places])
+        if found is None:
+            return None
+        states = [{name.removeprefix(inner): one for name, one in own.items() if name.startswith(inner)}
+                  for own in found[0]]  # fmt: skip
+        return list(zip(states, found[1], (history[-1]["loss"] for history in found[2]), strict=True))
+
+    def _key(self, places: list[int], form: Any) -> Any:
+        return len(places), form, self.only, self.recipe, self.pull if self.toward is not None else None
 
 
 class _Pulled(nn.Module):
@@ -191,16 +238,6 @@ def load_state(model: nn.Module, state: State) -> None:
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name in state:
             own.copy_(state[name])
-
-
-def _alike(data: Sequence[Examples], recipe: Recipe) -> list[list[int]]:
-    """Return the places of clients whose data are of one form, so that they can be stacked, in groups."""
-    found: dict[Any, list[int]] = {}
-    whole = recipe.drop_last or recipe.order == "drawn"  # all batches have one size, whatever the number of examples
-    for place, (inputs, _) in enumerate(data):
-        finite = not inputs.is_floating_point() or bool(inputs.isfinite().all())  # else the training will fail
-        found.setdefault((tuple(inputs.shape[whole:]), inputs.dtype, finite), []).append(place)
-    return list(found.values())
 
 
 def _is_finite(state: State) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from netkin.applications.federated.algorithms import State
-from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,27 +22,6 @@ class ClientUpdate:
     round: int
     weights: Mapping[str, Tensor]
     examples: int
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round: who was asked, whose update counted, why each other did not, and the mean loss of their training."""
-
-    round: int
-    asked: tuple[str, ...]
-    counted: tuple[str, ...]
-    faults: Mapping[str, str] = field(default_factory=dict)
-    loss: float | None = None
-
-    def __post_init__(self) -> None:
-        freeze(self, faults=frozen_mapping(self.faults))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (RoundRecord, plain_fields(self))
-
-    def told(self, client: str) -> str:
-        """Return what went wrong with a client, and whether its update of this round counted all the same."""
-        return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
 
 
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:

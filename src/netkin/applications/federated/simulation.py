@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from netkin import files
 from netkin.applications.federated.algorithms import FederatedPlan, State
 from netkin.applications.federated.client_data import Examples
-from netkin.applications.federated.federation import Federation
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.rounds import (
     ClientUpdate,
-    RoundRecord,
     averaged,
     mean_loss,
     received_updates,
@@ -31,6 +29,7 @@ from netkin.identity import function_digest, settings_digest
 from netkin.jobs import Job
 from netkin.progress import reporting
 from netkin.results import Comparison
+from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import checked, plain_fields
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import Arrays
@@ -56,6 +55,7 @@ class FederationRequest:
     public: Examples | None
     pretrain_epochs: int
     finetune: int
+    test_every: int | None
     wire: Wire
     how: str
     seed: int
@@ -67,13 +67,22 @@ class FederationRequest:
         source = self.plan.coefficients or "none"
         every = {"public": self.public, **{f"client {name}": own for name, own in self.clients.items()}}
         digests = {name: Arrays(own, self.recipe, 0).digest() for name, own in every.items() if own is not None}
-        return {
+        return self._tested | {
             "model": settings_digest([state_of(self.model), form_of(self.model), still, self.plan.parts]),
             "algorithm": self.plan.algorithm.name, "coefficients": source, "recipe": settings_digest(self.recipe),
             "share": self.share, "pull": self.pull, "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
             "set of data": settings_digest(digests), "wire": function_digest(self.wire),
         }  # fmt: skip
+
+    @property
+    def _tested(self) -> dict[str, Any]:
+        """What the accuracies in the records depend on."""
+        if not self.test_every:
+            return {}
+        whole = self.recipe.but(drop_last=False, shift=0, flip=False)
+        digests = {name: Arrays(own, whole, 0).digest() for name, own in self.tests.items()}
+        return {"tested every": self.test_every, "test data": settings_digest(digests)}
 
 
 @dataclass
@@ -134,10 +143,10 @@ class Simulation:
         return _Standing(shared, kept, records)
 
     def _keep(self, standing: _Standing) -> None:
-        arrays = self._packed(standing.kept) | {
-            f"shared/{name}": as_array(one) for name, one in standing.shared.items()
-        }
-        self.job.keep(STANDING, {"records": [_plain(one) for one in standing.records]}, arrays)
+        if self.job.folder is not None:
+            shared = {f"shared/{name}": as_array(one) for name, one in standing.shared.items()}
+            records = {"records": [_plain(one) for one in standing.records]}
+            self.job.keep(STANDING, records, self._packed(standing.kept) | shared)
         self.job.keep(_part_name(standing.records[-1].round), _plain(standing.records[-1]))
 
     def _round(self, standing: _Standing, number: int) -> None:
@@ -148,14 +157,17 @@ class Simulation:
         sent, own = self.plan.algorithm.local(standing.shared, [standing.kept[place] for place in places], work)
         for place, (number_in_round, state) in zip(places, enumerate(own), strict=True):
             if number_in_round not in work.failed:
-                standing.kept[place] = {name: state[name] for name in self.plan.kept}
+                few = len(asked) < len(self.names)  # a view would keep the weights of all clients of the round
+                standing.kept[place] = {name: state[name].clone() if few else state[name] for name in self.plan.kept}
         failed = {asked[place]: why for place, why in work.failed.items()}
         working = [(name, state) for name, state in zip(asked, sent, strict=True) if name not in failed]
         counted, faults = self._exchange(standing, working, number) if self.plan.travelling else (
             [name for name, _ in working], {})  # fmt: skip
         self._refuse_nobody(standing, asked, failed)
         loss = mean_loss([work.losses[asked.index(name)] for name in counted])
-        standing.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss))
+        tested = self.asked.test_every and (number % self.asked.test_every == 0 or number == self.asked.rounds)
+        judged = self._accuracies(standing)[0] if tested else {}
+        standing.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, judged))
 
     def _exchange(
         self, standing: _Standing, working: Sequence[tuple[str, State]], number: int

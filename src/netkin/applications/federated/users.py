@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.federated.federation import Federation
 from netkin.comparing.compare import compare_many
-from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.errors import NoValue, ValueFault
 from netkin.measures.filter_subspaces import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption
 from netkin.results import Comparison, Values
+from netkin.results.federation import Federation
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 BY_ATOMS = ("atom_cosine", "atom_angular")
@@ -55,12 +53,12 @@ def user_similarity(
     name = measure if gauge == "stored" else f"{measure}(gauge={gauge})"
     caution = _caution(federation) if gauge == "stored" else ""
     values = _by_atoms(federation, measure, gauge)
-    return _as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
+    return as_comparison(federation.clients, values, name, "Filters", warnings=(caution,) * bool(caution))
 
 
-def _as_comparison(
-    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, *, data: str = "", examples: int = 0,
-    warnings: tuple[str, ...] = (),
+def as_comparison(
+    names: Sequence[str], values: np.ndarray, measure: str, statistic: str, data: str = "", examples: int = 0,
+    *, warnings: tuple[str, ...] = (),
 ) -> Comparison:  # fmt: skip
     """Return values of all pairs of clients as a comparison, and on which data they were found, if on any."""
     found = find(measure)
@@ -149,7 +147,7 @@ def _by_networks(
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
     told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
-    return _as_comparison(
+    return as_comparison(
         names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
     )
 
@@ -158,80 +156,3 @@ def _left_out(pair: Comparison) -> list[str]:
     """Return which layer the mean is taken without, if any has no value."""
     holes = [(layer, why) for (layer, other), why in pair.table().holes.items() if layer == other]
     return [f"means are without layer {layer!r}, where there is no value: {why}" for layer, why in holes[:1]]
-
-
-def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:
-    """Return the cluster of each client, numbered from 0 in the order of the clients, by average linkage.
-
-    Without `count` there are as many clusters as give the largest mean silhouette, at least two.
-
-    Example:
-        >>> alike = np.array([[1, 0.9, 0.1, 0.2], [0.9, 1, 0.2, 0.1], [0.1, 0.2, 1, 0.8], [0.2, 0.1, 0.8, 1]])
-        >>> user_clusters(alike)
-        (0, 0, 1, 1)
-    """
-    apart = _distances(similarity)
-    most = len(apart)
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
-        raise ValueFault(f"`count` is a number of clusters, 1 to {most}; got {count!r}.")
-    tree = linkage(squareform(apart, checks=False), "average")
-    if count is not None:
-        return _numbered(fcluster(tree, count, "maxclust"))
-    found = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
-    return max(found, key=lambda one: _silhouette(apart, np.array(one)), default=tuple(range(most)))
-
-
-def adjusted_rand(found: Sequence[Any], truth: Sequence[Any]) -> float:
-    """Return the adjusted Rand index of two clusterings: 1 where they agree, about 0 where only by chance.
-
-    Example:
-        >>> adjusted_rand([0, 0, 1, 1], ["b", "b", "a", "a"])
-        1.0
-    """
-    if len(found) != len(truth):
-        raise ShapeError(f"two clusterings must be of the same clients; got {len(found)} and {len(truth)}.")
-    table = np.zeros((len(set(found)), len(set(truth))))
-    rows, columns = ({one: k for k, one in enumerate(dict.fromkeys(side))} for side in (found, truth))
-    for one, other in zip(found, truth, strict=True):
-        table[rows[one], columns[other]] += 1
-    both, first, second = (_pairs(part).sum() for part in (table, table.sum(1), table.sum(0)))
-    chance = first * second / max(_pairs(np.array(len(found))), 1)
-    return 1.0 if first == second == both else float((both - chance) / ((first + second) / 2 - chance))
-
-
-def _pairs(counts: np.ndarray) -> Any:
-    return counts * (counts - 1) / 2
-
-
-def _distances(similarity: Comparison | np.ndarray) -> np.ndarray:
-    if isinstance(similarity, Comparison):
-        table = similarity.table()
-        values = table.to_numpy()
-        values = values.max() - values if table.higher_is_closer else values
-    else:
-        values = np.asarray(similarity, dtype=float)
-        values = values.max() - values
-    if values.ndim != 2 or len(values) != len(values.T) or len(values) < 2 or not np.isfinite(values).all():
-        raise ShapeError(
-            f"clusters come from the similarities of all pairs of two clients or more; got {values.shape}."
-        )
-    values = (values + values.T) / 2
-    np.fill_diagonal(values, 0)
-    return values
-
-
-def _numbered(labels: np.ndarray) -> tuple[int, ...]:
-    order: Mapping[int, int] = {one: k for k, one in enumerate(dict.fromkeys(labels.tolist()))}
-    return tuple(order[one] for one in labels.tolist())
-
-
-def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
-    total = 0.0
-    for k, own in enumerate(labels):
-        same = (labels == own) & (np.arange(len(labels)) != k)
-        if same.any():
-            a = apart[k, same].mean()
-            b = min(apart[k, labels == other].mean() for other in set(labels.tolist()) - {own})
-            total += (b - a) / max(a, b, 1e-300)
-    return total / len(labels)

@@ -1,10 +1,16 @@
 """Sparse networks: a loss that lowers the similarity of layers, masks, tickets, tokens, and what sparsity saves."""
 
 from netkin.applications.sparsity.dynamic_masks import DynamicMasks
-from netkin.applications.sparsity.epsilon_sparsity import epsilon_sparsity
 from netkin.applications.sparsity.loss import CKASparsityLoss
-from netkin.applications.sparsity.masks import bake_masks, masks_of, prunable_layers, put_masks, save_sparse
-from netkin.applications.sparsity.sparsify import EmptyLayerWarning, sparsify
+from netkin.applications.sparsity.masks import (
+    bake_masks,
+    epsilon_sparsity,
+    masks_of,
+    prunable_layers,
+    put_masks,
+    save_sparse,
+)
+from netkin.applications.sparsity.sparsify import sparsify
 from netkin.applications.sparsity.sparsity_study import sparsity_study
 from netkin.applications.sparsity.tickets import Ticket, Tickets, lottery_tickets
 from netkin.applications.sparsity.tokens import SparseTokens, TokenCosts, TokenLosses, sparsify_tokens, token_costs
@@ -12,7 +18,6 @@ from netkin.applications.sparsity.tokens import SparseTokens, TokenCosts, TokenL
 __all__ = [
     "CKASparsityLoss",
     "DynamicMasks",
-    "EmptyLayerWarning",
     "SparseTokens",
     "Ticket",
     "Tickets",

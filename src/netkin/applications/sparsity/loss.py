@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +48,8 @@ class CKASparsityLoss(Hook):
         stages: Whose layers are compared: each a container as "layer1", or a list of layers as in `nk.layers`. By
             default the layers of each container of blocks, grouped by the shape of their outputs.
         beta: The factor of the term, 0 or more.
-        samples: How many examples of a batch are compared, the first ones; None for all.
+        samples: How many examples of a batch are compared, the first ones; None for all. The first axis of a layer's
+            output counts them.
         every: The term is taken at the first of so many forward passes.
         variant: "stage", "augmented" or "cca".
         estimator: "biased" as in the paper, or "debiased", which takes off what few examples add to the CKA of wide
@@ -72,7 +74,8 @@ class CKASparsityLoss(Hook):
         estimator: str = "biased",
     ):
         _refuse_settings(beta, samples, every, variant, estimator)
-        self.model, self.beta, self.samples, self.every = unwrapped(model), beta, samples, every
+        self.model, self.beta, self.every = unwrapped(model), float(beta), int(every)
+        self.samples = None if samples is None else int(samples)
         self.variant, self.estimator, self.automatic = variant, estimator, stages is None
         self.stages = _chosen(model, stages, variant)
         self.settings = {name: getattr(self, name) for name in ("beta", "samples", "every", "variant", "estimator")}
@@ -138,7 +141,10 @@ class CKASparsityLoss(Hook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from what `state_dict` returned."""
-        self.batches = int(state["batches"])
+        batches = state.get("batches")
+        if not (isinstance(batches, int) and batches >= 0):
+            raise ValueFault(f"the state of a CKA sparsity loss is a number of `batches`; got {dict(state)!r}.")
+        self.batches = batches
 
     # --- what hooks of the model call ---------------------------------------------------------------------------------
 
@@ -161,7 +167,7 @@ class CKASparsityLoss(Hook):
         tensor = main_tensor(output, name)
         self._refuse_few(name, tensor)
         if self._due:
-            taken = self._taken(name, tensor[: self.samples])
+            taken = self._taken(name, tensor if self.samples is None else tensor[: self.samples])
             if self._waits:  # not when checkpointing runs the layer again, which must yet compute the same
                 self._seen.setdefault(name, []).append((tuple(tensor.shape[1:]), taken))
 
@@ -303,16 +309,16 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
 
 
 def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
-    if not (isinstance(beta, (int, float)) and 0 <= beta < math.inf):
+    if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise ValueFault(f"`beta` is a number of 0 or more; got {beta!r}.")
     _refuse_unknown("variant", variant, VARIANTS)
     _refuse_unknown("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
         raise ValueFault("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
     least = LEAST[estimator]
-    if samples is not None and not (isinstance(samples, int) and samples >= least):
+    if samples is not None and not (isinstance(samples, Integral) and int(samples) >= least):
         raise ValueFault(f"`samples` is a whole number of {least} or more for the {estimator} CKA; got {samples!r}.")
-    if not (isinstance(every, int) and every >= 1):
+    if not (isinstance(every, Integral) and int(every) >= 1):
         raise ValueFault(f"`every` is a whole number of batches, 1 or more; got {every!r}.")
 
 

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from netkin.applications.sparsity.masks import prunable_layers, put_masks, weight_behind
 from netkin.errors import ValueFault
+from netkin.progress import reporting
 from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
@@ -83,10 +84,12 @@ def synflow_masks(
     work = _positive(model)
     start = sum(layer.weight.numel() for layer in prunable_layers(work, layers).values())
     masks: Mapping[str, Tensor] = {}
-    for done in range(1, ROUNDS + 1):
-        left = kept if done == ROUNDS else max(kept, round(start * (kept / start) ** (done / ROUNDS)))
-        masks = choose(_flow_scores(work, layers, batch), left)
-        put_masks(work, masks)
+    with reporting(ROUNDS, "SynFlow", "rounds") as report:
+        for done in range(1, ROUNDS + 1):
+            left = kept if done == ROUNDS else max(kept, round(start * (kept / start) ** (done / ROUNDS)))
+            masks = choose(_flow_scores(work, layers, batch), left)
+            put_masks(work, masks)
+            report.update()
     return masks
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.sparsity.epsilon_sparsity import layer_table
-from netkin.applications.sparsity.masks import Layer, mask_of, prunable_layers, put_masks
+from netkin.applications.sparsity.masks import Layer, layer_table, mask_of, prunable_layers, put_masks
 from netkin.applications.sparsity.pruning_scores import (
     Scores,
     batch_for,
@@ -21,17 +21,14 @@ from netkin.applications.sparsity.pruning_scores import (
     snip_scores,
     synflow_masks,
 )
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
+from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
 from netkin.training.loop import Loss
 
 RANDOM = ("uniform", "erk")
 METHODS = (*RANDOM, "magnitude", "snip", "grasp", "synflow")
-
-
-class EmptyLayerWarning(UserWarning):
-    """Pruning has left no weight in some layers."""
 
 
 def sparsify(
@@ -44,6 +41,7 @@ def sparsify(
     examples: int = 128,
     loss: Loss | None = None,
     seed: int = 0,
+    progress: ProgressOption = None,
 ) -> WeightSparsity:
     """Mask a share of the model's weights where it lies, and return what is left of each layer.
 
@@ -65,6 +63,7 @@ def sparsify(
         examples: How many of them are taken, shuffled by `seed`; a loader's first batch is taken as it is.
         loss: A function of ``(outputs, labels)`` for "snip" and "grasp"; by default the cross entropy.
         seed: Of random masks and of the order of the examples.
+        progress: None shows a bar of SynFlow's rounds, False nothing; or a function of ``(done, total, what)``.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
@@ -82,7 +81,10 @@ def sparsify(
         masks = masks_by_layer(_left_alone(chosen, random_scores(model, list(chosen), seed)), counts)
     elif method == "synflow":
         batch = batch_for(data, examples, seed, method)
-        masks = synflow_masks(model, list(chosen), batch, kept, lambda scores, k: _overall(chosen, scores, k, method))
+        with showing(progress):
+            masks = synflow_masks(
+                model, list(chosen), batch, kept, lambda scores, count: _overall(chosen, scores, count, method)
+            )
     else:
         masks = _overall(chosen, _scores(model, list(chosen), method, data, examples, loss, seed), kept, method)
     put_masks(model, masks)
@@ -181,7 +183,7 @@ def _left_alone(layers: Mapping[str, Layer], scores: Scores) -> Scores:
 
 def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
     total = sum(layer.weight.numel() for layer in layers.values())
-    kept = total - round(sparsity * total)
+    kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
     if kept == 0:
         raise ValueFault(f"sparsity={sparsity:g} would leave none of {total:,} weights; take a smaller one.")
@@ -228,8 +230,8 @@ def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
         raise ValueFault(f"`examples` must be a whole number of 1 or more; got {examples!r}.")
 
 
-def refuse_sparsity(*values: float) -> None:
+def refuse_sparsity(*values: Any) -> None:
     """Refuse what is no share of masked weights, from 0 to below 1."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
             raise ValueFault(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")

@@ -66,7 +66,8 @@ def token_cka(tokens: Tensor) -> Tensor:
 def mean_token_cka(tokens: Tensor, kept: Tensor) -> Tensor:
     """Return the mean CKA of each token with the other kept ones, n × tokens: the sum in Eq. 13 over its terms."""
     pairs, counts = token_cka(tokens), kept.to(at_least_single(tokens.dtype))
-    with_others = (pairs @ counts[..., None])[..., 0] - pairs.diagonal(dim1=1, dim2=2) * counts
+    with torch.autocast(tokens.device.type, enabled=False):  # it would round the sums
+        with_others = (pairs @ counts[..., None])[..., 0] - pairs.diagonal(dim1=1, dim2=2) * counts
     return with_others / (counts.sum(1, keepdim=True) - counts).clamp(min=1)
 
 
@@ -148,7 +149,9 @@ class TokenEncoder(nn.Module):
         with attention:
             output = block(tokens, *rest, **options)
         if not attention.calls:
-            raise ForwardError("it does not call torch's `scaled_dot_product_attention`.")
+            raise ForwardError(
+                "it does not call torch's `scaled_dot_product_attention`, or hides it as `nn.MultiheadAttention` does."
+            )
         return output
 
     def log_odds(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
@@ -165,10 +168,10 @@ class TokenEncoder(nn.Module):
 
     def weigh(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         """Weigh tokens in training so that a mean over all patches becomes that of the kept ones; a forward hook."""
-        if not self.training:
+        if not self.training or not self.last.decisions:
             return None
         kept, tokens = self.last.decisions[-1], tokens_in(output)
-        if tokens.ndim != 3 or tokens.shape[1] != self.prefix + kept.shape[1]:
+        if tokens.ndim != 3 or tokens.shape[:2] != (len(kept), self.prefix + kept.shape[1]):
             if self.prefix:
                 return None  # the norm of the class token alone
             raise ForwardError(

@@ -21,7 +21,7 @@ from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault, did
 from netkin.identity import weights_digest
 from netkin.representations.guests import evaluating, guest
 from netkin.representations.hooks import main_tensor, recording
-from netkin.representations.inputs import device_of, dtype_of
+from netkin.representations.inputs import batch_length, device_of, dtype_of
 from netkin.representations.layers import modules, refuse_lazy, stages, unwrapped
 from netkin.sources.architectures import seeded
 from netkin.training import Hook
@@ -258,9 +258,9 @@ def token_costs(model: nn.Module, images: Any) -> TokenCosts:
 
     # attention that is fused on the CPU is not counted
     with guest(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(**images) if isinstance(images, dict) else model(images)
-    examples = len(next(iter(images.values())) if isinstance(images, dict) else images)
-    return TokenCosts(sum(one.numel() for one in model.parameters()), counter.get_total_flops() // 2 // examples)
+        outputs_of(model, images)
+    operations = counter.get_total_flops() // 2 // batch_length(images)
+    return TokenCosts(sum(one.numel() for one in model.parameters()), operations)
 
 
 def _fitting(targets: Tensor, tokens: Tensor) -> Tensor:
@@ -284,6 +284,8 @@ def _blocks_of(model: nn.Module, wanted: str | None) -> str:
         raise UnknownName(f"the model has no list of blocks named {wanted!r}{did_you_mean(wanted, lists) or '.'}")
     if wanted is not None:
         return wanted
+    if any(isinstance(one, TokenEncoder) for one in known.values()):
+        raise ValueFault("the model drops tokens already; give `nk.sparsify_tokens` the one that it was made of.")
     found = [name for name, inside in stages(model).items() if name and all(_attends(known[one]) for one in inside)]
     if not found or any(isinstance(one, nn.Embedding) for one in known.values()):
         raise ValueFault(

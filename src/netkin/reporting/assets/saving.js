@@ -76,11 +76,18 @@ function savePicture(figure, kind) {
   image.src = URL.createObjectURL(blob);
 }
 
+/* a result that compares no models brings its document and its table along */
+function saveResult(kind) {
+  const text = kind === "csv" ? csv(...data.table) : JSON.stringify(data.document, null, 1);
+  save(`${fileName(data.name)}.${kind}`, new Blob([text], { type: kind === "csv" ? "text/csv;charset=utf-8" : "application/json" }));
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-save]");
   if (!button) return;
   const kind = button.dataset.save;
   if (kind === "svg" || kind === "png") { savePicture(button.closest("figure"), kind); return; }
+  if (data.document) { saveResult(kind); return; }
   const result = data.series ?? data.comparisons[chosen];
   const text = kind === "json" ? JSON.stringify(data.series ? result : documentOf(result), null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
   const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";

@@ -6,24 +6,50 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from netkin import __version__, files
-from netkin.applications.federated.algorithms import PARTS
-from netkin.applications.federated.rounds import RoundRecord
-from netkin.errors import ShapeError, UnknownName, did_you_mean
-from netkin.representations.layers import unwrapped
-from netkin.results import Comparison
-from netkin.results.packing import packed, unpacked
+from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.results.clusters import user_clusters
+from netkin.results.comparison import Comparison
+from netkin.results.packing import document, from_document, packed, plain, unpacked
 from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.text import plural, terminal_width, wrapped
 
 KIND = "federation"
 ARRAYS = ("shared", "personal")
+DERIVED = ("mean_accuracy", "clusters")  # of a document
 MAPPINGS = ("examples", "accuracy", "parts", "unjudged", "untuned", "provenance")
+PARTS = ("atoms", "coefficients", "head", "body")  # of a network
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round: who was asked, whose update counted, why each other did not, and the mean loss of their training.
+
+    `accuracy` is that of each client after the round, where clients were tested then.
+    """
+
+    round: int
+    asked: tuple[str, ...]
+    counted: tuple[str, ...]
+    faults: Mapping[str, str] = field(default_factory=dict)
+    loss: float | None = None
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze(self, faults=frozen_mapping(self.faults), accuracy=frozen_mapping(self.accuracy))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (RoundRecord, plain_fields(self))
+
+    def told(self, client: str) -> str:
+        """Return what went wrong with a client, and whether its update of this round counted all the same."""
+        return self.faults[client] + " (its update of this round counted)" * (client in self.counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -65,6 +91,12 @@ class Federation:
             freeze(self, **{name: frozen_mapping({key: _still(one) for key, one in getattr(self, name).items()})})
 
     @property
+    def title(self) -> str:
+        """What was federated, and by how many."""
+        source = f" with {self.coefficients} coefficients" if self.coefficients else ""
+        return f"{self.algorithm}{source}: {plural(len(self.clients), 'client')}, {plural(len(self.rounds), 'round')}"
+
+    @property
     def mean_accuracy(self) -> float:
         """The plain mean of the clients' accuracies, NaN without any."""
         return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
@@ -74,41 +106,60 @@ class Federation:
         """What went wrong: the round, the client and the reason of each; the client may have counted all the same."""
         return tuple((one.round, client, why) for one in self.rounds for client, why in one.faults.items())
 
+    @cached_property
+    def clusters(self) -> tuple[int, ...] | None:
+        """The cluster of each client, as `nk.user_clusters` finds them by the similarity; None without one."""
+        return None if self.similarity is None else user_clusters(self.similarity)
+
+    @property
+    def accuracies(self) -> Mapping[int, Mapping[str, float]]:
+        """The accuracy of each client after each round in which clients were tested, by the rounds' numbers."""
+        return {one.round: one.accuracy for one in self.rounds if one.accuracy}
+
     def state(self, client: str) -> dict[str, np.ndarray]:
         """Return all weights and buffers of a client's network."""
         if client not in self.clients:
             raise UnknownName(f"no client {client!r} here{did_you_mean(str(client), self.clients) or '.'}")
+        if not (self.shared or self.personal):
+            raise NoValue("this federation has no weights: JSON leaves them out. Open the file that `save` wrote.")
         row = self.clients.index(client)
         return {**self.shared, **{name: own[row] for name, own in self.personal.items()}}
 
-    def model(self, client: str, like: nn.Module) -> nn.Module:
+    def model(self, client: str, like: Any) -> Any:
         """Return the network of a client: a copy of `like`, the network that was federated, with its weights."""
-        made, state = copy.deepcopy(unwrapped(like)), self.state(client)
-        with torch.no_grad():
-            for name, own in (*made.named_parameters(), *made.named_buffers()):
-                if name not in state or state[name].shape != tuple(own.shape):
-                    held = "none" if name not in state else f"one of shape {state[name].shape}"
-                    raise ShapeError(
-                        f"`like` has a weight {name!r} of shape {tuple(own.shape)}, and the federation {held}; give "
-                        "the network that was federated."
-                    )
-                own.copy_(torch.from_numpy(np.array(state[name])))
+        made, state = copy.deepcopy(_unwrapped(like)), self.state(client)
+        for name, own in (*made.named_parameters(), *made.named_buffers()):
+            if name not in state or state[name].shape != tuple(own.shape):
+                held = "none" if name not in state else f"one of shape {state[name].shape}"
+                raise ShapeError(
+                    f"`like` has a weight {name!r} of shape {tuple(own.shape)}, and the federation {held}; give "
+                    "the network that was federated."
+                )
+            own.detach().copy_(own.new_tensor(state[name]))
         return made
 
     def __str__(self) -> str:
-        source = f" with {self.coefficients} coefficients" if self.coefficients else ""
-        lines = [f"{self.algorithm}{source}: {len(self.clients)} clients, {len(self.rounds)} rounds"]
+        lines = [self.title]
         if self.accuracy:
             values = sorted(self.accuracy.values())
             lines.append(f"accuracy: mean {self.mean_accuracy:.4f}, from {values[0]:.4f} to {values[-1]:.4f}")
-        lines.append(f"travels: {self._travels_in_words}")
+        lines.append(f"travels: {self.travels_in_words}")
         lines.append(f"leaks: {self.leaks}")
         lines += [
             f"round {one.round}, client {client}: {one.told(client)}" for one in self.rounds for client in one.faults
         ]
         lines += [f"client {client} could not be fine-tuned: {why}" for client, why in self.untuned.items()]
         lines += [f"client {client} has no accuracy: {why}" for client, why in self.unjudged.items()]
-        return "\n".join(lines)
+        if self.similarity is not None:
+            lines.append(f"clusters by {self.similarity.measures[0]}: {'; '.join(map(', '.join, self.groups()))}")
+        return "\n".join(wrapped(line, terminal_width()) for line in lines)
+
+    def groups(self) -> list[list[str]]:
+        """Return the clients of each cluster; none where there is no similarity."""
+        found: dict[int, list[str]] = {}
+        for client, cluster in zip(self.clients, self.clusters or (), strict=False):
+            found.setdefault(cluster, []).append(client)
+        return list(found.values())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Federation):
@@ -124,7 +175,8 @@ class Federation:
         return f"Federation({self.algorithm!r}, {len(self.clients)} clients, {len(self.rounds)} rounds)"
 
     @property
-    def _travels_in_words(self) -> str:
+    def travels_in_words(self) -> str:
+        """Which parts of the network travel, and how many numbers they are."""
         if not self.travels:
             return "nothing"
         kinds = dict.fromkeys(self.parts[name] for name in self.travels)
@@ -141,15 +193,27 @@ class Federation:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the federation to one file, whole or not at all; `nk.load` opens it."""
-        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
-        rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
-        header |= {name: getattr(self, name) for name in rest}
-        header["rounds"] = [plain_fields(one) for one in self.rounds]
-        arrays = dict(self._arrays())
+        header, arrays = self._header(), dict(self._arrays())
         if self.similarity is not None:
             header["similarity"], own = packed(self.similarity, "similarity/")
             arrays |= own
         files.write(path, KIND, header, arrays, overwrite=overwrite)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return all but the weights as JSON knows it, with the mean accuracy and the clusters."""
+        alike = None if self.similarity is None else document(self.similarity)
+        derived = {"mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
+        return {"kind": KIND} | plain(self._header() | {"similarity": alike} | derived)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
+        """Return the accuracies by round and the similarity as a matplotlib figure, written to `path` if given."""
+        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
+
+    def _header(self) -> dict[str, Any]:
+        header: dict[str, Any] = {name: dict(getattr(self, name)) for name in MAPPINGS}
+        rest = ("algorithm", "coefficients", "clients", "travels", "numbers", "leaks", "seed", "version", "created")
+        header |= {name: getattr(self, name) for name in rest}
+        return header | {"rounds": [plain_fields(one) for one in self.rounds]}
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         for kind in ARRAYS:
@@ -173,16 +237,26 @@ def load_federation(path: str | os.PathLike[str]) -> Federation:
         return made
 
 
-def _refuse_misfit(found: Federation) -> None:
+def federation_from(document: Mapping[str, Any]) -> Federation:
+    """Return the federation that `to_document` described, without weights."""
+    own = {name: value for name, value in document.items() if name not in ("kind", "format", *DERIVED)}
+    alike = None if document["similarity"] is None else from_document(document["similarity"])
+    made = checked(Federation, own | {"similarity": alike, "shared": {}, "personal": {}})
+    _refuse_misfit(made, weights=False)
+    return made
+
+
+def _refuse_misfit(found: Federation, weights: bool = True) -> None:
     """Refuse what a file says where its clients, weights and arrays do not go together."""
-    clients, names = set(found.clients), {*found.shared, *found.personal}
+    clients, names = set(found.clients), {*found.shared, *found.personal} if weights else set(found.parts)
     atoms = [name for name, part in found.parts.items() if part == "atoms"]
     held = {**found.shared, **{name: one[0] for name, one in found.personal.items() if one.ndim and len(one)}}
     sound = {
         "clients": len(clients) == len(found.clients) and set(found.examples) == clients,
         "accuracies": clients.issuperset([*found.accuracy, *found.unjudged, *found.untuned]),
+        "rounds": all(clients.issuperset([*one.asked, *one.counted, *one.accuracy]) for one in found.rounds),
         "parts": set(found.parts) == names and set(found.parts.values()) <= set(PARTS),
-        "travels": names.issuperset(found.travels) and not names.difference(held),
+        "travels": names.issuperset(found.travels) and not (weights and names.difference(held)),
         "personal weights": all(one.ndim and len(one) == len(clients) for one in found.personal.values()),
         "atoms": all(held[name].ndim == 3 and held[name].dtype.kind == "f" for name in atoms if name in held),
         "similarity": found.similarity is None or found.similarity.layers_a == found.clients,
@@ -190,6 +264,13 @@ def _refuse_misfit(found: Federation) -> None:
     wrong = [what for what, fine in sound.items() if not fine]
     if wrong:
         raise ValueError(f"its {wrong[0]} do not fit the rest")
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside wrappers of torch, which is not imported here."""
+    while "_orig_mod" in model._modules or type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
+        model = model._modules["_orig_mod" if "_orig_mod" in model._modules else "module"]
+    return model
 
 
 def _still(array: Any) -> np.ndarray:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
-from netkin.results import Values
+from netkin.results.packing import plain
 from netkin.results.records import (
     Record,
     checked,
@@ -25,7 +26,8 @@ from netkin.results.records import (
     plain_fields,
     same_fields,
 )
-from netkin.results.text import HOLE, grid, terminal_width, wrapped
+from netkin.results.text import HOLE, grid, plural, terminal_width, wrapped
+from netkin.results.values import Values
 
 KIND, ENSEMBLES = "task accuracies", "task ensembles"
 START = "start"
@@ -131,27 +133,43 @@ class TaskAccuracies:
     def __str__(self) -> str:
         width, mean = terminal_width(), self.accuracies.mean(0)
         entries = [[HOLE if math.isnan(one) else f"{one:.3f}" for one in row] for row in mean]
-        told = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        lines = [wrapped(f"{len(self.tasks)} tasks learnt in a row by {self.method!r}, {told}; accuracy on", width)]
+        counts = plural(len(self.tasks), "task"), plural(len(self.seeds), "seed")
+        lines = [wrapped(f"{counts[0]} learnt in a row by {self.method!r}, {counts[1]}; accuracy on", width)]
         lines += grid(
             [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
         )
-        lines += ["", *(f"{name}: {_told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
+        lines += ["", *(f"{name}: {told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
         return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
 
     def to_pandas(self) -> Any:
         """Return a row for each seed, task that was learnt and task that was tested."""
-        rows = [
-            (seed, after, task, float(self.accuracies[s, i, j]))
-            for s, seed in enumerate(self.seeds)
-            for i, after in enumerate((START, *self.tasks))
-            for j, task in enumerate(self.tasks)
-        ]
-        return optional("pandas").DataFrame(rows, columns=["seed", "after", "task", "accuracy"])
+        return optional("pandas").DataFrame(list(self.rows()), columns=["seed", "after", "task", "accuracy"])
+
+    def rows(self) -> Iterator[tuple[int, str, str, float]]:
+        """Yield the seed, the task that was learnt, the task that was tested, and the accuracy there."""
+        for s, seed in enumerate(self.seeds):
+            for i, after in enumerate((START, *self.tasks)):
+                for j, task in enumerate(self.tasks):
+                    yield seed, after, task, float(self.accuracies[s, i, j])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
         _save(self, path, KIND, overwrite)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the record as JSON knows it, with ACC, BWT and FWT."""
+        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        return {"kind": KIND} | plain(plain_fields(self) | {"metrics": metrics})
+
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
+        """Return the accuracy matrix as a matplotlib figure, written to `path` if given."""
+        return import_module("netkin.reporting").plot(self, path=path, ax=ax, overwrite=overwrite)
+
+    @property
+    def so_far(self) -> np.ndarray:
+        """The mean accuracy over the tasks learnt so far, after each: seeds × tasks; NaN where nothing is learnt."""
+        count = len(self.tasks)
+        return np.stack([self.accuracies[:, k + 1, : k + 1].mean(1) for k in range(count)], axis=1)
 
     def _storage_in_words(self) -> str:
         return "numbers kept: " + ", ".join(f"{count:,} {what}" for what, count in self.storage.items())
@@ -204,6 +222,11 @@ class TaskEnsembles:
         """Write the result to one file, whole or not at all; over another kind of file only with `overwrite`."""
         _save(self, path, ENSEMBLES, overwrite)
 
+    def to_document(self) -> dict[str, Any]:
+        """Return the record as JSON knows it, with the mean accuracies."""
+        metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
+        return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
+
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
         """Return the tasks whose networks stand beside that of a task, for a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
@@ -225,7 +248,7 @@ class TaskEnsembles:
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
         joined = "with" if len(self.seeds) == 1 else f"with (seed {self.seeds[0]})"
         lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", joined], entries, width), ""]
-        lines += [f"{name}: {_told(*own)}" for name, own in self.metrics().items()]
+        lines += [f"{name}: {told(*own)}" for name, own in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 
     def to_pandas(self) -> Any:
@@ -248,6 +271,14 @@ def load_task_ensembles(path: str | os.PathLike[str]) -> TaskEnsembles:
     return _loaded(TaskEnsembles, path, ENSEMBLES)
 
 
+def tasks_from(document: Mapping[str, Any]) -> TaskAccuracies | TaskEnsembles:
+    """Return the record that `to_document` described."""
+    record: type[Any] = {KIND: TaskAccuracies, ENSEMBLES: TaskEnsembles}[document["kind"]]
+    own = {name: value for name, value in document.items() if name not in ("kind", "format", "metrics")}
+    arrays = [one.name for one in fields(record) if one.type == "np.ndarray"]
+    return checked(record, own | {name: np.array(own[name], dtype=np.float64) for name in arrays})
+
+
 def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool) -> None:
     own = plain_fields(record)
     arrays = {name: one for name, one in own.items() if isinstance(one, np.ndarray)}
@@ -265,7 +296,13 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), error
 
 
-def _told(value: float, error: float) -> str:
+def told(value: float, error: float) -> str:
+    """Return an accuracy, or a difference of such, with its standard error as far as there are these.
+
+    Example:
+        >>> told(-1e-18, 0.0125), told(0.5, math.nan), told(math.nan, math.nan)
+        ('0.0000 ± 0.0125', '0.5000', '–')
+    """
     if math.isnan(value):
         return HOLE
-    return f"{value:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+    return f"{round(value, 4) + 0.0:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")

@@ -9,11 +9,23 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.sparsity.epsilon_sparsity import epsilon_sparsity, layer_table
-from netkin.applications.sparsity.masks import bake_masks, masks_of, prunable_layers, put_masks
-from netkin.applications.sparsity.sparse_formats import csr_cost, linear_costs, two_four_cost, two_four_mask
+from netkin.applications.sparsity.masks import (
+    bake_masks,
+    epsilon_sparsity,
+    layer_table,
+    masks_of,
+    prunable_layers,
+    put_masks,
+)
 from netkin.applications.sparsity.sparsify import sparsify
-from netkin.applications.sparsity.sparsity_study import accuracy_after_pruning, sparsity_study
+from netkin.applications.sparsity.sparsity_study import (
+    accuracy_after_pruning,
+    csr_cost,
+    linear_costs,
+    sparsity_study,
+    two_four_cost,
+    two_four_mask,
+)
 from netkin.errors import ValueFault
 
 
@@ -115,7 +127,7 @@ def test_an_epsilon_that_is_no_size_is_refused(epsilon):
 def test_weights_that_are_not_finite_are_refused():
     model = net()
     model[3].weight.data[0, 0] = math.nan
-    with pytest.raises(ValueFault, match="1 of 960 weights of a layer are not finite"):
+    with pytest.raises(ValueFault, match="1 of 960 weights of layer '3' are not finite"):
         epsilon_sparsity(model, 0.1)
 
 

@@ -1,0 +1,225 @@
+"""The page and the figure of a federation."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from netkin.errors import NoValue, ValueFault
+from netkin.reporting import plot, report
+from netkin.reporting.page import page
+from netkin.results import Comparison, Federation, Values, document
+from netkin.results.federation import RoundRecord
+from netkin.results.packing import from_document
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def similarity(clients):
+    """Return clients of which the even ones are alike, and the odd ones."""
+    values = np.array([[1.0 if i == j else 0.9 if (i - j) % 2 == 0 else 0.1 for j in range(len(clients))]
+                       for i in range(len(clients))])  # fmt: skip
+    table = Values(
+        id="atom_cosine", name="atom_cosine", parameters={}, layers_a=clients, layers_b=clients, values=values,
+        higher_is_closer=True, bounds=(-1, 1), symmetric=True, conventions="Eq. 5", statistic="Filters",
+        axes=("network", "network"),
+    )  # fmt: skip
+    return Comparison(
+        a="clients", b="clients", layers_a=clients, layers_b=clients, tables={"atom_cosine": table}, shapes_a={},
+        shapes_b={}, widths_a={}, widths_b={}, data="", examples=0, seed=0, version="0.1.0",
+    )  # fmt: skip
+
+
+def accuracy(place, number):
+    return round(0.1 * number + 0.01 * place, 4)
+
+
+def federation(count=4, rounds=3, tested=True, alike=True, **changes):
+    clients = tuple(f"u{k}" for k in range(count))
+    records = tuple(
+        RoundRecord(number, clients, clients[1:] if number == 2 else clients,
+                    {clients[0]: "dropped out: no update came"} if number == 2 else {}, 1 / number,
+                    {name: accuracy(k, number) for k, name in enumerate(clients)} if tested else {})
+        for number in range(1, rounds + 1)
+    )  # fmt: skip
+    found = {name: accuracy(k, rounds) for k, name in enumerate(clients)} if tested else {}
+    weights = {"shared": {"body": np.ones((2, 2))}, "personal": {"conv.atoms": np.ones((count, 2, 3, 3))}}
+    own = {
+        "algorithm": "fedper", "coefficients": "evolving", "clients": clients, "examples": dict.fromkeys(clients, 1200),
+        "accuracy": found, "rounds": records, "parts": {"body": "body", "conv.atoms": "atoms"}, "travels": ("body",),
+        "numbers": 4, "leaks": "The server sees the body.", "similarity": similarity(clients) if alike else None,
+        "version": "0.1.0", "provenance": {"call": "nk.federate()", "recipe": "epochs=1"}, **weights,
+    }  # fmt: skip
+    return Federation(**(own | changes))
+
+
+def words(text):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script).*?</\1>", "", text)))
+
+
+def held(text):
+    return json.loads(re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', text)[1])
+
+
+def test_the_page_says_what_the_federation_says(tmp_path):
+    found = federation()
+    text = words(page(found))
+    for said in ("fedper with evolving coefficients: 4 clients, 3 rounds",
+                 "The mean accuracy of 4 clients is 0.3150, from 0.3000 (client u0) to 0.3300 (client u3).",
+                 "1 of 12 updates did not count.",
+                 "Round 2, client u0: dropped out: no update came.", "4,800 examples",
+                 "The server sees the body.", "body: 4 numbers each way", "cluster 1: u0, u2", "cluster 2: u1, u3",
+                 "A map of the clients", "nk.federate()", "epochs=1"):  # fmt: skip
+        assert said in text
+    rows = re.findall(r'<th scope="row"><bdi>(u\d)</bdi></th>((?:<td>[^<]*</td>)+)', page(found))
+    cells = {client: re.findall("<td>([^<]*)", row) for client, row in rows}
+    assert cells["u0"] == ["1,200", "0.3000", "3", "2", "1"]
+    assert cells["u3"] == ["1,200", "0.3300", "3", "3", "2"]
+    assert report(found, tmp_path / "users.html").exists()
+
+
+def test_lines_stand_where_the_accuracies_lie():
+    drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", page(federation()))[0]
+    lines = re.findall(r'<polyline points="([^"]*)"></polyline>(?!<path d="[^"]*" transform="translate\(14)', drawn)
+    heights = [[float(point.split(",")[1]) for point in line.split()] for line in lines]
+    ticks = {float(t): float(y) - 4 for y, t in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', drawn)}
+    (low, bottom), (high, top) = min(ticks.items()), max(ticks.items())
+    values = [[accuracy(k, number) for number in (1, 2, 3)] for k in range(4)]
+    expected = [np.mean(values, axis=0), *values]
+    for line, wanted in zip(heights, expected, strict=True):
+        assert line == pytest.approx([bottom + (v - low) / (high - low) * (top - bottom) for v in wanted], abs=0.2)
+    assert re.findall(r"</svg>([^<]*)</li>", drawn) == ["mean", "u0", "u1", "u2", "u3"]
+    assert re.findall(r'text-anchor="middle">([^<]*)<', drawn) == ["1", "2", "3", "round"]
+
+
+def test_of_many_clients_the_mean_and_the_ends_are_drawn_and_the_heatmap_has_all():
+    text = page(federation(20))
+    drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", text)[0]
+    assert re.findall(r"</svg>([^<]*)</li>", drawn) == ["mean", "highest", "lowest"]
+    table = held(text)["comparisons"][0]["tables"][0]
+    assert np.array(table["values"]).shape == (20, 3)
+    assert table["values"][7][1] == accuracy(7, 2)
+
+
+def test_the_table_of_very_many_clients_is_folded():
+    assert '<details class="card"><summary>Each of them</summary>' in page(federation(25))
+    assert "Each of them" not in page(federation(24))
+
+
+def test_clusters_stand_together_with_lines_between_them():
+    text = page(federation(6))
+    own = held(text)["comparisons"][1]
+    assert own["layers_a"] == ["u0", "u2", "u4", "u1", "u3", "u5"]
+    values = np.array(own["tables"][0]["values"])
+    assert (values[:3, :3] >= 0.9).all()
+    assert (values[:3, 3:] == 0.1).all()
+    assert '<path d="M0 3H6M3 0V6">' in text
+    assert own["tables"][0]["best"] == [None] * 6
+
+
+def test_the_page_holds_the_federation_but_for_its_weights():
+    found = federation()
+    data = held(page(found))
+    again = from_document(data["document"])
+    assert again == federation(shared={}, personal={}, created=found.created, similarity=again.similarity)
+    assert again.similarity == found.similarity
+    assert data["document"]["clusters"] == [0, 1, 0, 1]
+    assert data["table"][1][0] == ["u0", 1200, 0.3, 3, 2, 1]
+    assert "conv.atoms" in data["document"]["parts"]
+    with pytest.raises(NoValue, match="JSON leaves them out. Open the file that `save` wrote"):
+        again.state("u0")
+
+
+def test_damaged_documents_are_refused():
+    told = document(federation())
+    for change in ({"rounds": [{"round": 1, "asked": ["nobody"], "counted": []}]}, {"accuracy": {"nobody": 0.5}},
+                   {"travels": ["nothing"]}, {"clients": ["u0", "u0", "u2", "u3"]}, {"numbers": "many"}):  # fmt: skip
+        with pytest.raises((ValueError, TypeError)):
+            from_document(told | change)
+
+
+def test_without_tests_there_is_the_loss_and_without_atoms_no_similarity():
+    text = words(page(federation(tested=False, alike=False)))
+    assert "No client was tested; their mean training loss went from 1.0000 to 0.3333." in text
+    assert "`test_every=1` does so after every round" in text
+    assert "Which clients are alike" not in text
+    assert "cluster" not in text
+    silent = federation(tested=False, alike=False)
+    bare = RoundRecord(1, silent.clients, (), dict.fromkeys(silent.clients, "failed"), None)
+    text = words(page(replace(silent, rounds=(bare,))))
+    assert "No client was tested. 4 of 4 updates did not count." in text
+    assert "1 more fault of clients; all are listed below." in text
+
+
+def test_a_client_without_tests_is_a_hole_with_its_reason():
+    found = federation()
+    left, *by_round = ({k: v for k, v in one.accuracy.items() if k != "u1"} for one in (found, *found.rounds))
+    records = tuple(replace(one, accuracy=own) for one, own in zip(found.rounds, by_round, strict=True))
+    text = page(replace(found, rounds=records, accuracy=left, unjudged={"u1": "it has no test examples"}))
+    assert "Client u1 was not tested: it has no test examples." in words(text)
+    assert held(text)["comparisons"][0]["tables"][0]["holes"][0] == [1, 0, "it has no test examples"]
+    assert "<bdi>u1</bdi></th><td>1,200</td><td>–</td>" in text
+
+
+def test_what_went_wrong_is_told_also_where_an_update_counted():
+    found = federation()
+    one = replace(found.rounds[0], faults={"u1": "came late: an update of round 0 in round 1"})
+    alike = replace(found.similarity, warnings=("coefficients are not orthonormal",))
+    text = words(page(replace(found, rounds=(one,), untuned={"u2": "it failed"}, similarity=alike)))
+    assert "Round 1, client u1: came late: an update of round 0 in round 1 (its update of this round counted)." in text
+    assert "Client u2 could not be fine-tuned: it failed." in text
+    assert "coefficients are not orthonormal" in text
+    assert "did not count" not in text
+
+
+def test_hostile_names_break_nothing():
+    found = federation()
+    names = (HOSTILE, *found.clients[1:])
+    record = RoundRecord(1, names, names[1:], {HOSTILE: HOSTILE}, 0.5, dict.fromkeys(names, 0.5))
+    bad = {"clients": names, "examples": dict.fromkeys(names, 3), "accuracy": dict.fromkeys(names, 0.5),
+           "rounds": (record,), "similarity": similarity(names), "algorithm": HOSTILE}  # fmt: skip
+    assert HOSTILE not in page(replace(found, **bad))
+
+
+def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
+    found = federation()
+    figure = found.plot(tmp_path / "users.svg")
+    lines = figure.axes[0].lines
+    assert [list(line.get_ydata()) for line in lines[:-1]] == [[accuracy(k, n) for n in (1, 2, 3)] for k in range(4)]
+    assert list(lines[-1].get_ydata()) == pytest.approx([0.115, 0.215, 0.315])
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["u0", "u2", "u1", "u3"]
+    alone = plot(federation(tested=False, alike=False))
+    assert alone.axes[0].get_ylabel() == "mean training loss"
+    assert list(alone.axes[0].lines[0].get_ydata()) == [1, 1 / 2, 1 / 3]
+    assert found.plot(ax=alone.axes[0]) is alone
+    with pytest.raises(ValueFault, match="`measure` and `steps` are for comparisons"):
+        plot(found, "accuracy")
+
+
+def test_a_federation_fills_a_page_by_itself():
+    with pytest.raises(ValueFault, match="a federation has a page of its own; got 2 results"):
+        page([federation(), federation()])
+    assert page([federation()]).startswith("<!DOCTYPE html>")
+
+
+def saved(browser_page, kind):
+    with browser_page.expect_download() as found:
+        browser_page.locator(f".toolbar button[data-save={kind}]").click()
+    return found.value.path().read_text(encoding="utf-8")
+
+
+def test_in_the_browser_cells_tell_their_numbers_and_all_is_saved(opened):
+    found = federation(5)
+    shown = opened(found)
+    shown.locator("figure[data-grid] >> nth=0 >> tbody tr >> nth=2").locator("td").nth(1).hover()
+    assert shown.locator("#tip").text_content() == "u2 × round 2: 0.2200"
+    assert from_document(json.loads(saved(shown, "json"))).accuracy == found.accuracy
+    lines = saved(shown, "csv").splitlines()
+    assert lines[0] == "client,examples,accuracy,updates asked for,updates that counted,cluster"
+    assert lines[1] == "u0,1200,0.3,3,2,1"
+    bare = opened(federation(tested=False, alike=False))
+    assert not bare.locator("#zoom").is_visible()
+    assert bare.locator(".toolbar button[data-save=csv]").is_visible()
+    assert opened(found, width=400).evaluate("document.documentElement.scrollWidth") <= 400

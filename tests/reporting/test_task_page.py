@@ -1,0 +1,161 @@
+"""The page and the figure of tasks that were learnt in a row."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import netkin as nk
+from netkin.errors import ShapeError, ValueFault
+from netkin.reporting import plot, report
+from netkin.reporting.page import page
+from netkin.results import TaskAccuracies, TaskEnsembles, document
+from netkin.results.packing import from_document
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+TASKS = ("0-1", "2-3", "4-5")
+FINETUNE = np.array([[[0.5, 0.5, 0.5], [0.9, 0.6, 0.4], [0.7, 0.8, 0.5], [0.3, 0.6, 1.0]],
+                     [[0.5, 0.5, 0.5], [0.8, 0.6, 0.4], [0.7, 0.9, 0.5], [0.5, 0.6, 0.8]]])  # fmt: skip
+JOINT = np.concatenate([np.full((2, 1, 3), 0.5), np.full((2, 2, 3), math.nan), np.full((2, 1, 3), 0.9)], axis=1)
+
+
+def way(method="finetune", accuracies=FINETUNE, **changes):
+    own = {
+        "method": method, "tasks": TASKS, "classes": (2, 2, 2), "seeds": (0, 1), "accuracies": accuracies,
+        "storage": {"shared": 1000, "each task": 130, "in all": 1390}, "recipe": "epochs=2", "version": "0.1.0",
+        "warnings": (f"mind {method}",), "provenance": {"network": "digest 12ab"},
+    }  # fmt: skip
+    return TaskAccuracies(**(own | changes))
+
+
+def ensembles(**changes):
+    members = (((), ("0-1",), ("2-3", "0-1")),) * 2
+    values = {name: np.full((2, 3), value) for name, value in (("alone", 0.7), ("together", 0.75), ("further", 0.8))}
+    own = {
+        "tasks": TASKS, "seeds": (0, 1), "similarity": "atom_cosine", "choice": "most similar", "storage": 12,
+        "candidates": "earlier tasks", "members": members, "similarities": np.ones((2, 3, 3)), **values,
+    }  # fmt: skip
+    return TaskEnsembles(**(own | changes))
+
+
+def words(text):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script).*?</\1>", "", text)))
+
+
+def held(text):
+    return json.loads(re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', text)[1])
+
+
+def by_hand(accuracies):
+    """Return ACC, BWT and FWT with their standard errors, as sums over tasks."""
+    found = {"ACC": [], "BWT": [], "FWT": []}
+    for R in accuracies:
+        last = len(R) - 1
+        found["ACC"].append(sum(R[last][j] for j in range(last)) / last)
+        found["BWT"].append(sum(R[last][j] - R[j + 1][j] for j in range(last - 1)) / (last - 1))
+        found["FWT"].append(sum(R[j][j] - R[0][j] for j in range(1, last)) / (last - 1))
+    return [f"{np.mean(own):.4f} ± {np.std(own, ddof=1) / 2**0.5:.4f}" for own in found.values()]
+
+
+def test_the_page_of_several_ways_says_what_each_reached_and_keeps(tmp_path):
+    text = page([way(), way("joint", JOINT), ensembles()])
+    rows = dict(re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th>((?:<td>[^<]*</td>){5})', text))
+    assert re.findall("<td>([^<]*)", rows["finetune"]) == [*by_hand(FINETUNE), "130", "1,390"]
+    assert re.findall("<td>([^<]*)", rows["joint"])[:3] == ["0.9000 ± 0.0000", "–", "–"]
+    for said in ("3 tasks learnt in a row in 2 ways", "ACC: joint 0.9000 ± 0.0000, finetune 0.6333 ± 0.0000.",
+                 "mind finetune", "mind joint", "task-incremental", "digest 12ab", "epochs=2",
+                 "chosen as most similar by atom_cosine, among earlier", "not trained yet (6 pairs)"):  # fmt: skip
+        assert said in words(text)
+    assert '<th scope="row"><bdi>4-5</bdi></th><td>0.7000</td><td>0.7500</td><td>0.8000</td><td>2-3, 0-1</td>' in text
+    assert report([way()], tmp_path / "tasks.html").exists()
+
+
+def test_one_way_or_ensembles_alone_have_a_page_too():
+    assert "3 tasks learnt in a row by &#x27;finetune&#x27;" in page(way())
+    alone = words(page(ensembles()))
+    assert "Alone the networks reach 0.7000 ± 0.0000, together 0.7500 ± 0.0000;" in alone
+    single = way(seeds=(4,), accuracies=FINETUNE[:1])
+    assert "ACC, is 0.6333; BWT is -0.4000." in words(page(single))
+
+
+def test_heatmaps_hold_the_means_over_seeds_and_mark_no_best():
+    own = held(page([way(), way("joint", JOINT)]))["comparisons"]
+    assert own[0]["layers_a"] == ["start", *TASKS]
+    np.testing.assert_allclose(own[0]["tables"][0]["values"], FINETUNE.mean(0))
+    np.testing.assert_allclose(own[0]["tables"][0]["errors"], FINETUNE.std(0, ddof=1) / 2**0.5)
+    assert own[0]["tables"][0]["best"] == [None] * 4
+    assert own[1]["tables"][0]["values"][1] == [None] * 3
+
+
+def test_lines_are_means_over_the_tasks_learnt_so_far():
+    means = [[np.mean(R[k + 1, : k + 1]) for k in range(3)] for R in FINETUNE]
+    np.testing.assert_allclose(way().so_far, means)
+    told = re.findall(
+        r'aria-label="after task ([^,]*), (\w+): ([\d.]+) ± ([\d.]+)"', page([way(), way("joint", JOINT)])
+    )
+    expected = [(task, "finetune", f"{np.mean(column):.4f}", f"{np.std(column, ddof=1) / 2**0.5:.4f}")
+                for task, column in zip(TASKS, np.transpose(means), strict=True)]  # fmt: skip
+    assert told == [one for one in expected if float(one[3])]
+    assert np.isnan(way("joint", JOINT).so_far[:, :2]).all()
+
+
+def test_pages_hold_the_records_and_json_brings_them_back(tmp_path):
+    records = [way(), way("joint", JOINT), ensembles()]
+    data = held(page(records))
+    assert [from_document(one) for one in data["document"]] == records
+    assert data["table"][0] == ["method", "seed", "after", "task", "accuracy"]
+    assert data["table"][1][0] == ["finetune", 0, "start", "0-1", 0.5]
+    assert ["joint", 0, "0-1", "0-1", None] in data["table"][1]
+    for record in records:
+        (tmp_path / "one.json").write_text(json.dumps(document(record), allow_nan=False))
+        assert nk.load(tmp_path / "one.json") == record
+    (tmp_path / "one.json").write_text(json.dumps(document(way()) | {"accuracies": [[0.5]]}))
+    with pytest.raises(nk.NetkinError, match="one.json"):
+        nk.load(tmp_path / "one.json")
+
+
+def test_ways_of_one_method_are_told_apart_by_their_options():
+    several = [way("replay", options={"examples": "50"}), way("replay", options={"examples": "200"}), way(), way()]
+    text = words(page(several))
+    for said in ("replay (examples=50)", "replay (examples=200)", "finetune (3)", "finetune (4)"):
+        assert said in text
+
+
+def test_other_tasks_and_other_results_on_one_page_are_refused():
+    other = replace(way(), tasks=("a", "b", "c"))
+    with pytest.raises(ValueFault, match="one sequence of tasks; got 0-1, 2-3, 4-5 and a, b, c. Write a page for each"):
+        page([way(), other])
+    with pytest.raises(ValueFault, match="a report shows comparisons.*got TaskAccuracies"):
+        page([way(), 3])
+    for wrong, told in (([way(), 3], "int"), ([], "none"), ("t.netkin", "str")):
+        with pytest.raises(ValueFault, match=f"a figure shows comparisons.*got {told}"):
+            plot(wrong)
+
+
+def test_hostile_names_break_nothing():
+    names = (HOSTILE, "b", "c")
+    bad = way(HOSTILE, tasks=names, options={HOSTILE: HOSTILE}, warnings=(HOSTILE,))
+    assert HOSTILE not in page([bad, bad, ensembles(tasks=names, members=(((), (HOSTILE,), ()),) * 2)])
+
+
+def test_a_figure_has_a_heatmap_for_each_way(tmp_path):
+    figure = plot([way(), way("joint", JOINT)], path=tmp_path / "tasks.png")
+    images = [ax.images[0] for ax in figure.axes if ax.images]
+    np.testing.assert_allclose(images[0].get_array(), FINETUNE.mean(0))
+    assert images[1].get_array().mask.sum() == 6
+    alone = way().plot(tmp_path / "one.svg")
+    assert alone.axes[0].get_xlabel() == "on task"
+    with pytest.raises(ShapeError, match="one pair of axes takes one heatmap, and here are 2"):
+        plot([way(), way("joint", JOINT)], ax=alone.axes[0])
+
+
+def test_in_the_browser_cells_tell_their_numbers_with_errors(opened):
+    shown = opened([way(), way("joint", JOINT), ensembles()])
+    shown.locator("figure[data-grid] >> nth=0 >> tbody tr >> nth=3").locator("td").nth(0).hover()
+    assert shown.locator("#tip").text_content() == "4-5 × 0-1: 0.4000 ± 0.1000 standard error"
+    shown.locator("figure[data-grid] >> nth=1 >> tbody tr >> nth=1").locator("td").nth(0).hover()
+    assert shown.locator("#tip").text_content() == "0-1 × 0-1: no value, not trained yet"
+    assert opened([way(), ensembles()], width=400).evaluate("document.documentElement.scrollWidth") <= 400
