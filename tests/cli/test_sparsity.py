@@ -37,8 +37,9 @@ def test_two_networks_stand_side_by_side(files, tmp_path):
         "of_left": nk.epsilon_sparsity(model, 0.02, of_left=True),
     }  # fmt: skip
     assert found["examples"] == 60
+    assert set(found["accuracy"]) == set(files)
     assert set(found["curve"]) == {"sparsity", *files}
-    assert "Where the weights lie" in (tmp_path / "page.html").read_text()
+    assert "Distribution of the weights" in (tmp_path / "page.html").read_text()
 
 
 def test_one_network_without_data_shows_its_weights(files):
@@ -47,6 +48,15 @@ def test_one_network_without_data_shows_its_weights(files):
     assert "conv4" in done.stdout
     assert "fc" not in done.stdout
     assert "in a file" in done.stdout
+
+
+def test_the_shape_of_an_example_is_chosen(files):
+    options = [files[0], "--data", "digits:test", "--examples", "40", "--quiet", "--shape"]
+    flat, pooled = (run(*options, shape) for shape in ("flatten", "pool"))
+    assert "(flatten, matrix)" in flat.stdout
+    assert "(matrix, pool)" in pooled.stdout
+    refused = run(*options, "flat")
+    assert (refused.exit_code, "'flatten'" in refused.output) == (1, True)
 
 
 def test_the_same_network_twice_is_numbered(files):

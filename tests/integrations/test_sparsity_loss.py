@@ -64,14 +64,14 @@ class Lit(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(module, callback, folder, epochs=1, data=DATA, accumulate=1, **options):
+def fit(module, callback, folder, epochs=1, data=DATA, accumulate=1, validation=DATA[:1], **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about loaders and logs that a test does not need
         trainer = pl.Trainer(
             max_epochs=epochs, callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=folder, accumulate_grad_batches=accumulate,
         )  # fmt: skip
-        trainer.fit(module, DataLoader(data, batch_size=None), DataLoader(data[:1], batch_size=None), **options)
+        trainer.fit(module, DataLoader(data, batch_size=None), DataLoader(validation, batch_size=None), **options)
     return trainer
 
 
@@ -101,6 +101,12 @@ def test_lightning_resumes_where_the_count_was(tmp_path):
     fit(resumed, callback, tmp_path, epochs=2, data=data, ckpt_path=tmp_path / "half.ckpt")
     assert callback.penalty.batches == 8
     assert all(torch.equal(one, two) for one, two in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_lightning_validates_on_batches_that_are_smaller_than_samples(tmp_path):
+    few, callback = [tuple(part[:2] for part in DATA[0])], lightning_callback(**OPTIONS)
+    fit(Lit(), callback, tmp_path, validation=few)
+    assert callback.penalty.batches == 8
 
 
 def test_lightning_gives_the_module_back_after_a_crash(tmp_path):
@@ -160,7 +166,7 @@ class Normalises(WithLoss):
         return {"loss": loss, "logits": scores}
 
 
-def fit_trainer(model, callback, folder, resume=None, kind=transformers.Trainer, **options):
+def fit_trainer(model, callback, folder, resume=None, kind=transformers.Trainer, more=(), **options):
     settings = {"max_steps": 8, "save_strategy": "no", **options}
     args = transformers.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=8, learning_rate=0.1, optim="sgd",
@@ -169,7 +175,7 @@ def fit_trainer(model, callback, folder, resume=None, kind=transformers.Trainer,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = kind(model, args, train_dataset=Examples(), callbacks=[callback])
+        trainer = kind(model, args, train_dataset=Examples(), callbacks=[callback, *more])
         trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(Examples())
         trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -203,6 +209,19 @@ def test_the_trainer_resumes_where_the_count_was(tmp_path):
     (saved / FILE).unlink()
     with pytest.raises(FileFault, match="is missing, and without it the batches so far are unknown"):
         fit_trainer(WithLoss(), trainer_callback(**OPTIONS), tmp_path / "half", resume=str(saved))
+
+
+def test_the_trainer_begins_anew_after_it_was_interrupted(tmp_path):
+    class Interrupting(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            raise KeyboardInterrupt
+
+    model, callback = WithLoss(), trainer_callback(**OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        fit_trainer(model, callback, tmp_path, more=[Interrupting()])
+    fit_trainer(model, callback, tmp_path)
+    assert callback.penalty.batches == 8
+    assert hooks_on(model) == []
 
 
 def test_a_loss_that_is_not_the_models_own_is_refused(tmp_path):

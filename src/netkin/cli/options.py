@@ -62,6 +62,9 @@ RECIPE = click.option(
     help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
 )
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
+SHAPE = click.option(
+    "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
+)
 _RESIZE = click.option(
     "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
 )
@@ -75,9 +78,7 @@ _COMPARING = (
         show_default=True,
         help="Every layer with every other, or only layers of the same name.",
     ),
-    click.option(
-        "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
-    ),
+    SHAPE,
     _RESIZE,
     EXAMPLES,
     BALANCED,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, refuse_absent_device
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, refuse_absent_device
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
 from netkin.cli.running import crashes_refused, loaded, loaded_models, tell_random_weights
@@ -30,6 +30,7 @@ Example:
 @click.option("--relative", type=float, multiple=True, metavar="E", help="The same, times the layer's r.m.s.; several.")
 @click.option("--layer", "layers", multiple=True, metavar="PATTERN", help="Whose weights count; by default all.")
 @click.option("--costs", is_flag=True, help="Time linear layers in the sparse formats that PyTorch has.")
+@SHAPE
 @EXAMPLES
 @BALANCED
 @DEVICE
@@ -45,7 +46,7 @@ def sparsity(
 ) -> None:
     """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
 
-    With --data, test data by rights, also the accuracy after pruning and the similarity of layers.
+    With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
     outputs.check("--report", report, "page")
@@ -70,8 +71,7 @@ def _studied(
         one.to(device or "cpu")
     names = [f"{spec} ({place})" for place, spec in enumerate(specs, 1)] if len(set(specs)) < len(specs) else specs
     batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
-    given: dict[str, Any] = {
-        name: list(value) for name in ("epsilons", "relative", "layers") if (value := options[name])
-    }
+    lists = ("epsilons", "relative", "layers")
+    given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     with crashes_refused(specs, models):
-        return sparsity_study(dict(zip(names, models, strict=True)), batches, costs=options["costs"], **given)
+        return sparsity_study(dict(zip(names, models, strict=True)), batches, **given)

@@ -96,6 +96,7 @@ class _Events:
         self._unused = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self._end()  # of a training that was interrupted, which the Trainer does not tell
         self.penalty = CKASparsityLoss(model, **self.options)
         self._handle = self.penalty.model.register_forward_hook(functools.partial(self._add, args), with_kwargs=True)
         path = _file(args, state)
@@ -116,6 +117,10 @@ class _Events:
             path.write_text(json.dumps(self.penalty.state_dict()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._unused = False
         if self.penalty is not None:
             self._handle.remove()
             self.penalty.close()

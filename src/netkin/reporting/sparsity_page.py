@@ -32,8 +32,10 @@ WEIGHTS = (
     "are left, which rescaling the layer does not change. Of two shares the first is of all prunable weights, and the "
     "second of those left."
 )
-LYING = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
-SIMILAR = "The debiased CKA of each layer with every other of the same network, on the same examples."
+DISTRIBUTION = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
+SIMILAR = (
+    "The debiased CKA of each layer with every other of the same network, on the same examples. What one example is: "
+)
 PRUNED = "The smallest weights over all layers are taken away, and nothing is trained afterwards."
 DENSE = "Convolutions stay dense: PyTorch has no sparse format for them, so masks save room in a file and no time. "
 SAVES = (
@@ -60,12 +62,15 @@ def sparsity_page(study: SparsityStudy) -> str:
 
 
 def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
-    told = []
+    sentences = []
     for one, table in study.networks.items():
         words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
         mean = study.mean_similarity(one)
-        told.append(words + (f", and two of its layers have a CKA of {mean:.3f} on average" if mean == mean else ""))
-    return "; ".join(told) + "."
+        words += f", and two of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
+        sentences.append(
+            words + (f", at an accuracy of {right:.4f}" if (right := study.accuracy(one)) == right else "")
+        )
+    return "; ".join(sentences) + "."
 
 
 def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup | None]:
@@ -76,12 +81,12 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
     yield tag("h2", "How sparse", class_="quiet")
     yield tag("p", WEIGHTS)
     yield tag("div", _shares(study, names), class_="card")
-    yield tag("h2", "Where the weights lie")
-    yield tag("p", LYING)
+    yield tag("h2", "Distribution of the weights")
+    yield tag("p", DISTRIBUTION)
     yield tag("div", *_histograms(study, names), class_="cards")
     if study.interlayer:
-        yield tag("h2", "How alike the layers are")
-        yield tag("p", SIMILAR)
+        yield tag("h2", "Similarity of the layers")
+        yield tag("p", SIMILAR, study.shapes, ".")
         yield tag("div", *_heatmaps(study, names, grids), class_="cards")
     if study.curve:
         yield tag("h2", "Accuracy after pruning")
@@ -99,7 +104,7 @@ def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequen
 def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
     for one, table in study.networks.items():
         if table.emptied:
-            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; what passes there is constant."
+            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; its output is constant."
     yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
 
 
@@ -119,7 +124,14 @@ def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
         rows += [[f"below {epsilon:g}{unit}",
                   *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
                  for k, epsilon in enumerate(values)]  # fmt: skip
+    found = {"debiased CKA of two layers, mean": study.mean_similarity, "accuracy": study.accuracy}
+    taken = {words: [value(one) for one in study.names] for words, value in found.items()}
+    rows += [[words, *map(_number, values)] for words, values in taken.items() if not all(map(math.isnan, values))]
     return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def _percent(share: float) -> str:
@@ -178,11 +190,11 @@ def _costs(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
     rows = []
     for one, own in study.costs.items():
         for row in own:
-            told = [row.reason, "", ""] if row.reason else [
+            figures = [row.reason, "", ""] if row.reason else [
                 f"{row.bytes / row.dense_bytes:.2f} × of {row.dense_bytes:,} bytes",
                 f"{row.seconds / row.dense_seconds:.2f} × of {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
             ]  # fmt: skip
-            rows.append([joined(name(names[one]), ", ", name(row.layer)), row.format, f"{row.sparsity:.4f}", *told])
+            rows.append([joined(name(names[one]), ", ", name(row.layer)), row.format, f"{row.sparsity:.4f}", *figures])
     head = ["layer", "format", "zeros", "size", "time", "difference"]
     words = f"Measured on {study.costs_on}, for batches of 128; times above 1 × are slower than the dense layer."
     yield tag("p", words if rows else "There is no linear layer to measure.")

@@ -57,6 +57,8 @@ def layers(model: nn.Module) -> list[str]:
 def stages(model: nn.Module) -> dict[str, list[str]]:
     """Return the default layers inside containers, by the container; without containers all of them, under ``""``.
 
+    Without containers, a module that only wraps another one, as with its loss function, is looked through.
+
     Example:
         >>> stages(nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.ReLU(), nn.ReLU())}))
         {'body': ['body.0', 'body.1']}
@@ -67,7 +69,12 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
         inside = [".".join(above[:end]) for end in range(len(above)) if _is_container(known[".".join(above[:end])])]
         if inside:
             found.setdefault(inside[-1], []).append(name)
-    return found or {"": layers(model)}
+    if found:
+        return found
+    learnt = [name for name in layers(model) if name and next(known[name].parameters(), None) is not None]
+    if len(learnt) == 1 and children(known[learnt[0]]):
+        return {"": [_joined(learnt[0], one) for inside in stages(known[learnt[0]]).values() for one in inside]}
+    return {"": layers(model)}
 
 
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:

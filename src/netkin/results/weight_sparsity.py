@@ -97,12 +97,12 @@ class WeightSparsity:
         dense = f"{self.dense_parameters:,} other parameters (biases, norms, embeddings, layers left out) stay dense"
         lines = [*_aligned([head, *rows, whole]), dense]
         for relative, values in ((False, self.epsilons), (True, self.relative)):
-            told = zip(
+            shares = zip(
                 values, self.shares(relative=relative), self.shares(relative=relative, of_left=True), strict=True
             )
             lines += [f"{of_all:.2%} of all weights and {of_left:.2%} of those left are below "
                       f"{epsilon:g}{' × r.m.s. of their layer' * relative}"
-                      for epsilon, of_all, of_left in (told if values else ())]  # fmt: skip
+                      for epsilon, of_all, of_left in (shares if values else ())]  # fmt: skip
         lines += [f"no weight is left in {', '.join(self.emptied)}"] if self.emptied else []
         return "\n".join(lines)
 
@@ -128,7 +128,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class SparsityStudy:
-    """Networks beside each other: how sparse they are, how their weights lie, what pruning costs and what it saves.
+    """Networks side by side: how sparse they are, how their weights are distributed, what pruning costs and saves.
 
     `edges` and `histograms` count the weights that are left. `curve` has the list "sparsity" and the accuracy of each
     network with so large a share of its smallest weights taken away. `interlayer` compares each network's layers with
@@ -153,6 +153,16 @@ class SparsityStudy:
         """The networks."""
         return tuple(self.networks)
 
+    @property
+    def shapes(self) -> str:
+        """What one example of a layer is where similarities were taken, as "pool"."""
+        return ", ".join(sorted({one for own in self.interlayer.values() for one in own.shapes_a.values()}))
+
+    def accuracy(self, name: str) -> float:
+        """Return the accuracy of a network as it is; NaN where it was not taken."""
+        taken = dict(zip(self.curve.get("sparsity", ()), self.curve.get(name, ()), strict=True))
+        return taken.get(0.0, math.nan)
+
     def mean_similarity(self, name: str) -> float:
         """Return the mean of `cka_debiased` over all pairs of different layers of a network; NaN without any."""
         if name not in self.interlayer:
@@ -170,21 +180,24 @@ class SparsityStudy:
             "networks": {name: _table_document(table) for name, table in self.networks.items()},
             "interlayer": {name: described(one) for name, one in self.interlayer.items()},
             "mean_similarity": {name: self.mean_similarity(name) for name in self.interlayer},
+            "accuracy": {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))},
             "costs": {name: [asdict(row) for row in rows] for name, rows in self.costs.items()},
         }
         rest = ("edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created")
         return plain(own | {name: getattr(self, name) for name in rest})
 
     def __str__(self) -> str:
-        parts = [f"{name}\n{table}\n{self._told(name)}" for name, table in self.networks.items()]
+        parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
         return "\n\n".join(parts + ([_curve_text(self.curve)] if self.curve else []))
 
-    def _told(self, name: str) -> str:
+    def _summary(self, name: str) -> str:
         dense, packed = self.sizes[name]
         lines = [f"in a file: {dense:,} bytes dense, {packed:,} with zeros packed"]
         mean = self.mean_similarity(name)
         if math.isfinite(mean):
-            lines.append(f"mean cka_debiased of two layers: {mean:.4f}, on {self.examples:,} examples")
+            lines.append(f"mean cka_debiased of two layers: {mean:.4f}, on {self.examples:,} examples ({self.shapes})")
+        if math.isfinite(self.accuracy(name)):
+            lines.append(f"accuracy as it is: {self.accuracy(name):.4f}")
         for row in self.costs.get(name, ()):
             lines.append(cost_in_words(row))
         return "\n".join(lines)

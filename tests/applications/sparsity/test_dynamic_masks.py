@@ -224,6 +224,36 @@ def test_gradients_that_are_not_finite_move_nothing():
     assert all(weight.grad is not None for weight in model.parameters())  # loss scaling has to see them
 
 
+@pytest.mark.slow
+def test_rigl_refuses_a_compiled_model_whose_gradients_it_can_not_see():
+    model = net().float()
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ValueFault, match="no gradient of a masked weight before step 2: a compiled model hides them"):
+        train(compiled, labelled(), steps=4, hooks=[DynamicMasks("rigl", every=2, until=9)], progress=False)
+
+
+def test_rigl_refuses_steps_that_it_was_not_prepared_for():
+    model = net()
+    moving = DynamicMasks("rigl", every=2, until=9)
+    model(labelled()[0].double()).sum().backward()
+    with pytest.raises(ValueFault, match="calls `begin`, and then `after_backward` and `after_step` at each step"):
+        moving.after_backward(model, 2)
+
+
+def test_a_frozen_layer_keeps_its_mask_under_rigl():
+    model = net()
+    before = masks_of(model)
+    first, *others = before
+    dict(model.named_modules())[first].parametrizations.weight.original.requires_grad_(False)
+    moving = DynamicMasks("rigl", every=1, until=9)
+    moving.begin(model, torch.optim.SGD(model.parameters(), 0.1))
+    model(labelled()[0].double()).square().sum().backward()
+    moving.after_backward(model, 1)
+    after = masks_of(model)
+    assert torch.equal(after[first], before[first])
+    assert any(not torch.equal(after[name], before[name]) for name in others)
+
+
 def test_masks_stay_from_the_given_step_on():
     moving = DynamicMasks("rigl", every=10, until=40, fraction=0.2)
     assert [moving.share(step) for step in (5, 40, 50)] == [0, 0, 0]

@@ -92,6 +92,14 @@ def test_cca_of_few_rows_is_one_whatever_the_layers_hold():
         term_of(model, torch.randn(8, 4), variant="cca")
 
 
+def test_cca_asks_nothing_of_a_layer_that_no_other_is_compared_with():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 20)), torch.randn(4, 2, 4, 4)
+    rows = [one.detach().movedim(1, -1).flatten(0, 2).double().numpy() for one in (model[0](x), model[:2](x))]
+    expected = 2 + 2 * TRANSCRIPTIONS["cca_mean_squared"](*rows)
+    assert term_of(model, x, variant="cca").item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_cca_with_a_dead_layer_and_dead_channels_is_finite():
     model, x = staged(), batches(1)[0][0]
     with torch.no_grad():
@@ -257,6 +265,21 @@ def test_layers_of_a_flat_network_are_grouped_by_the_shape_they_give():
     assert term_of(model, x).item() == pytest.approx(double_sum([seen[:4]]).item(), rel=1e-5)
 
 
+def test_a_flat_network_inside_a_module_with_its_loss_function_is_one_stage():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.criterion = nk.load_model("netkin:digits"), nn.CrossEntropyLoss()
+
+        def forward(self, x):
+            return self.net(x)
+
+    model, x = Wrapper(), torch.randn(9, 1, 8, 8)
+    (stage,) = nk.CKASparsityLoss(model, beta=1.0).stages
+    assert stage == [f"net.{name}" for name in nk.layers(model.net)]
+    assert term_of(model, x).item() == pytest.approx(term_of(model.net, x).item(), rel=1e-6)
+
+
 def test_stages_are_named_by_container_list_or_glob():
     model, x = staged(), batches(1)[0][0]
     first, second = outputs(model, x)
@@ -341,7 +364,7 @@ def test_it_sees_what_a_layer_gave_before_the_next_one_changes_it_in_place():
         ({"every": 0}, "`every` is a whole number of batches, 1 or more; got 0"),
         ({"variant": "cca", "estimator": "debiased"}, "variant='cca' has none; leave it out"),
         ({"stages": [["layer1.0"]]}, r"a stage needs two layers or more; \['layer1.0'\] has 1: layer1.0"),
-        ({"stages": ["stem"]}, "a stage needs two layers or more; 'stem' has 1: stem"),
+        ({"stages": ["stem"]}, r"a stage needs two layers or more; 'stem' has 1: stem.*list of their own, as \[\["),
         ({"stages": []}, "`stages` is empty; leave it out"),
     ],
 )
@@ -407,13 +430,13 @@ def test_a_term_needs_a_forward_pass_with_gradients():
     model, x = staged(), batches(1)[0][0]
     with nk.CKASparsityLoss(model, beta=1.0) as penalty:
         for _ in range(2):
-            with pytest.raises(ValueFault, match="a forward pass of the model with gradients, which is still to come"):
+            with pytest.raises(ValueFault, match="needs a forward pass of the model with gradients first"):
                 penalty.term()
             with torch.no_grad():
                 model(x)
         model(x)
         penalty.term()
-        with pytest.raises(ValueFault, match="still to come"):
+        with pytest.raises(ValueFault, match="one for each term"):
             penalty.term()
     with pytest.raises(ValueFault, match="the loss is closed"):
         penalty.term()

@@ -403,6 +403,13 @@ def test_a_sparsity_outside_its_range_is_refused(sparsity):
         sparsify(net(), sparsity)
 
 
+def test_a_sparsity_that_leaves_nothing_is_told_with_its_digits():
+    with pytest.raises(ValueFault, match="sparsity=0.99999 would leave none of 594 weights"):
+        sparsify(net(), 0.99999)
+    with pytest.raises(ValueFault, match="sparsity=0.9999999 would leave none"):
+        sparsify(net(), 0.9999999)
+
+
 def test_numbers_of_numpy_are_numbers():
     assert sparsify(net(), np.float32(0.5)).left == 297
     assert 0 < epsilon_sparsity(net(), np.float32(0.05)) < 1

@@ -214,7 +214,8 @@ def test_a_study_puts_networks_side_by_side():
     assert [study.networks[one].left for one in study.names] == [1044, 1044 - round(0.9 * 1044)]
     assert [sum(study.histograms[one]) for one in study.names] == [1044, 104]
     assert study.networks["after"].shares()[0] == epsilon_sparsity(after, 0.01)
-    assert study.curve["after"][0] == nk.training.accuracy(after, data)
+    assert study.accuracy("after") == study.curve["after"][0] == nk.training.accuracy(after, data)
+    assert study.shapes == "matrix, pool"
     assert study.sizes["after"][1] < study.sizes["after"][0] > 0
     assert study.examples == 40
     own = nk.compare(after, data=[data], measures=["cka_debiased"])
@@ -242,8 +243,35 @@ def test_a_study_without_data_looks_at_weights_alone():
     found = study.document()
     assert found["kind"] == "sparsity"
     assert found["networks"]["model"]["weights"] == 1044
-    with pytest.raises(ValueFault, match="no networks to look at"):
-        sparsity_study({})
+    assert found["accuracy"] == {}
+
+
+def test_the_similarity_is_of_what_is_asked_for_as_one_example():
+    model, data = net(), labelled()
+    study = sparsity_study({"a": model}, data, shape="flatten", sparsities=0.5, epsilons=0.01)
+    values = nk.compare(model, data=[data], measures=["cka_debiased"], shape="flatten").table("cka_debiased").values
+    assert study.mean_similarity("a") == pytest.approx(np.nanmean(values[np.tril_indices(len(values), -1)]))
+    assert study.shapes == "flatten, matrix"
+    assert study.networks["a"].epsilons == (0.01,)
+    assert study.curve["sparsity"] == (0.5,)
+    assert math.isnan(study.accuracy("a"))
+
+
+def test_what_a_study_cannot_read_is_refused_before_the_data_are_read():
+    for models, words in [
+        ({}, "no networks to look at"),
+        ([net()], "by name, as {'before': a, 'after': b}; got a list"),
+        ({"sparsity": net()}, "call the network something else"),
+    ]:
+        with pytest.raises(ValueFault, match=words):
+            sparsity_study(models)
+
+    def unread():
+        raise AssertionError("the data were read")
+        yield
+
+    with pytest.raises(ValueFault, match="ε is a size above 0"):
+        sparsity_study(net(), unread(), epsilons=[0.1, -1.0])
 
 
 def test_unlabelled_data_give_similarity_without_accuracy():

@@ -144,6 +144,15 @@ def test_rounds_come_from_the_sparsity_and_are_told():
     assert "accuracy" in str(found)
 
 
+def test_the_last_round_has_the_sparsity_asked_for_though_one_less_it_is_rounded():
+    assert 1 - (1 - 0.1) < 0.1  # in double precision: a round of 1.5 weights would become 1
+    inputs = torch.randn(8, 5)
+    model, twin = nn.Linear(5, 3), nn.Linear(5, 3)
+    found = lottery_tickets(model, (inputs, torch.arange(8) % 3), steps=1, sparsity=0.1, rounds=1, progress=False)
+    assert found.rounds[-1].sparsity == 2 / 15
+    assert sparsify(twin, 0.1).left == 13
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueFault, match="from 0 to below 1; got 1"):
         lottery_tickets(net(), labelled(), RECIPE, sparsity=1)

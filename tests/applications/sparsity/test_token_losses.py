@@ -168,12 +168,16 @@ def test_training_runs_under_autocast(precision):
 
 def test_losses_without_a_pass_or_of_other_models_are_refused():
     sparse = nk.sparsify_tokens(small_vit())
-    with pytest.raises(ValueFault, match="a pass in training mode, which is still to come"):
+    with pytest.raises(ValueFault, match="need a forward pass in training mode first"):
         nk.TokenLosses(sparse).parts(pictures(), torch.zeros(3, 5))
     with pytest.raises(ValueFault, match="what `nk.sparsify_tokens` returns; got VisionTransformer"):
         nk.TokenLosses(small_vit())
     with pytest.raises(ValueFault, match="`ratio` is the factor of a loss"):
         nk.TokenLosses(sparse, ratio=-1)
+    with pytest.raises(ValueFault, match="`tokens` is the factor of a loss, a number of 0 or more; got 'mean'"):
+        nk.TokenLosses(sparse, tokens="mean")
+    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got str"):
+        nk.TokenLosses(sparse, teacher="vit")
 
 
 def test_a_teacher_with_other_tokens_is_refused():

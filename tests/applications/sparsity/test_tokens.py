@@ -20,7 +20,7 @@ from netkin.applications.sparsity.token_encoder import (
     straight_through,
     token_cka,
 )
-from netkin.errors import ForwardError, UnknownName, ValueFault
+from netkin.errors import ForwardError, ShapeError, UnknownName, ValueFault
 from token_worlds import fix, hugging_face, mean_vit, pictures, small_vit
 
 STAGES = [[0, 2, 3, 5, 7, 8, 11, 15], [2, 5, 8, 15]]  # half of 16 patches, then half of those
@@ -546,10 +546,18 @@ def test_a_stage_that_does_not_exist_is_refused(at, said):
         nk.sparsify_tokens(small_vit(), at=at)
 
 
-@pytest.mark.parametrize("options", [{"similarity": -1}, {"similarity": float("nan")}, {"prefix": -1}, {"prefix": 1.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{"similarity": -1}, {"similarity": float("nan")}, {"similarity": "yes"}, {"prefix": -1}, {"prefix": 1.5}],
+)
 def test_other_settings_out_of_range_are_refused(options):
     with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is"):
         nk.sparsify_tokens(small_vit(), **options)
+
+
+def test_costs_of_no_image_are_refused():
+    with pytest.raises(ShapeError, match="costs of one image are counted on one or more; got none"):
+        nk.token_costs(small_vit(), torch.zeros(0, 3, 16, 16))
 
 
 @pytest.mark.parametrize("name", ["resnet20", "char_lstm", "digits"])

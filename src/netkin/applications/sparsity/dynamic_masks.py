@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from netkin.applications.sparsity.masks import Layer, mask_of, masked_layers, weight_behind
+from netkin.applications.sparsity.masks import (
+    Layer,
+    mask_of,
+    mask_of_largest,
+    masked_layers,
+    memories_of,
+    weight_behind,
+)
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.training import Hook
 
@@ -91,14 +98,20 @@ class DynamicMasks(Hook):
         gradients, self._gradients = self._gradients, {}
         if self.method != "rigl" or not self.share(step):
             return
+        if not gradients:
+            raise ValueFault(
+                f"RigL saw no gradient of a masked weight before step {step:,}: a compiled model hides them, so train "
+                "the plain one; a loop of your own calls `begin`, and then `after_backward` and `after_step` at each "
+                "step, from 1."
+            )
         gradients = {name: _over_processes(one) for name, one in gradients.items()}
         if not all(torch.isfinite(one).all() for one in gradients.values()):
             return  # loss scaling went too far, and skips this step
-        for name, layer in masked_layers(model).items():
-            left, count = _mask(layer), self._count(layer, step)
-            worth = gradients[name].abs() if name in gradients else torch.zeros_like(left, dtype=torch.float32)
-            kept = _keep(layer, int(left.sum()) - count)
-            self._move(layer, kept | _largest(worth.masked_fill(kept, -1.0), count))
+        layers = masked_layers(model)
+        for name, gradient in gradients.items():  # a layer that is frozen or did not run has none, and stays
+            layer, count = layers[name], self._count(layers[name], step)
+            kept = _keep(layer, int(_mask(layer).sum()) - count)
+            self._move(layer, kept | mask_of_largest(gradient.abs().masked_fill(kept, -1.0), count))
         for weight in model.parameters():
             weight.grad = None
 
@@ -112,7 +125,7 @@ class DynamicMasks(Hook):
                 worth = torch.rand(left.shape, generator=generator, dtype=torch.float64).to(left.device)
                 count = min(self._count(layer, step), int((~left).sum()))  # as many as there is room to grow
                 kept = _keep(layer, int(left.sum()) - count)
-                self._move(layer, kept | _largest(worth.masked_fill(left, -1.0), count))
+                self._move(layer, kept | mask_of_largest(worth.masked_fill(left, -1.0), count))
         self._prepare(model, step + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,10 +175,8 @@ class DynamicMasks(Hook):
         self.moved += int(grown.sum())
         own.mask.copy_(mask)
         weight.masked_fill_(changed, 0.0)
-        remembered = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
-        for value in remembered.values():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
-                value.masked_fill_(changed, 0.0)
+        for value in memories_of(weight, self._optimizer) if self._optimizer is not None else ():
+            value.masked_fill_(changed, 0.0)
 
 
 def _mask(layer: Layer) -> Tensor:
@@ -176,14 +187,7 @@ def _mask(layer: Layer) -> Tensor:
 
 def _keep(layer: Layer, count: int) -> Tensor:
     """Return a mask of the `count` largest weights among those that are left."""
-    return _largest(weight_behind(layer).abs().masked_fill(~_mask(layer), -1.0), count)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    order = values.flatten().sort(descending=True, stable=True).indices
-    found = torch.zeros(values.numel(), dtype=torch.bool, device=values.device)
-    found[order[:count]] = True
-    return found.reshape(values.shape)
+    return mask_of_largest(weight_behind(layer).abs().masked_fill(~_mask(layer), -1.0), count)
 
 
 def _over_processes(gradient: Tensor) -> Tensor:

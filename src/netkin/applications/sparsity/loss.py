@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 VARIANTS = ("stage", "augmented", "cca")
 LEAST = {"biased": 2, "debiased": 4}  # examples that an estimator needs
-Seen = tuple[tuple[int, ...], Tensor]  # the shape of an example's output; its Gram matrix, or its rows for CCA
+
+
+class Seen(NamedTuple):
+    """What is kept of a layer's output: its Gram matrix, or its rows for CCA, and the shape of one example."""
+
+    layer: str
+    shape: tuple[int, ...]
+    kept: Tensor
 
 
 class CKASparsityLoss(Hook):
@@ -104,9 +111,9 @@ class CKASparsityLoss(Hook):
     def term(self) -> Tensor:
         """Return β times the similarity in the forward pass that was just taken, or 0 if that one does not count."""
         if not self._handles:
-            raise ValueFault("the loss is closed and sees the model no more; make another one.")
+            raise ValueFault("the loss is closed and has no hooks on the model; make another one.")
         if not self._waits:
-            raise ValueFault("the term is that of a forward pass of the model with gradients, which is still to come.")
+            raise ValueFault("`term()` needs a forward pass of the model with gradients first, one for each term.")
         found, self._seen, self._waits = self._seen, {}, False
         if not self._due:
             return torch.zeros((), dtype=self._dtype, device=device_of(self.model))
@@ -162,14 +169,14 @@ class CKASparsityLoss(Hook):
 
     def see(self, name: str, output: Any) -> None:
         """Take what is needed of a layer's output, at once: what runs next may change it in place."""
-        if not self._counts:
-            return
+        if not self._counts or not (self._waits or torch.is_grad_enabled()):
+            return  # also where a layer runs for itself after the pass, as in a validation
         tensor = main_tensor(output, name)
         self._refuse_few(name, tensor)
         if self._due:
-            taken = self._taken(name, tensor if self.samples is None else tensor[: self.samples])
+            kept = self._kept(tensor if self.samples is None else tensor[: self.samples])
             if self._waits:  # not when checkpointing runs the layer again, which must yet compute the same
-                self._seen.setdefault(name, []).append((tuple(tensor.shape[1:]), taken))
+                self._seen.setdefault(name, []).append(Seen(name, tuple(tensor.shape[1:]), kept))
 
     def _refuse_few(self, name: str, output: Tensor) -> None:
         count = len(output) if output.ndim else 0
@@ -184,21 +191,16 @@ class CKASparsityLoss(Hook):
                 f"{layer_label(name)} gave {count}."
             )
 
-    def _taken(self, name: str, output: Tensor) -> Tensor:
+    def _kept(self, output: Tensor) -> Tensor:
         if self.variant != "cca":
             return batch_gram(output.reshape(len(output), -1))
         rows, _ = shapes.rows_of(output, "tokens" if output.ndim == 3 else "positions")
-        if len(rows) - 1 <= rows.shape[1]:
-            raise ShapeError(
-                f"CCA of {len(rows)} rows of {rows.shape[1]} features is 1 whatever a layer does, as at "
-                f"{layer_label(name)}; take more `samples`, or variant='stage'."
-            )
         return rows.to(summing_dtype(rows.device), copy=True)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _groups(self, found: Mapping[str, list[Seen]]) -> list[list[Tensor]]:
-        """Return what was taken of each stage's layers; all layers are one stage where all pairs are compared."""
+        """Return what was kept of each stage's layers; all layers are one stage where all pairs are compared."""
         missing = [name for stage in self.stages for name in stage if name not in found]
         if missing:
             raise ForwardError(
@@ -206,13 +208,15 @@ class CKASparsityLoss(Hook):
                 f"{sum(map(len, self.stages))} layers did not); choose `stages` of layers that run, and make the loss "
                 "before a compiled model first runs."
             )
-        taken = [[one for name in stage for one in found[name]] for stage in self.stages]
+        seen = [[one for name in stage for one in found[name]] for stage in self.stages]
         if self.variant == "augmented":
-            return [[one for stage in taken for _, one in stage]]
-        groups = [group for stage in taken for group in _by_shape(stage, self.automatic)]
+            return [[one.kept for stage in seen for one in stage]]
+        groups = [group for stage in seen for group in _by_shape(stage, self.automatic)]
         if not groups:
             raise ShapeError("no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.")
-        return groups
+        if self.variant == "cca":
+            _refuse_few_rows(groups)
+        return [[one.kept for one in group] for group in groups]
 
     def _similarity(self, groups: list[list[Tensor]]) -> Tensor:
         if self.variant == "cca":
@@ -256,11 +260,11 @@ class _Tap:
         return _Tap, (None, self.name)
 
 
-def _by_shape(stage: list[Seen], automatic: bool) -> list[list[Tensor]]:
+def _by_shape(stage: list[Seen], automatic: bool) -> list[list[Seen]]:
     """Return the parts of a stage whose outputs have one shape; a stage that was named must have one alone."""
-    groups: dict[tuple[int, ...], list[Tensor]] = {}
-    for shape, one in stage:
-        groups.setdefault(shape, []).append(one)
+    groups: dict[tuple[int, ...], list[Seen]] = {}
+    for one in stage:
+        groups.setdefault(one.shape, []).append(one)
     if automatic:
         return [group for group in groups.values() if len(group) > 1]
     if len(groups) > 1:
@@ -270,6 +274,15 @@ def _by_shape(stage: list[Seen], automatic: bool) -> list[list[Tensor]]:
             "which compares layers of any shapes."
         )
     return list(groups.values())
+
+
+def _refuse_few_rows(groups: list[list[Seen]]) -> None:
+    for layer, _, rows in (one for group in groups for one in group):
+        if len(rows) - 1 <= rows.shape[1]:
+            raise ShapeError(
+                f"CCA of {len(rows)} rows of {rows.shape[1]} features is 1 whatever a layer does, as at "
+                f"{layer_label(layer)}; take more `samples`, or variant='stage'."
+            )
 
 
 def _cca_sum(group: list[Tensor]) -> Tensor:
@@ -297,7 +310,10 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
         found = [list(dict.fromkeys(name for stage in found for name in stage))]
     for one, stage in zip(listed, found, strict=False):
         if len(stage) < 2:
-            raise ValueFault(f"a stage needs two layers or more; {one!r} has {len(stage)}: {', '.join(stage)}.")
+            raise ValueFault(
+                f"a stage needs two layers or more; {one!r} has {len(stage)}: {', '.join(stage)}. Layers of one stage "
+                "are named in a list of their own, as [['layer1.0', 'layer1.1']]."
+            )
     if not found or not found[0]:
         raise ValueFault("`stages` is empty; leave it out to have them chosen.")
     return found

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.optim import Optimizer
 
 from netkin import files
 from netkin.errors import ShapeError, ValueFault
@@ -99,6 +100,26 @@ def weight_behind(layer: nn.Module) -> Tensor:
     """Return the parameter that an optimizer changes: a layer's weight, or what lies behind its mask."""
     behind = layer.parametrizations["weight"].original if mask_of(layer) is not None else layer.weight  # type: ignore
     return behind  # type: ignore[return-value]
+
+
+def memories_of(weight: Tensor, optimizer: Optimizer) -> list[Tensor]:
+    """Return what an optimizer remembers of each element of a weight, such as its momentum."""
+    remembered = optimizer.state.get(weight, {})
+    return [value for value in remembered.values() if isinstance(value, Tensor) and value.shape == weight.shape]
+
+
+def mask_of_largest(values: Tensor, count: int) -> Tensor:
+    """Return a mask that keeps the `count` largest values; of equals the first.
+
+    Example:
+        >>> mask_of_largest(torch.tensor([[1.0, 3.0], [3.0, 3.0]]), 2)
+        tensor([[False,  True],
+                [ True, False]])
+    """
+    order = values.flatten().sort(descending=True, stable=True).indices
+    mask = torch.zeros(values.numel(), dtype=torch.bool, device=values.device)
+    mask[order[:count]] = True
+    return mask.reshape(values.shape)
 
 
 @torch.no_grad()

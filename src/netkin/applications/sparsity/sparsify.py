@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.sparsity.masks import Layer, layer_table, mask_of, prunable_layers, put_masks
+from netkin.applications.sparsity.masks import (
+    Layer,
+    layer_table,
+    mask_of,
+    mask_of_largest,
+    prunable_layers,
+    put_masks,
+)
 from netkin.applications.sparsity.pruning_scores import (
     Scores,
     batch_for,
@@ -131,21 +138,14 @@ def _erk(sums: Mapping[str, int], sizes: Mapping[str, int], kept: int) -> dict[s
 
 def masks_by_layer(scores: Scores, counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Return masks that keep the best `counts` weights of each layer; of equals the first."""
-    return {name: _best(own, counts[name]) for name, own in scores.items()}
+    return {name: mask_of_largest(own, counts[name]) for name, own in scores.items()}
 
 
 def masks_overall(scores: Scores, kept: int) -> dict[str, Tensor]:
     """Return masks that keep the best `kept` weights of all layers together; of equals the first."""
     joined = torch.cat([own.flatten().double() for own in scores.values()])
-    best = _best(joined, kept).split([own.numel() for own in scores.values()])
+    best = mask_of_largest(joined, kept).split([own.numel() for own in scores.values()])
     return {name: part.reshape(own.shape) for (name, own), part in zip(scores.items(), best, strict=True)}
-
-
-def _best(scores: Tensor, count: int) -> Tensor:
-    order = scores.flatten().sort(descending=True, stable=True).indices
-    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    mask[order[:count]] = True
-    return mask.reshape(scores.shape)
 
 
 def _scores(
@@ -166,7 +166,7 @@ def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str
         )
     if not joined.any():
         raise ValueFault(
-            f"all {joined.numel():,} scores of {method!r} are zero, so that no weight is told from another"
+            f"all {joined.numel():,} scores of {method!r} are zero, so that weights can't be ranked"
             + ("; layer norms take constants, as SynFlow sends, to zero." if method == "synflow" else ".")
         )
     return masks_overall(_left_alone(layers, scores), kept)
@@ -186,11 +186,11 @@ def _kept_of(layers: Mapping[str, Layer], sparsity: float) -> int:
     kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
     if kept == 0:
-        raise ValueFault(f"sparsity={sparsity:g} would leave none of {total:,} weights; take a smaller one.")
+        raise ValueFault(f"sparsity={float(sparsity)!r} would leave none of {total:,} weights; take a smaller one.")
     if kept > left:
         raise ValueFault(
-            f"the model has masks that leave {left:,} of {total:,} weights, and sparsity={sparsity:g} would keep "
-            f"{kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks."
+            f"the model has masks that leave {left:,} of {total:,} weights, and sparsity={float(sparsity)!r} would "
+            f"keep {kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks."
         )
     return kept
 
@@ -214,8 +214,8 @@ def warn_of_empty(table: WeightSparsity) -> None:
     empty = table.emptied
     if empty:
         warnings.warn(
-            f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; what passes through "
-            "them is constant. Take a smaller sparsity, or another method.",
+            f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; their "
+            "outputs are constant. Take a smaller sparsity, or another method.",
             EmptyLayerWarning,
             stacklevel=3,
         )

@@ -14,6 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from netkin.errors import ValueFault
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
+from netkin.representations.shapes import Shape
+from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
 from netkin.training import accuracy
 from netkin.training.course import arrays_in, in_order
@@ -52,17 +55,18 @@ def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],
     data: Any = None,
     *,
-    epsilons: Sequence[float] = EPSILONS,
-    relative: Sequence[float] = RELATIVE,
-    sparsities: Sequence[float] = SPARSITIES,
+    epsilons: float | Sequence[float] = EPSILONS,
+    relative: float | Sequence[float] = RELATIVE,
+    sparsities: float | Sequence[float] = SPARSITIES,
     layers: Spec = None,
+    shape: Shape = None,
     examples: int | None = None,
     costs: bool = False,
     progress: ProgressOption = None,
 ) -> SparsityStudy:
-    """Return how sparse networks are, how their weights lie, and what taking the smallest away does; side by side.
+    """Return how sparse networks are, how their weights are distributed, and what pruning does to them; side by side.
 
-    With labelled `data`, test data by rights, it also takes the accuracy after pruning and `cka_debiased` of each
+    With labelled `data`, which should be test data, it also takes the accuracy after pruning and `cka_debiased` of each
     network's layers with each other. The networks are left as they are.
 
     Args:
@@ -73,6 +77,7 @@ def sparsity_study(
         sparsities: Shares of the smallest weights, over all layers, without which accuracy is taken; none for no
             accuracies, where the data have no labels.
         layers: Which layers have weights that count; all linear and convolutional ones by default.
+        shape: What one example of a layer is for the similarity, as for `nk.compare`; `CKASparsityLoss` has "flatten".
         examples: How many examples are read for the similarity of layers; all by default.
         costs: Whether to time linear layers in the sparse formats that PyTorch has.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
@@ -82,23 +87,28 @@ def sparsity_study(
         >>> study.networks["model"].weights, sum(study.histograms["model"])
         (48, 48)
     """
-    named = {"model": models} if isinstance(models, nn.Module) else dict(models)
-    if not named:
-        raise ValueFault("there are no networks to look at; give one, or several by name.")
-    refuse_sparsity(*sparsities)
+    named, shares = _by_name(models), _numbers(sparsities)
+    refuse_sparsity(*shares)
+    small = _numbers(epsilons), _numbers(relative)
+    tables = {name: layer_table(model, prunable_layers(model, layers), *small) for name, model in named.items()}
     edges, histograms = _histograms(named, layers)
-    found: dict[str, dict[str, Any]] = {"curve": {}, "interlayer": {}, "costs": {}}
+    curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
+    measured: dict[str, tuple[LinearCost, ...]] = {}
     with showing(progress), reporting(len(named), "looking at networks", "networks") as report:
         for name, model in named.items():
-            _look(found, name, model, data, sparsities, layers, examples, costs)
+            if data is not None and shares:
+                curve[name] = tuple(accuracy_after_pruning(model, data, shares, layers=layers))
+            if data is not None:
+                interlayer[name] = _interlayer(name, model, data, shape, examples)
+            if costs:
+                measured[name] = tuple(linear_costs(model))
             report.update()
-    first = next(iter(found["interlayer"].values()), None)
+    first = next(iter(interlayer.values()), None)
     return SparsityStudy(
-        {name: layer_table(model, prunable_layers(model, layers), epsilons, relative) for name, model in named.items()},
-        edges, histograms,
+        tables, edges, histograms,
         {name: _sizes(model) for name, model in named.items()},
-        {"sparsity": tuple(sparsities), **found["curve"]} if found["curve"] else {},
-        found["interlayer"], found["costs"],
+        {"sparsity": shares, **curve} if curve else {},
+        interlayer, measured,
         costs_on=_device(next(iter(named.values()))) if costs else "",
         data="" if first is None else first.data, examples=0 if first is None else first.examples,
         version=__version__,
@@ -125,18 +135,27 @@ def accuracy_after_pruning(
     return [found[sparsity] for sparsity in sparsities]
 
 
-def _look(
-    found: dict[str, dict[str, Any]], name: str, model: nn.Module, data: Any, sparsities: Sequence[float],
-    layers: Spec, examples: int | None, costs: bool,
-) -> None:  # fmt: skip
-    if data is not None and sparsities:
-        found["curve"][name] = tuple(accuracy_after_pruning(model, data, sparsities, layers=layers))
-    if data is not None:
-        batches = data if arrays_in(data) is None else list(in_order(data))
-        own: dict[str, Any] = {"measures": ["cka_debiased"], "examples": examples, "names": (name, name)}
-        found["interlayer"][name] = compare(model, data=batches, **own)
-    if costs:
-        found["costs"][name] = tuple(linear_costs(model))
+def _by_name(models: Any) -> dict[str, nn.Module]:
+    if isinstance(models, nn.Module):
+        return {"model": models}
+    if not isinstance(models, Mapping):
+        kind = type(models).__name__
+        raise ValueFault(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
+    if not models:
+        raise ValueFault("there are no networks to look at; give one, or several by name.")
+    if "sparsity" in models:
+        raise ValueFault("'sparsity' is the name of the pruned shares in the study; call the network something else.")
+    return dict(models)
+
+
+def _numbers(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, Real) else tuple(given)
+
+
+def _interlayer(name: str, model: nn.Module, data: Any, shape: Shape, examples: int | None) -> Comparison:
+    batches = data if arrays_in(data) is None else list(in_order(data))
+    own: dict[str, Any] = {"measures": ["cka_debiased"], "names": (name, name), "shape": shape, "examples": examples}
+    return compare(model, data=batches, **own)
 
 
 @torch.no_grad()

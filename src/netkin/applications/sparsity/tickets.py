@@ -21,6 +21,7 @@ from netkin.applications.sparsity.masks import (
     mask_of,
     masked_layers,
     masks_of,
+    memories_of,
     prunable_layers,
     put_masks,
     weight_behind,
@@ -61,8 +62,10 @@ class Tickets:
     def __str__(self) -> str:
         lines = [f"{len(self.rounds)} rounds, each back at step {self.rewind:,}"]
         for ticket in self.rounds:
-            told = ", ".join(f"{key} {ticket.record[key]:.4f}" for key in ("loss", "accuracy") if key in ticket.record)
-            lines.append(f"sparsity {ticket.sparsity:.4f}: {told}")
+            figures = ", ".join(
+                f"{key} {ticket.record[key]:.4f}" for key in ("loss", "accuracy") if key in ticket.record
+            )
+            lines.append(f"sparsity {ticket.sparsity:.4f}: {figures}")
         return "\n".join(lines)
 
 
@@ -124,7 +127,8 @@ def lottery_tickets(
     with showing(progress), reporting(steps + 1, "lottery tickets", "rounds") as report:
         for number in range(steps + 1):
             if number:
-                masks = _pruned(inner, names, 1 - (1 - sparsity) ** (number / steps))
+                share = 1 - (1 - sparsity) ** (number / steps) if number < steps else sparsity  # the last is exact
+                masks = _pruned(inner, names, share)
                 _put_back(inner, first, masks)
             place = None if save is None else _place(save, number)
             own = [*hooks, kept_state.of_round(number)]
@@ -187,7 +191,7 @@ class _Restore(Hook):
                 own[key].copy_(value)
         for layer in masked_layers(model).values():
             mask, weight = mask_of(layer), weight_behind(layer)
-            for value in _tensors_like(weight, self.optimizer.state.get(weight, {})):
+            for value in memories_of(weight, self.optimizer):
                 value.copy_(mask(value))  # type: ignore[misc]
 
 
@@ -197,10 +201,6 @@ def _memories(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any
         name.replace("parametrizations.weight.original", "weight"): one for name, one in model.named_parameters()
     }
     return {name: optimizer.state[one] for name, one in weights.items() if one in optimizer.state}
-
-
-def _tensors_like(weight: Tensor, memory: Mapping[str, Any]) -> list[Tensor]:
-    return [value for value in memory.values() if isinstance(value, Tensor) and value.shape == weight.shape]
 
 
 def _tensors(memory: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -228,7 +228,7 @@ def _pruned(model: nn.Module, layers: Sequence[str], sparsity: float) -> dict[st
     for name, mask in masks_of(model).items():
         scores[name] = scores[name].masked_fill(~mask, -1.0)
     total = sum(one.numel() for one in scores.values())
-    return masks_overall(scores, total - round(sparsity * total))
+    return masks_overall(scores, total - round(float(sparsity) * total))
 
 
 def _sparsity(model: nn.Module, layers: Sequence[str]) -> float:

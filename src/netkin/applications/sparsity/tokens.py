@@ -117,7 +117,7 @@ class SparseTokens(nn.Module):
     def last_pass(self) -> LastPass:
         """Return the decisions and the tokens of the last pass in training mode."""
         if not self.encoder.last.decisions:
-            raise ValueFault("the losses are those of a pass in training mode, which is still to come; call `train()`.")
+            raise ValueFault("the losses need a forward pass in training mode first; call `train()`, then the model.")
         return self.encoder.last
 
     @torch.no_grad()
@@ -190,12 +190,12 @@ class TokenLosses(Hook):
         own = unwrapped(model)
         if not isinstance(own, SparseTokens):
             raise ValueFault(f"`TokenLosses` are of what `nk.sparsify_tokens` returns; got {type(own).__name__}.")
-        self.model = own
-        self.teacher, self.factors = teacher, {"ratio": ratio, "distillation": distillation, "tokens": tokens}
+        self.model, self.teacher = own, teacher
+        self.factors: dict[str, Any] = {"ratio": ratio, "distillation": distillation, "tokens": tokens}
         for name, factor in self.factors.items():
-            if not 0 <= factor < float("inf"):
+            if not isinstance(factor, Real) or not 0 <= float(factor) < float("inf"):
                 raise ValueFault(f"`{name}` is the factor of a loss, a number of 0 or more; got {factor!r}.")
-        self.settings = {**self.factors, "teacher": None if teacher is None else weights_digest(teacher)}
+        self.settings = {**self.factors, "teacher": None if teacher is None else weights_digest(unwrapped(teacher))}
 
     def parts(self, inputs: Any, outputs: Any) -> dict[str, Tensor]:
         """Return the losses of the training pass that was just taken, by name, without their factors."""
@@ -256,11 +256,13 @@ def token_costs(model: nn.Module, images: Any) -> TokenCosts:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode  # imports a compiler, which takes long
 
+    count = batch_length(images)
+    if not count:
+        raise ShapeError("the costs of one image are counted on one or more; got none.")
     # attention that is fused on the CPU is not counted
     with guest(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         outputs_of(model, images)
-    operations = counter.get_total_flops() // 2 // batch_length(images)
-    return TokenCosts(sum(one.numel() for one in model.parameters()), operations)
+    return TokenCosts(sum(one.numel() for one in model.parameters()), counter.get_total_flops() // 2 // count)
 
 
 def _fitting(targets: Tensor, tokens: Tensor) -> Tensor:
@@ -343,7 +345,7 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
 def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
     if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < float(keep) <= 1:
         raise ValueFault(f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.")
-    if not 0 <= similarity < float("inf"):
+    if not isinstance(similarity, Real) or not 0 <= float(similarity) < float("inf"):
         raise ValueFault(f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.")
     if prefix is not None and (isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0):
         raise ValueFault(f"`prefix` is a number of tokens, 0 or more; got {prefix!r}.")
