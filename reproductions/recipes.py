@@ -15,6 +15,7 @@ from netkin.sources.architectures import (
     CharLSTM,
     ConvNet,
     ResNet,
+    VisionTransformer,
     alexnet,
     resnet18,
     resnet50,
@@ -22,6 +23,7 @@ from netkin.sources.architectures import (
     thin,
     tiny10,
     vgg11,
+    vit,
 )
 from netkin.training import Recipe
 
@@ -70,6 +72,11 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+# of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
+_SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
+_FEW_SPARSE = _SPARSE.but(epochs=None, steps=200, batch=50, rate=0.05, warmup=20, shift=2)
+_PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
+_FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
 # of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
 _ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
 _FEW_ATOMS = _ATOMS.but(batch=50)
@@ -83,6 +90,10 @@ RECIPES: dict[str, dict[str, Network]] = {
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 64, 3), _TEXT, "text"),
         "resnet18": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_TASKS),
         "resnet50": Network(lambda: ResNet((3, 4, 6, 3), NARROW, block=Bottleneck), _FEW_TASKS),
+        "resnet20-sparse": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _FEW_SPARSE),
+        "resnet56-sparse": Network(lambda: ResNet((4, 4, 4), (8, 16, 32)), _FEW_SPARSE),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), NARROW), _FEW_SPARSE),
+        "vit-tokens": Network(lambda: VisionTransformer(16, 4, 48, 4, 3, 10), _FEW_PATCHES),
         "resnet18-atoms": Network(lambda: ResNet((2, 2, 2, 2), (4, 8, 16, 32)), _FEW_ATOMS),
         "alexnet-atoms": Network(lambda: alexnet(width=8), _FEW_ATOMS),
         "vgg11-atoms": Network(lambda: vgg11(width=8), _FEW_ATOMS),
@@ -97,6 +108,10 @@ RECIPES: dict[str, dict[str, Network]] = {
         },
         "resnet18": Network(resnet18, _TASKS),
         "resnet50": Network(resnet50, _TASKS),
+        "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
+        "resnet56-sparse": Network(lambda: thin(56), _SPARSE.but(epochs=5)),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=5)),
+        "vit-tokens": Network(vit, _PATCHES),
         "resnet18-atoms": Network(resnet18, _ATOMS),
         "alexnet-atoms": Network(alexnet, _ATOMS),
         "vgg11-atoms": Network(vgg11, _ATOMS),
