@@ -276,7 +276,8 @@ def test_tasks_hold_where_all_parts_do(lab, changes, verdict, monkeypatch):
     assert list(found.curves["Ways of learning tasks in a row"]["way"]) == ["atoms", *continual.BESIDE]
 
 
-def test_claims_without_data_say_what_they_read():
+def test_claims_without_data_say_what_they_read(monkeypatch):
+    monkeypatch.delenv("NETKIN_DATA", raising=False)
     with pytest.raises(nk.NetkinError, match="reads CIFAR-100; pass --data"):
         clients.grouped_clients(Lab("cpu", data=None), 0)
 
