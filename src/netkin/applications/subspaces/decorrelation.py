@@ -84,7 +84,7 @@ class Decorrelation(Hook):
         if not self._handles:
             raise ValueFault("`Decorrelation` sees the outputs of a model inside its `with` alone.")
         if not self._terms:
-            raise ValueFault("there is no forward pass with gradients yet whose term this is; run the model on a batch first.")
+            raise ValueFault("the term is that of a forward pass with gradients; run the model on a batch first.")
         found, self._terms = self._terms, []
         return self.beta * torch.stack(found).sum()
 
