@@ -119,6 +119,7 @@ _UNLISTED = {
         "token_costs",
     ],
     "netkin.comparing": ["model_directions"],
+    "netkin.comparing.engines.ray": ["Ray"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["document"],

@@ -21,7 +21,8 @@ EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class NetkinError(Exception):
@@ -82,6 +83,16 @@ class PackageWarning(UserWarning):
 
 class EmptyLayerWarning(UserWarning):
     """Pruning has left no weight in some layers."""
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """Inside the `with`, a fault gets the name of the model that it is about, as its attribute `model`."""
+    try:
+        yield
+    except Exception as fault:
+        fault.model = model  # type: ignore[attr-defined]
+        raise
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

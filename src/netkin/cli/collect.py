@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from netkin.cli.documents import as_json
-from netkin.cli.options import ENGINE, FILE, JSON, collecting_options
+from netkin.cli.options import FILE, JSON, collecting_options, engine_options
 from netkin.cli.outputs import FORCE, Outputs
 from netkin.cli.refusals import refusing
-from netkin.cli.running import called
+from netkin.cli.running import Worked, called
 from netkin.cli.statistics import described, statistics_document
 from netkin.errors import InflatedWarning, ValueFault
 
@@ -37,7 +37,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
-@ENGINE
+@engine_options
 @click.option("--part", callback=_part, metavar="I/N", help="The I-th of N parts of the examples, as 3/16.")
 @click.option(
     "--start",
@@ -65,7 +65,7 @@ def collect(
     outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = called(collect_from, a, b, data, batch_size, options)
+        statistics = called(collect_from, a, b, data, batch_size, options, Worked(out, force))
     outputs.write(out, statistics.save)
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else described(statistics, out))
     outputs.finish()

@@ -14,7 +14,7 @@ from netkin import __version__
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "click")
 EXTRAS = {
     "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL", "lightning": "lightning",
-    "mlflow": "mlflow", "pandas": "pandas", "tensorboard": "tensorboard", "xarray": "xarray",
+    "mlflow": "mlflow", "pandas": "pandas", "ray": "ray", "tensorboard": "tensorboard", "xarray": "xarray",
 }  # fmt: skip
 
 
