@@ -81,7 +81,7 @@ def as_comparison(
         id=measure, name=found.name, parameters=found.parameters, layers_a=tuple(names), layers_b=tuple(names),
         values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
         conventions=f"{facts.convention}; mean over the layers".lstrip("; "), statistic=statistic,
-        axes=("network", "network"), unit=facts.unit,
+        axes=("network", "network"), unit=facts.unit, means=facts.means, cannot_see=facts.cannot_see,
     )  # fmt: skip
     widths = dict.fromkeys(names, 0)
     return Comparison(
