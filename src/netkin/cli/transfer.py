@@ -1,4 +1,4 @@
-"""`netkin recommend`: which pretrained model suits some data; `netkin tasks`: models compared, each with its own data."""
+"""`netkin recommend`: which pretrained model suits some data; `netkin tasks`: models compared on data of their own."""
 
 from __future__ import annotations
 

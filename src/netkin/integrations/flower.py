@@ -21,7 +21,7 @@ from netkin.applications.federated.local_training import LocalTraining, RoundWor
 from netkin.applications.federated.rounds import ClientUpdate, averaged, mean_loss, received_updates
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
-from netkin.integrations.packages import needed
+from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
 from netkin.training import Recipe, accuracy
 
