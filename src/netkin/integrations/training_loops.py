@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from netkin.applications.dynamics import DynamicsRecorder, FreezeTraining
+from netkin.applications.dynamics import DynamicsRecorder
+from netkin.applications.freezing import FreezeTraining
 from netkin.errors import MissingExtra, UnknownName, ValueFault
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
