@@ -21,6 +21,7 @@ from netkin.errors import NoValue, ValueFault
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
+from netkin.statistics.collector import Key
 from netkin.statistics.products import self_product
 from netkin.statistics.row_sides import RowsSide
 
@@ -199,7 +200,7 @@ def comparison(
 
 def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
     """Return the states of two moments as what a pass leaves."""
-    layers = {layer.key: layer for layer in (*a.layers, *b.layers)}
+    layers: dict[Key, LayerSize] = {layer.key: layer for layer in (*a.layers, *b.layers)}
     study = Study(layers, [], examples=a.examples)
     made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers.values(), []), [])
     made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
