@@ -12,8 +12,7 @@ from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.measures.registry import AFFINE, RIGID, measure
 from netkin.measures.spectrum import arccos, leading, root, spectrum, ties
 from netkin.statistics import Moments
-from netkin.statistics.moments import largest
-from netkin.statistics.products import squared_norm
+from netkin.statistics.linear_algebra import largest, squared_norm
 from netkin.statistics.sides import Side
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"

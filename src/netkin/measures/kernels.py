@@ -7,7 +7,7 @@ from torch import Tensor
 from netkin.errors import NoValue
 from netkin.measures.registry import RIGID, measure
 from netkin.statistics import Grams, Rows
-from netkin.statistics.products import centred, u_centred
+from netkin.statistics.linear_algebra import centred, u_centred
 
 MEDIAN = "its kernel width is a median"
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"

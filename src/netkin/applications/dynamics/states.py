@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue, ValueFault
-from netkin.statistics.products import self_product
+from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
 
