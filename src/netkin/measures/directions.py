@@ -8,6 +8,7 @@ can be, and orders the pairs by their correlation.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.arrays import as_matrix, exact_products
+from netkin.arrays import as_matrix, exact_products, summing_dtype
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
-from netkin.measures.spectrum import leading, spectrum, ties
 from netkin.statistics import Moments
 from netkin.statistics.sides import Side
 
 RULES = ("variance", "sum")
+TIE = 1e-8  # correlations nearer to each other than this are one: rounding alone would order their directions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -207,3 +208,49 @@ class _LeadingDirections:
             self.side.mean[0].detach().to(transform), transform * signs, self.patterns * signs.unsqueeze(1),
             self.singular_values, self.count, self.variance, self.side,
         )  # fmt: skip
+
+
+def spectrum(side: Side) -> Tensor:
+    """Return the eigenvalues of a layer's second moment in its numerical range, (blocks, r), zero elsewhere."""
+    values, _ = side.eigen
+    return (values * side.kept).to(summing_dtype(values.device))
+
+
+def holding(weights: Tensor, share: float) -> Tensor:
+    """Mark the fewest entries, largest first over all blocks, that hold `share` of the sum of `weights`.
+
+    Example:
+        >>> holding(torch.tensor([[6.0, 3.0, 1.0]]), 0.9)
+        tensor([[ True,  True, False]])
+    """
+    ordered, order = weights.flatten().sort(descending=True, stable=True)
+    # rounding must not ask for one direction more than the exact sum would
+    before = ordered.cumsum(0) - ordered
+    needed = before < share * ordered.sum() * (1 - 1e-12)
+    needed[0] = True
+    return torch.zeros_like(needed).scatter(0, order, needed).reshape(weights.shape)
+
+
+def leading(side: Side, variance: float, by: str = "variance") -> Tensor:
+    """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
+    if not 0 < variance <= 1:
+        raise ValueFault(f"`variance` must lie above 0 and at most at 1; got {variance}.")
+
+    def cut() -> Tensor:
+        values = spectrum(side)
+        return holding(values if by == "variance" else values.sqrt(), variance)
+
+    return side.once(("leading", variance, by), cut)
+
+
+def ties(falling: Tensor) -> Iterator[range]:
+    """Yield the stretches of falling correlations that are equal but for rounding, two and more.
+
+    Example:
+        >>> list(ties(torch.tensor([1.0, 1.0, 0.6, 0.3, 0.3], dtype=torch.float64)))
+        [range(0, 2), range(3, 5)]
+    """
+    breaks = (falling[:-1] - falling[1:] > TIE).nonzero().flatten().add(1).tolist()
+    for start, stop in zip([0, *breaks], [*breaks, len(falling)], strict=True):
+        if stop - start > 1:
+            yield range(start, stop)
