@@ -250,7 +250,7 @@ class LayerGrams(Collector):
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        count = self._with_remainder()[1].sum()
+        count = int(self._with_remainder()[1].sum())
         left_out = f"; {self._left_out} examples left out" if self._left_out else ""
         return f"mini-batch estimate ({count:,} batch{'es' * (count != 1)} of up to {self.batch}{left_out})"
 

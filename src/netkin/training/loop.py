@@ -1,4 +1,4 @@
-"""The training loop: one network, any data and loss, hooks on the way, and restarts that lose nothing; the digits net of the demo."""
+"""The training loop: one network, any data and loss, hooks on the way, restarts that lose nothing; the digits net."""
 
 from __future__ import annotations
 
