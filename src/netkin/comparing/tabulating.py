@@ -225,6 +225,8 @@ class Tables:
             symmetric=facts.symmetric,
             conventions=facts.convention,
             unit=facts.unit,
+            means=facts.means,
+            cannot_see=facts.cannot_see,
             statistic=self._statistic(measure),
             exactness=self._exactness(measure),
             **self._errors(measure),

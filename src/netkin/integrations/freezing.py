@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from netkin.applications.dynamics import FreezeTraining
+from netkin.applications.freezing import FreezeTraining
 from netkin.errors import FileFault, ValueFault
 from netkin.integrations.packages import lightning_packages, needed
 

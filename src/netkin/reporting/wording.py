@@ -59,6 +59,16 @@ def direction(table: Values) -> str:
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
 
+def meaning_of(table: Values) -> tuple[str, str]:
+    """Return what a value says and what it can't see, as declared with the measure; else what its conventions tell."""
+    if table.means:
+        return table.means, table.cannot_see
+    what = "better stitches" if is_worth(table) else "closer layers"
+    ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
+    says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
+    return says, table.cannot_see or "This page knows no more about this measure; see its own documentation."
+
+
 def range_of(table: Values) -> str:
     """Say between which numbers the values lie."""
     low, high = table.bounds

@@ -18,10 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from netkin.applications.dynamics.precedence import FirstStep
-from netkin.applications.dynamics.schedules import FreezePlan, Schedule, fractions, linear
-from netkin.applications.dynamics.settling import Settling
-from netkin.applications.dynamics.units import Units, inner_model
+from netkin.applications.freezing.schedules import FreezePlan, Schedule, Settling, fractions, linear
+from netkin.applications.freezing.units import FirstStep, Units, inner_model
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call

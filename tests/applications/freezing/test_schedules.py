@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from netkin.applications.dynamics.schedules import fractions, linear
+from netkin.applications.freezing.schedules import fractions, linear
 from netkin.errors import UnknownName, ValueFault
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.dynamics.units import Units, find_units, has_weights, keeps_statistics
+from netkin.applications.freezing.units import Units, find_units, has_weights, keeps_statistics
 from netkin.errors import UnknownName, ValueFault
 from netkin.sources.architectures import architecture
 
