@@ -1,6 +1,9 @@
 import json
 
 from netkin.measures import measures, registry
+from netkin.representations import layers
+from netkin.sources import load_data, load_model
+from netkin.sources.datasets import CATALOGUE
 
 
 def test_every_measure_is_listed_with_its_direction_and_summary(netkin):
@@ -60,3 +63,39 @@ def test_a_package_whose_measures_cannot_be_loaded_is_named(netkin, monkeypatch)
     assert doctor.exit_code == 0
     assert f"package theirs   {why}" in doctor.stdout
     registry._warn_of.cache_clear()
+
+
+def test_the_default_layers_are_listed_with_their_types(netkin):
+    lines = [line.split() for line in netkin("layers netkin:tiny10").stdout.splitlines()]
+    assert [name for name, _ in lines] == layers(load_model("netkin:tiny10"))
+    assert dict(lines)["fc"] == "Linear"
+
+
+def test_all_modules_are_listed_when_asked(netkin):
+    listed = json.loads(netkin("layers netkin:digits --all --json").stdout)
+    assert listed[0] == {"name": "conv1", "type": "Conv2d"}
+    assert {"relu1", "relu4", "bn2", "fc"} <= {layer["name"] for layer in listed}
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_in_one_sentence(netkin):
+    result = netkin("layers netkin:tiny1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("netkin: no reference architecture named 'tiny1'; did you mean 'tiny10'?")
+
+
+def test_every_source_is_listed_with_the_place_it_is_looked_for(netkin):
+    text = " ".join(netkin("data").stdout.split())
+    assert len(CATALOGUE) > 5
+    for source in CATALOGUE:
+        for words in (source.name, source.what, source.where, f"example: --data {source.example}", source.options):
+            assert " ".join(words.split()) in text
+
+
+def test_the_list_of_data_is_there_for_programs_too(netkin):
+    listed = json.loads(netkin("data --json").stdout)
+    assert [set(source) for source in listed] == [{"name", "what", "where", "example", "options"}] * len(CATALOGUE)
+
+
+def test_what_is_bundled_loads_from_its_example():
+    example = next(source.example for source in CATALOGUE if source.name.startswith("digits"))
+    assert load_data(example).examples > 0
