@@ -22,7 +22,7 @@ from netkin.measures.registry import Measure
 from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
 from netkin.statistics.collector import Key
-from netkin.statistics.products import self_product
+from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
 
