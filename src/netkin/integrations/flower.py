@@ -28,7 +28,7 @@ from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
-from netkin.integrations.packages import needed
+from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
 from netkin.training import Recipe, accuracy
 
