@@ -23,7 +23,8 @@ from netkin.progress import reported
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, length_if_known, pick, shuffles_anew
 from netkin.results import Comparison
-from netkin.statistics.collector import Study, hashes
+from netkin.statistics.collector import Study
+from netkin.statistics.numbered_rows import hashes
 
 TRIAL = 8  # batches at most on which two models are compared to see how long reading takes
 HOUR = 3600.0
