@@ -73,7 +73,7 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
 # of networks with masks, whose runs are many and short; and of vision transformers, before tokens are dropped
-_SPARSE = _LARGE.but(epochs=7, rate=0.2, warmup=1, flip=True)
+_SPARSE = _LARGE.but(epochs=5, rate=0.2, warmup=1, flip=True)
 _FEW_SPARSE = _SPARSE.but(epochs=None, steps=200, batch=50, rate=0.05, warmup=20, shift=2)
 _PATCHES = _SPARSE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
@@ -109,8 +109,8 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet18": Network(resnet18, _TASKS),
         "resnet50": Network(resnet50, _TASKS),
         "resnet20-sparse": Network(lambda: thin(20), _SPARSE),
-        "resnet56-sparse": Network(lambda: thin(56), _SPARSE.but(epochs=5)),
-        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE.but(epochs=5)),
+        "resnet56-sparse": Network(lambda: thin(56), _SPARSE),
+        "resnet18-pretrained": Network(lambda: ResNet((2, 2, 2, 2), (32, 64, 128, 256)), _SPARSE),
         "vit-tokens": Network(vit, _PATCHES),
         "resnet18-atoms": Network(resnet18, _ATOMS),
         "alexnet-atoms": Network(alexnet, _ATOMS),

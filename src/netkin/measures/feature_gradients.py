@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from netkin.measures.registry import MeasureFunction, measure
+from netkin.measures.registry import LEADING, MeasureFunction, measure
 from netkin.statistics.kernel_pairs import Kernels
 from netkin.statistics.sketches import Sketch
 
@@ -33,7 +33,7 @@ S = TypeVar("S")
 
 
 def of_kernels(
-    convention: str, kernels: str = EXACT
+    convention: str, kernels: str = EXACT, *, means: str, cannot_see: str
 ) -> Callable[[Callable[Concatenate[S, P], Tensor]], MeasureFunction[S, P]]:
     """Register a measure of kernels, and describe its parameters below its docstring; `kernels` are those it takes."""
 
@@ -46,14 +46,20 @@ def of_kernels(
             facts = {"shows": ("kernel", "buckets"), "smooth": SPREAD}
         made = measure(
             higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=frozenset({"rotation", "scaling"}), reference=PAPER,
-            convention=convention, **facts,
+            convention=convention, means=means, cannot_see=cannot_see, **facts,
         )  # fmt: skip
         return made(function)
 
     return register
 
 
-@of_kernels("kernels centred over examples; gradients of the tempered loss")
+@of_kernels(
+    "kernels centred over examples; gradients of the tempered loss",
+    means="How alike the two layers arrange the examples, by features and by what the loss asks of each of them. "
+    "With the kernel 'hadamard' two examples are close if their features are and if they are to move alike.",
+    cannot_see=f"{LEADING} Gradients are those of a prediction that is made flatter, not of the labels. Few "
+    "examples score high by themselves.",
+)
 def kernel_cka(
     pair: Kernels,
     *,
@@ -70,7 +76,11 @@ def kernel_cka(
     return pair.alignment(kernel, "examples")
 
 
-@of_kernels("Eq. 10 as printed: not centred")
+@of_kernels(
+    "Eq. 10 as printed: not centred",
+    means="The cosine of the two layers' kernels of features and gradients as they are, as the paper prints it.",
+    cannot_see="A mean that both layers share counts as likeness: positive features score high whatever they encode.",
+)
 def kernel_cka_uncentered(
     pair: Kernels,
     *,
@@ -83,7 +93,12 @@ def kernel_cka_uncentered(
     return pair.alignment(kernel)
 
 
-@of_kernels("Eq. 11 as printed: not centred")
+@of_kernels(
+    "Eq. 11 as printed: not centred",
+    means="The cosine that is left between the two layers' features and gradients after the best rotation, as the "
+    "paper prints it. Small directions count more than in CKA.",
+    cannot_see="A mean that both layers share counts as likeness, and on few examples unrelated layers score high.",
+)
 def kernel_nbs(
     pair: Kernels,
     *,
@@ -100,7 +115,12 @@ def kernel_nbs(
 
 
 @of_kernels(
-    "sketched; centred over the examples of each data set", '"psi", "features", "gradients", "sum" or "product"'
+    "sketched; centred over the examples of each data set",
+    '"psi", "features", "gradients", "sum" or "product"',
+    means="How alike the kernels of two layers are whose data may differ: each data set is summed into random "
+    "buckets, and the buckets are compared.",
+    cannot_see="Between different data sets no example belongs to another, so that shapes of spectra are compared "
+    "and nothing else; the same data with other buckets fall to a fraction. It is random by its seed: repeat it.",
 )
 def sketched_cka(
     pair: Sketch,
@@ -117,7 +137,13 @@ def sketched_cka(
     return pair.alignment(kernel, "examples")
 
 
-@of_kernels("sketched; centred over buckets, as the authors' code does", f'"psi", {EXACT}')
+@of_kernels(
+    "sketched; centred over buckets, as the authors' code does",
+    f'"psi", {EXACT}',
+    means="The alignment of two sketched kernels, centred about the mean of the buckets, as the paper's own code does.",
+    cannot_see="The mean of the buckets is nearly zero by their signs, so that this centring takes little away. "
+    "Random by its seed, and between different data sets the shapes of spectra decide.",
+)
 def sketched_cka_by_buckets(
     pair: Sketch,
     *,
@@ -133,7 +159,13 @@ def sketched_cka_by_buckets(
     return pair.alignment(kernel, "buckets")
 
 
-@of_kernels("sketched; Eq. 10 as printed: not centred", f'"psi", {EXACT}')
+@of_kernels(
+    "sketched; Eq. 10 as printed: not centred",
+    f'"psi", {EXACT}',
+    means="The cosine of two sketched kernels as they are, as the paper prints it.",
+    cannot_see="Random by its seed; between different data sets the shapes of spectra decide, and a large mean "
+    "above all.",
+)
 def sketched_cka_uncentered(
     pair: Sketch,
     *,
@@ -149,7 +181,12 @@ def sketched_cka_uncentered(
     return pair.alignment(kernel)
 
 
-@of_kernels("sketched; Eq. 11 as printed: not centred", f'"psi", {EXACT}')
+@of_kernels(
+    "sketched; Eq. 11 as printed: not centred",
+    f'"psi", {EXACT}',
+    means="The normalised Bures similarity of two sketched kernels, as the paper prints it.",
+    cannot_see="Random by its seed; between different data sets the shapes of spectra decide. Few buckets raise it.",
+)
 def sketched_nbs(
     pair: Sketch,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.registry import RIGID, measure
+from netkin.measures.registry import LEADING, RIGID, measure
 from netkin.statistics import Grams, Rows
 from netkin.statistics.products import centred, u_centred
 
@@ -21,6 +21,10 @@ KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
     shows=("batch",),
     smooth=lambda settings: settings["kernel"] == "linear" or MEDIAN,
     reference="Nguyen et al. (2021), arXiv:2010.15327",
+    means="Debiased CKA added up over mini-batches, so that layers of any width fit into memory. Unrelated layers "
+    "lie around 0; 1 means a rotated, rescaled, shifted copy.",
+    cannot_see="Relations between examples of different batches are not looked at, so the batch size matters. "
+    f"{LEADING}",
 )
 def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fraction: float = 0.4) -> Tensor:
     """Return CKA estimated from mini-batches of `batch` examples, from -1 to 1.
@@ -45,6 +49,9 @@ def cka_minibatch(grams: Grams, *, batch: int = 128, kernel: str = "linear", fra
     smooth=MEDIAN,
     debiased_as="cka_rbf_debiased",
     reference=KORNBLITH,
+    means="How alike the two layers arrange near neighbours among the examples; a smaller fraction looks more locally.",
+    cannot_see="Distances much larger than the kernel's width all look the same. On few examples unrelated layers "
+    "score above 0.",
 )
 def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     """Return how alike two layers arrange the examples by a kernel that sees near neighbours, from 0 to 1.
@@ -62,6 +69,10 @@ def cka_rbf(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     convention="unbiased HSIC₁, RBF kernel with σ = `fraction` × the median distance over distinct pairs, not clamped",
     smooth=MEDIAN,
     reference=f"{KORNBLITH}; Song et al. (2012), JMLR 13",
+    means="How alike the two layers arrange near neighbours, with the bias of small samples taken off. Unrelated "
+    "layers lie around 0.",
+    cannot_see="Distances much larger than the kernel's width all look the same, and with a narrow kernel few "
+    "pairs decide.",
 )
 def cka_rbf_debiased(rows: Rows, *, fraction: float = 0.4) -> Tensor:
     """Return `cka_rbf` with the bias of small samples taken off, from -1 to 1."""

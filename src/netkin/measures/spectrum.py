@@ -72,3 +72,34 @@ def ties(falling: Tensor) -> Iterator[range]:
     for start, stop in zip([0, *breaks], [*breaks, len(falling)], strict=True):
         if stop - start > 1:
             yield range(start, stop)
+
+
+def partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+    """Return σ of every kept direction after ``αI + (1-α)C^(-1/2)``, (blocks, k), and the layer's size after it."""
+    kept = side.inverse_roots > 0
+    roots = side.eigen[0][..., : kept.shape[-1]].sqrt()
+    alpha, whole = _shares(side, alpha, examples)
+    weights = kept * (alpha * roots + whole)
+    return weights, weights.square().sum().sqrt()
+
+
+def _shares(side: Side, alpha: float, examples: int) -> tuple[float, float]:
+    """Return the factors of the layer as it is and of the whitened layer; a common one cancels later."""
+    return alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples)
+
+
+def partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
+    """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
+    basis, kept = side.spanning(side.kept)
+    roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
+    alpha, whole = _shares(side, alpha, examples)
+    values = alpha + whole / roots
+    if not side.needs_gradient:
+        return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
+    # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
+    inside = side.inside(basis, kept)
+    pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
+    change = (inside - torch.diag_embed(roots.square())) / pairs
+    within = torch.diag_embed(values) - whole * change
+    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1).real * kept).sum().sqrt()
+    return basis @ within, size

@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from netkin.errors import NoValue, UnknownName, ValueFault, did_you_mean
-from netkin.results.identifiers import taken_apart
+from netkin.results.labels import taken_apart
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round

@@ -12,8 +12,9 @@ from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.measures.registry import LEADING
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED
+from netkin.results.labels import NOT_ASKED
 
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
@@ -45,6 +46,8 @@ class Score:
     why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
     higher_is_closer: bool = True
     unit: str = ""
+    means: str = ""  # what a value says, in a reader's words
+    cannot_see: str = ""
 
 
 SCORES: Mapping[str, Score] = {
@@ -53,12 +56,27 @@ SCORES: Mapping[str, Score] = {
         (0, math.inf),
         "accuracy of the stitched network over that of the second model, on the test data",
         _unlabelled,
+        means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
+        "its own. 1 means that it gets as many right as the second model itself.",
+        cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
+        "answers or not. A poor value may also mean that the method found a poor map.",
     ),
     "accuracy": Score(
-        lambda e: e.accuracy, (0, 1), "share of the test data that the stitched network gets right", _unlabelled
+        lambda e: e.accuracy,
+        (0, 1),
+        "share of the test data that the stitched network gets right",
+        _unlabelled,
+        means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
+        "second model after its own.",
+        cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
     ),
     "agreement": Score(
-        lambda e: e.agreement, (0, 1), "share of the test data on which the stitched network answers as the second does"
+        lambda e: e.agreement,
+        (0, 1),
+        "share of the test data on which the stitched network answers as the second does",
+        means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
+        "always.",
+        cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
     ),
     "cross_entropy": Score(
         lambda e: e.cross_entropy,
@@ -67,21 +85,44 @@ SCORES: Mapping[str, Score] = {
         lambda e: _TOO_FAR,
         higher_is_closer=False,
         unit="nats",
+        means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
+        "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
+        cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
+        "good ones.",
     ),
     "r2": Score(
         lambda e: e.r2,
         (-math.inf, 1),
         "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
         lambda e: _CONSTANT if e.r2 is None else _INFINITE,
+        means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
+        "more than their mean, and below 0 they are farther away than that.",
+        cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
     ),
     "stitched_cka": Score(
-        lambda e: e.cka, (0, 1), "cka of the mapped activations and the second model's own", _unvarying
+        lambda e: e.cka,
+        (0, 1),
+        "cka of the mapped activations and the second model's own",
+        _unvarying,
+        means="How alike the mapped activations and the second model's own arrange the examples, place by place.",
+        cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
     ),
     "stitched_cca": Score(
-        lambda e: e.cca, (0, 1), "cca_mean of the mapped activations and the second model's own", _unvarying
+        lambda e: e.cca,
+        (0, 1),
+        "cca_mean of the mapped activations and the second model's own",
+        _unvarying,
+        means="The mean canonical correlation of the mapped activations and the second model's own, place by place.",
+        cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
     ),
     "stitched_svcca": Score(
-        lambda e: e.svcca, (0, 1), "svcca of the mapped activations and the second model's own", _unvarying
+        lambda e: e.svcca,
+        (0, 1),
+        "svcca of the mapped activations and the second model's own",
+        _unvarying,
+        means="The mean canonical correlation of the leading directions of the mapped activations and of the "
+        "second model's own, place by place.",
+        cannot_see="Directions below the cut are not looked at, and above it all count alike.",
     ),
 }
 
@@ -165,6 +206,8 @@ class Ledger:
             exactness=f"on {self.examples:,} test examples",
             kind="worth",
             unit=score.unit,
+            means=score.means,
+            cannot_see=score.cannot_see,
         )
 
 

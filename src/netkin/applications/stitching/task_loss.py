@@ -20,7 +20,7 @@ from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
 from netkin.identity import function_digest
-from netkin.results.identifiers import taken_apart
+from netkin.results.labels import taken_apart
 
 NAME = "task_loss"
 _COUNTS = ("rank", "epochs", "steps", "batch", "patience", "every", "sample")
