@@ -24,7 +24,7 @@ from netkin.measures.registry import Measure
 from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
-from netkin.statistics.products import self_product
+from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
 

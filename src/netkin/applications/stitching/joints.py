@@ -18,12 +18,11 @@ from netkin.applications.stitching.ends import End, Meeting, Pair, gives_lines
 from netkin.comparing.alignment import Pairs
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest, recording
-from netkin.representations.cutting import known_layer, run_until
+from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
 from netkin.representations.hooks import main_tensor, uncompiled, watching
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
 from netkin.representations.nesting import at, path_to_tensor
-from netkin.representations.tails import Traces, agrees, reaches_around, tail
 
 React = Callable[[str, Tensor], None]
 FEW = 4  # examples on which layers are tried out

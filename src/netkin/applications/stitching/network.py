@@ -23,12 +23,11 @@ from netkin.applications.stitching.evaluating import Evaluation, evaluated, warn
 from netkin.arrays import HALF
 from netkin.errors import FileFault, NoValue
 from netkin.identity import weights_digest
-from netkin.representations.cutting import run_until
+from netkin.representations.cutting import Tail, run_until, tail
 from netkin.representations.guests import evaluating
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
-from netkin.representations.tails import Tail, tail
 from netkin.results.records import checked, now
 
 KIND = "stitch"
