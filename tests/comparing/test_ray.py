@@ -12,7 +12,7 @@ import rank_worlds
 import ray_worlds
 from netkin.comparing.engines import cluster as clusters
 from netkin.comparing.engines import worker
-from netkin.comparing.engines.ray import GROUP, Ray, blocks_of
+from netkin.comparing.engines.ray import Ray
 from netkin.errors import FileFault, ForwardError, MissingExtra, SourceError, UnknownName, ValueFault, WorkerFault
 from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
 
@@ -246,15 +246,6 @@ def test_a_cluster_without_gpus_is_refused(here):
 def test_settings_of_the_engine_are_checked(options):
     with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is the "):
         Ray(**options)
-
-
-def test_all_pairs_come_in_blocks_of_few_models():
-    names = [str(i) for i in range(5 * GROUP)]
-    pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
-    blocks = list(blocks_of(pairs))
-    assert sorted(pair for block in blocks for pair in block) == sorted(pairs)
-    assert len(blocks) == 15
-    assert max(len({name for pair in block for name in pair}) for block in blocks) == 2 * GROUP
 
 
 def test_engines_are_told_apart():

@@ -10,10 +10,10 @@ from netkin.results import Comparisons, Spread
 
 
 def test_a_stitch_has_its_meaning_direction_and_scale(made):
-    text = page(
-        made.comparison(made.table(), made.stitched(), warnings=("a high similarity goes with a useless stitch",))
-    )
-    assert "What a stitched network can do" in text
+    said = {"means": "What a stitch can do.", "cannot_see": "How the layers look."}
+    warnings = ("a high similarity goes with a useless stitch",)
+    text = page(made.comparison(made.table(), made.stitched(**said), warnings=warnings))
+    assert "<p>What a stitch can do.</p><p><strong>What it can&#x27;t see. </strong>How the layers look.</p>" in text
     assert "worth of a stitch: higher is better · from 0 up" in text
     assert "a high similarity goes with a useless stitch" in text
     assert "range of the values here" not in text

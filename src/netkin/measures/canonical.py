@@ -1,19 +1,20 @@
-"""Measures that whiten: canonical correlations and what is made of them."""
+"""Measures that whiten: canonical correlations and what is made of them; `dft_cca` of feature maps."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from netkin.arrays import summing_dtype
-from netkin.errors import NoValue, UnknownName, ValueFault
-from netkin.measures.registry import AFFINE, RIGID, measure
-from netkin.measures.spectrum import arccos, leading, root, spectrum, ties
-from netkin.statistics import Moments
-from netkin.statistics.moments import largest
-from netkin.statistics.products import squared_norm
+from netkin.arrays import exact_products, summing_dtype
+from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
+from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
+from netkin.statistics import Moments, Spectra
+from netkin.statistics.linear_algebra import largest, squared_norm
 from netkin.statistics.sides import Side
 
 HOTELLING = "Hotelling (1936), doi:10.1093/biomet/28.3-4.321"
@@ -27,6 +28,9 @@ SVCCA = "Raghu et al. (2017), arXiv:1706.05806"
     whitens=True,
     convention="mean canonical correlation over the smaller numerical rank, columns centred",
     reference=HOTELLING,
+    means="The mean canonical correlation: how well the directions of the narrower layer can be found in the other "
+    "by a linear map. 1 means that they all can.",
+    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_mean(moments: Moments) -> Tensor:
     """Return the mean canonical correlation of two layers, from 0 to 1.
@@ -44,6 +48,9 @@ def cca_mean(moments: Moments) -> Tensor:
     whitens=True,
     convention="mean squared canonical correlation over the smaller numerical rank, columns centred",
     reference="Ramsay et al. (1984), doi:10.1007/BF02294202; Kornblith et al. (2019), arXiv:1905.00414",
+    means="The mean squared canonical correlation: the share of variance, over whitened directions, that the "
+    "layers explain in each other.",
+    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_mean_squared(moments: Moments) -> Tensor:
     """Return the mean squared canonical correlation of two layers, from 0 to 1 (R² of CCA)."""
@@ -57,6 +64,9 @@ def cca_mean_squared(moments: Moments) -> Tensor:
     whitens=True,
     convention="root of the mean squared canonical correlation over the smaller numerical rank, columns centred",
     reference="Chen, Miao & Qiu (2023), Inner Product-based Neural Network Similarity, NeurIPS 36, eq. 1",
+    means="The root mean square of the canonical correlations. 1 means that all directions of the narrower layer "
+    "can be found in the other by a linear map.",
+    cannot_see=f"Every direction counts alike, so noise weighs as much as signal. {FEW_EXAMPLES}",
 )
 def cca_rms(moments: Moments) -> Tensor:
     """Return the root mean square of the canonical correlations of two layers, from 0 to 1."""
@@ -70,6 +80,9 @@ def cca_rms(moments: Moments) -> Tensor:
     whitens=True,
     convention="CCA mean of the fewest principal directions holding `variance` of Σσ², over the smaller number kept",
     reference=SVCCA,
+    means="The mean canonical correlation of each layer's leading principal directions; what is left out is taken "
+    "for noise. 1 means that the smaller set of directions lies within the other.",
+    cannot_see=f"Directions below the cut are not looked at, and above it all count alike. {FEW_EXAMPLES}",
 )
 def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return the mean canonical correlation of two layers' leading principal directions, from 0 to 1.
@@ -86,6 +99,9 @@ def svcca(moments: Moments, *, variance: float = 0.99) -> Tensor:
     whitens=True,
     convention="CCA mean of the fewest principal directions holding `variance` of Σσ, over the smaller number kept",
     reference=f"appendix of {SVCCA}",
+    means="Like svcca, with the cut taken on the sum of singular values not of their squares; it keeps more "
+    "directions.",
+    cannot_see=f"Directions below the cut are not looked at, and above it all count alike. {FEW_EXAMPLES}",
 )
 def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     """Return `svcca` with the cut taken on Σσ instead of Σσ², from 0 to 1; it keeps more directions."""
@@ -99,6 +115,8 @@ def svcca_by_sum(moments: Moments, *, variance: float = 0.99) -> Tensor:
     whitens=True,
     convention="CCA mean of the `k` leading principal directions, or of all where there are fewer",
     reference=SVCCA,
+    means="The mean canonical correlation of a fixed number of leading principal directions of each layer.",
+    cannot_see="Everything beyond those directions is not looked at, however much variance it holds.",
 )
 def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     """Return the mean canonical correlation of two layers' `k` leading principal directions, from 0 to 1."""
@@ -115,6 +133,9 @@ def svcca_k(moments: Moments, *, k: int = 10) -> Tensor:
     whitens=True,
     convention="weights from the whitened canonical variates of X and the units of X, columns centred",
     reference="Morcos et al. (2018), arXiv:1806.05759",
+    means="The canonical correlations averaged by how much of the first layer (the row's) each accounts for. 1 "
+    "means that what it mostly does can be found in the second (the column's).",
+    cannot_see=f"Not symmetric: exchanging the models changes the values. {FEW_EXAMPLES}",
 )
 def pwcca(moments: Moments) -> Tensor:
     """Return the canonical correlations averaged by how much of X each accounts for, from 0 to 1.
@@ -149,6 +170,9 @@ def pwcca(moments: Moments) -> Tensor:
     whitens=True,
     convention="least squares from X to Y on the numerical range of X, columns centred",
     reference="Kornblith et al. (2019), arXiv:1905.00414",
+    means="The share of the variance of the second layer (the column's) that a linear map of the first (the row's) "
+    "predicts.",
+    cannot_see=f"Not symmetric: a wide layer may predict a narrow one and not the other way round. {FEW_EXAMPLES}",
 )
 def linear_regression_r2(moments: Moments) -> Tensor:
     """Return the share of Y's variance that a linear map of X predicts, from 0 to 1.
@@ -169,6 +193,9 @@ def linear_regression_r2(moments: Moments) -> Tensor:
     whitens=True,
     convention="left singular vectors of the centred layers, over the larger numerical rank",
     reference="May et al. (2019), arXiv:1909.01264",
+    means="How far the two layers span the same space over the examples. 1 means the same span; a span inside a "
+    "larger one scores the ratio of their ranks.",
+    cannot_see=f"How much the examples vary along each direction does not count at all. {FEW_EXAMPLES}",
 )
 def eigenspace_overlap(moments: Moments) -> Tensor:
     """Return how far two layers span the same space over the examples, from 0 to 1.
@@ -186,6 +213,9 @@ def eigenspace_overlap(moments: Moments) -> Tensor:
     whitens=True,
     convention="left singular vectors of the layers as they are, not centred, over the larger numerical rank",
     reference="definition 1 of May et al. (2019), arXiv:1909.01264",
+    means="How far the two layers span the same space over the examples, their means with it. 1 means the same span.",
+    cannot_see="A mean that both layers have counts as likeness; how much the examples vary does not count at all. "
+    f"{FEW_EXAMPLES}",
 )
 def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
     """Return `eigenspace_overlap` without centring, as its paper has it, from 0 to 1.
@@ -204,6 +234,10 @@ def eigenspace_overlap_uncentered(moments: Moments) -> Tensor:
     whitens=lambda settings: settings["alpha"] < 1,
     convention="angular Procrustes after X(αI + (1-α)C^(-1/2)), columns centred; C = XᵀX, or XᵀX/n by covariance",
     reference="Williams et al. (2021), arXiv:2110.14739",
+    means="The angle that is left after partial whitening and the best rotation. 0 means the same shape; it is a "
+    "metric.",
+    cannot_see="Between no whitening and whole whitening the scale of the data counts, and unless it whitens by "
+    f"the covariance the number of examples. {FEW_EXAMPLES}",
 )
 def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "second_moment") -> Tensor:
     """Return the angle left between two partly whitened layers after the best rotation, from 0 to π/2.
@@ -219,10 +253,10 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
         raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
     examples = moments.n if whitening == "covariance" else 1
     if moments.needs_gradient or "alignment" not in moments.__dict__:
-        (x, x_size), (y, y_size) = (_partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
+        (x, x_size), (y, y_size) = (partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
         matrix = lambda: moments.mapped(x, y)  # noqa: E731
     else:
-        (x, x_size), (y, y_size) = (_partial_roots(side, alpha, examples) for side in (moments.x, moments.y))
+        (x, x_size), (y, y_size) = (partial_roots(side, alpha, examples) for side in (moments.x, moments.y))
         matrix = lambda: moments.alignment * x.unsqueeze(-1) * y.unsqueeze(-2)  # noqa: E731
     values = moments.decomposed(("partly whitened", alpha, examples), matrix)
     return arccos(values.to(summing_dtype(values.device)).sum() / (x_size * y_size))
@@ -236,6 +270,10 @@ def shape_distance(moments: Moments, *, alpha: float = 0.5, whitening: str = "se
     precise=True,
     convention="rows centred on their mean and scaled to unit mean square norm; plug-in estimate",
     reference="Boix-Adserà et al. (2022), arXiv:2210.06545",
+    means="How differently ridge regressions on the two layers can predict, at worst over all targets. 0 means "
+    "that every linear task is solved alike.",
+    cannot_see="Its size depends on the ridge, so compare it only at one ridge; what no linear map reads out goes "
+    "unseen.",
 )
 def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     """Return how differently ridge regression on two layers can predict, at worst over all targets, from 0 up.
@@ -264,6 +302,8 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     whitens=True,
     convention="Gaussian, from the canonical correlations over the smaller numerical rank, in nats",
     reference="Kullback (1959); lemmas 1 and 2 of Ni et al. (2023), arXiv:2307.07389",
+    means="The information that the two layers share, in nats, if they are jointly Gaussian. 0 means none.",
+    cannot_see=f"Layers are not Gaussian, and nearly equal directions make it very large. {FEW_EXAMPLES}",
 )
 def gaussian_mutual_information(moments: Moments) -> Tensor:
     """Return the information that two layers share if they are jointly Gaussian, in nats, from 0 up.
@@ -306,37 +346,6 @@ def _first(side: Side, k: int) -> Tensor:
     return side.once(("first", k), cut)
 
 
-def _partial_roots(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
-    """Return σ of every kept direction after ``αI + (1-α)C^(-1/2)``, (blocks, k), and the layer's size after it."""
-    kept = side.inverse_roots > 0
-    roots = side.eigen[0][..., : kept.shape[-1]].sqrt()
-    alpha, whole = _shares(side, alpha, examples)
-    weights = kept * (alpha * roots + whole)
-    return weights, weights.square().sum().sqrt()
-
-
-def _shares(side: Side, alpha: float, examples: int) -> tuple[float, float]:
-    """Return the factors of the layer as it is and of the whitened layer; a common one cancels later."""
-    return alpha / max(1.0, side.scale), (1 - alpha) * min(1.0, side.scale) * math.sqrt(examples)
-
-
-def _partly_whitened(side: Side, alpha: float, examples: int) -> tuple[Tensor, Tensor]:
-    """Return ``αI + (1-α)C^(-1/2)``, ``C = XᵀX/examples``, on the numerical range of a layer, and its size after it."""
-    basis, kept = side.spanning(side.kept)
-    roots = torch.where(kept, side.eigen[0][..., : kept.shape[-1]], 1).sqrt()
-    alpha, whole = _shares(side, alpha, examples)
-    values = alpha + whole / roots
-    if not side.needs_gradient:
-        return basis * values.unsqueeze(-2), (kept * values * roots).square().sum().sqrt()
-    # C is diagonal in its own basis: the root's value there, and its derivative by divided differences
-    inside = side.inside(basis, kept)
-    pairs = roots.unsqueeze(-1) * roots.unsqueeze(-2) * (roots.unsqueeze(-1) + roots.unsqueeze(-2))
-    change = (inside - torch.diag_embed(roots.square())) / pairs
-    within = torch.diag_embed(values) - whole * change
-    size = (torch.diagonal(within @ inside @ within, dim1=-2, dim2=-1).real * kept).sum().sqrt()
-    return basis @ within, size
-
-
 def _ridge_weights(side: Side, ridge: float) -> tuple[Tensor, Tensor]:
     """Return ``1/(λ + ridge)`` for the principal directions, (blocks, r), at unit trace, and ``tr(AΣAΣ)``."""
 
@@ -355,3 +364,27 @@ def _ridged(side: Side, ridge: float) -> Tensor:
 def _self_term(side: Side, ridge: float) -> Tensor:
     regularised = torch.linalg.solve(_ridged(side, ridge), side.second / side.trace)
     return (regularised * regularised.mT).sum().real
+
+
+def dft_cca(X: Any, Y: Any, *, variance: float | None = None) -> Any:
+    """Return the mean canonical correlation of two conv layers' maps, n × c × h × w, frequency by frequency, 0 to 1.
+
+    Correlations of all frequencies are pooled and divided by the smaller total rank, so that on data closed under
+    translation this is `cca_mean` of the flattened maps, and with `variance`, say 0.99, `svcca`, whose cut is taken
+    over all frequencies together. A larger map is regrouped to the grid of the smaller one, which must divide it; a
+    matrix, n × d, meets the zero frequency alone. On other data see `nk.off_block_share`.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(40, 3, 8, 8))
+        >>> round(dft_cca(X, np.roll(X, 1, axis=3)), 6)
+        1.0
+    """
+    with exact_products():
+        spectra = Spectra.of(X, Y)
+        if len(spectra.x.mean) == len(spectra.y.mean) == 1 and not spectra.cross.is_complex():
+            raise ShapeError("neither `X` nor `Y` is a map, n × c × h × w; use `cca_mean` or `svcca` for matrices.")
+        if spectra.few_examples:
+            warnings.warn(spectra.few_examples, InflatedWarning, stacklevel=2)
+        value = cca_mean(spectra) if variance is None else svcca(spectra, variance=variance)
+    return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else float(value)

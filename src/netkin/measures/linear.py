@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.registry import RIGID, measure
-from netkin.measures.spectrum import arccos, root
+from netkin.measures.directions import arccos, root
+from netkin.measures.registry import LEADING, RIGID, measure
 from netkin.statistics import Moments
 
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
@@ -22,6 +22,9 @@ WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
     convention="biased HSIC, linear kernel, columns centred",
     debiased_as="cka_debiased",
     reference=KORNBLITH,
+    means="How alike the two layers arrange the examples. 1 means a rotated, rescaled, shifted copy; 0 means that "
+    "no direction of one goes with any direction of the other.",
+    cannot_see=f"{LEADING} Wide layers on few examples score high even when unrelated; cka_debiased does not.",
 )
 def cka(moments: Moments) -> Tensor:
     """Return how alike two layers arrange the examples, from 0 to 1.
@@ -48,6 +51,9 @@ def cka(moments: Moments) -> Tensor:
     debiases=True,
     convention="unbiased HSIC₁, linear kernel, U-centred; never clamped",
     reference="Song et al. (2012), JMLR 13; Nguyen et al. (2021), arXiv:2010.15327",
+    means="How alike the two layers arrange the examples, with the bias of small samples taken off. Unrelated "
+    "layers lie around 0, on either side of it; 1 means a rotated, rescaled, shifted copy.",
+    cannot_see=f"{LEADING} A value a little below 0 is chance and no opposite.",
 )
 def cka_debiased(moments: Moments) -> Tensor:
     """Return `cka` with the bias of small samples taken off, from -1 to 1.
@@ -74,6 +80,9 @@ def cka_debiased(moments: Moments) -> Tensor:
     unchanged_by={"rotation", "scaling"},
     convention="kernel alignment, linear kernel, not centred",
     reference="Cristianini et al. (2001); eq. 10 of Tang et al. (2020), arXiv:2003.11498",
+    means="The cosine of the two layers' Gram matrices as they are, without centring.",
+    cannot_see="A mean that both layers share counts as likeness: positive activations score high whatever they "
+    "encode.",
 )
 def cka_uncentered(moments: Moments) -> Tensor:
     """Return the cosine of two layers' Gram matrices without centring, from 0 to 1.
@@ -92,6 +101,9 @@ def cka_uncentered(moments: Moments) -> Tensor:
     precise=True,
     convention="arccos of cka",
     reference=WILLIAMS,
+    means="The angle between the two layers' Gram matrices. 0 means a rotated, rescaled, shifted copy; π/2 means "
+    "nothing in common. It is a metric, so that distances between many models fit together.",
+    cannot_see=f"{LEADING} Wide layers on few examples come out too close.",
 )
 def angular_cka(moments: Moments) -> Tensor:
     """Return the angle between two layers' centred Gram matrices, from 0 to π/2.
@@ -108,6 +120,9 @@ def angular_cka(moments: Moments) -> Tensor:
     precise=True,
     convention="columns centred",
     reference="Muzellec & Cuturi (2018), arXiv:1805.07594; Tang et al. (2020), arXiv:2003.11498",
+    means="The cosine that is left between the two layers after the best rotation. 1 means a rotated, rescaled, "
+    "shifted copy. Small directions count more here than in CKA.",
+    cannot_see="Wide layers on few examples score high even when unrelated.",
 )
 def nbs(moments: Moments) -> Tensor:
     """Return the normalised Bures similarity of two layers, from 0 to 1.
@@ -124,6 +139,9 @@ def nbs(moments: Moments) -> Tensor:
     precise=True,
     convention="not centred",
     reference="eq. 13 of Tang et al. (2020), arXiv:2003.11498",
+    means="The cosine that is left between the two layers after the best rotation, without centring.",
+    cannot_see="A mean that both layers share counts as likeness, so positive activations score high whatever they "
+    "encode.",
 )
 def nbs_uncentered(moments: Moments) -> Tensor:
     """Return `nbs` without centring, from 0 to 1; a mean that both layers share counts as likeness."""
@@ -138,6 +156,9 @@ def nbs_uncentered(moments: Moments) -> Tensor:
     precise=True,
     convention="columns centred, unit Frobenius norm",
     reference=WILLIAMS,
+    means="The distance that is left between the two layers after the best rotation. 0 means a rotated, rescaled, "
+    "shifted copy; √2 means no linear structure in common.",
+    cannot_see="A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
 )
 def procrustes_distance(moments: Moments) -> Tensor:
     """Return the distance left between two layers after the best rotation, from 0 to √2.
@@ -157,6 +178,9 @@ def procrustes_distance(moments: Moments) -> Tensor:
     precise=True,
     convention="arccos of nbs; columns centred, unit Frobenius norm",
     reference=WILLIAMS,
+    means="The angle that is left between the two layers after the best rotation: 0 for a rotated, rescaled, "
+    "shifted copy, π/2 for nothing in common. It is a metric.",
+    cannot_see="A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
 )
 def procrustes_angular(moments: Moments) -> Tensor:
     """Return the angle left between two layers after the best rotation, from 0 to π/2."""
@@ -171,6 +195,10 @@ def procrustes_angular(moments: Moments) -> Tensor:
     precise=True,
     convention="columns centred, sizes kept",
     reference=WILLIAMS,
+    means="The distance that is left after the best rotation, with the sizes of the layers kept. 0 means a "
+    "rotated, shifted copy of the same size.",
+    cannot_see="It grows with the number of examples and with the scale of the layers, so compare it only within "
+    "one picture.",
 )
 def procrustes_size_and_shape(moments: Moments) -> Tensor:
     """Return the distance left between two layers after the best rotation, their sizes kept, from 0 up.
@@ -190,6 +218,9 @@ def procrustes_size_and_shape(moments: Moments) -> Tensor:
     precise=True,
     convention="columns centred, unit Frobenius norm, best scale: as SciPy and TorchMetrics",
     reference="Gower (1975), doi:10.1007/BF02291478",
+    means="The share of one layer that the other can't explain after the best rotation and scaling. 0 is a perfect "
+    "fit.",
+    cannot_see="A linear map that is no rotation counts as a difference, even if the next layer could undo it.",
 )
 def procrustes_disparity(moments: Moments) -> Tensor:
     """Return the squared misfit left after the best rotation and scaling, from 0 to 1.
@@ -205,6 +236,8 @@ def procrustes_disparity(moments: Moments) -> Tensor:
     unchanged_by={"rotation"},
     convention="lengths of the mean rows",
     reference="Klabunde et al. (2024), arXiv:2408.00531",
+    means="How much the lengths of the two layers' mean activations differ. 0 means means of equal length.",
+    cannot_see="It sees nothing of how the examples are arranged: two unrelated layers can be at 0.",
 )
 def magnitude_difference(moments: Moments) -> Tensor:
     """Return how much the lengths of two layers' mean activations differ, from 0 up.

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_typ
 from torch import Tensor
 
 from netkin.errors import InflatedWarning, NameClash, NoValue, PackageWarning, UnknownName, ValueFault, did_you_mean
-from netkin.measures.specs import parsed, typed
+from netkin.measures.specs import defaults_of, keywords_of, parsed, typed
 from netkin.settings import exact_matrix_products
 
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
@@ -30,6 +30,9 @@ RANK = (  # of `Side.kept`, on which everything that whitens stands
     "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
     "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
 )
+# what several measures cannot see
+FEW_EXAMPLES = "With fewer examples than features the values rise by themselves, whatever the layers hold."
+LEADING = "A few directions of large variance decide the value; what lies in small directions goes unseen."
 Settings = Mapping[str, Any]
 
 
@@ -67,6 +70,8 @@ class Facts:
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
     unit: str = ""  # of its values: radians or nats; none for shares and correlations
+    means: str = ""  # what a value says, in a reader's words
+    cannot_see: str = ""
     by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def at(self, settings: Settings) -> Facts:
@@ -89,7 +94,7 @@ class Measure:
     @property
     def defaults(self) -> dict[str, Any]:
         """Every parameter with its default value."""
-        return _defaults(self.function)
+        return defaults_of(self.function)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -146,18 +151,6 @@ class Measure:
         return self.function(statistic, **self.settings)
 
 
-@functools.cache
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    return {p.name: p.default for p in _keywords(function)}
-
-
-def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the keyword parameters of a function, with their annotations as types."""
-    hints = get_type_hints(function)
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return [p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters]
-
-
 P = ParamSpec("P")
 S = TypeVar("S")
 
@@ -196,6 +189,8 @@ def measure(
     smooth: bool | str | Callable[[Settings], bool | str] = True,
     debiased_as: str = "",
     unit: str = "",
+    means: str = "",
+    cannot_see: str = "",
 ) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
@@ -217,6 +212,8 @@ def measure(
             settings.
         debiased_as: the name of the same measure without the bias of small samples.
         unit: of its values, such as radians; none for shares and correlations.
+        means: what a value says, in a reader's words, for the page.
+        cannot_see: what stays hidden from it.
     """
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
@@ -240,10 +237,12 @@ def measure(
             smooth=True if callable(smooth) else smooth,
             debiased_as=debiased_as,
             unit=unit,
+            means=means,
+            cannot_see=cannot_see,
             by_settings=rules,
         )
         public = _callable_with_matrices(function, facts)
-        _add(Measure(public, facts.at(_defaults(public))))
+        _add(Measure(public, facts.at(defaults_of(public))))
         return cast("MeasureFunction[S, P]", public)
 
     return register
@@ -300,7 +299,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
 
 
 def _with_parameters(found: Measure, parameters: dict[str, Any]) -> Measure:
-    known = {p.name: p for p in _keywords(found.function)}
+    known = {p.name: p for p in keywords_of(found.function)}
     for key in parameters:
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
@@ -319,7 +318,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
             raise ValueFault(
                 f"`{function.__name__}` takes two matrices, or one `{facts.reads.__name__}`; got {type(X).__name__}."
             )
-        settings = _defaults(function) | parameters
+        settings = defaults_of(function) | parameters
         here = facts.at(settings)
         with exact_matrix_products():
             pair = facts.reads.of(X, Y, **facts.reads.options(here, settings))
@@ -331,7 +330,7 @@ def _callable_with_matrices(function: Callable[..., Any], facts: Facts) -> Calla
         return value if isinstance(X, Tensor) or isinstance(Y, Tensor) else number
 
     matrices = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "XY"]
-    signature = inspect.Signature([*matrices, *_keywords(function)], return_annotation=float | Tensor)
+    signature = inspect.Signature([*matrices, *keywords_of(function)], return_annotation=float | Tensor)
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 

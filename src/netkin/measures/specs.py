@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from netkin.errors import UnknownName, ValueFault
@@ -65,3 +67,16 @@ def _classes(annotation: Any) -> tuple[type, ...]:
     parts = typing.get_args(annotation) if is_union else (annotation,)
     plain = all(isinstance(part, type) and typing.get_origin(part) is None for part in parts)
     return parts if plain else ()
+
+
+@functools.cache
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword parameters of a function with their default values."""
+    return {p.name: p.default for p in keywords_of(function)}
+
+
+def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the keyword parameters of a function, with their annotations as types."""
+    hints = typing.get_type_hints(function)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return [p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters]

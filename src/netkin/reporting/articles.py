@@ -13,13 +13,12 @@ from netkin.reporting.documents import facts, warnings
 from netkin.reporting.grids import Grid
 from netkin.reporting.heatmaps import figure_of
 from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.meanings import meaning_of
 from netkin.reporting.network_maps import network_map
 from netkin.reporting.origins import origins, plain_table
 from netkin.reporting.profiles import profile
-from netkin.reporting.wording import direction, headline, number_with_error, range_of, reasons
+from netkin.reporting.wording import direction, headline, meaning_of, number_with_error, range_of, reasons
 from netkin.results import Comparison, Values
-from netkin.results.listings import column_label, has_classes, has_networks
+from netkin.results.labels import column_label, has_classes, has_networks
 from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
@@ -113,9 +112,8 @@ def _choice(grids: Sequence[Grid]) -> Markup | None:
 def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | None, axes: Markup) -> Markup:
     """Return the card of a measure's table, drawn as `grid`."""
     line = tag("p", f"{direction(table)} · {range_of(table)} · {table.exactness}", class_="facts-line")
-    meaning = meaning_of(table)
-    blind = tag("p", tag("strong", "What it can't see. "), meaning.blind)
-    says = tag("figcaption", tag("p", meaning.says), blind)
+    means, cannot_see = meaning_of(table)
+    says = tag("figcaption", tag("p", means), tag("p", tag("strong", "What it can't see. "), cannot_see))
     return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", grid.id), line, axes))
 
 

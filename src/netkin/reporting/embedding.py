@@ -16,8 +16,10 @@ from netkin.reporting.scales import Scale, ink, palette, scales_of
 from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile
-from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
+
+MEANING = ("means", "cannot_see")  # fields of a table that are the same in every comparison of a page
 
 
 def embedded(
@@ -28,7 +30,9 @@ def embedded(
 ) -> dict[str, Any]:
     """Return all numbers and labels, fit for JSON, where a hole is null; `names` are shorter ones of the models."""
     drawn = zip(comparisons, grids, strict=True)
+    tables = [table for comparison in comparisons for table in comparison.tables.values()]
     return _colours() | {
+        "meanings": {table.id: {name: getattr(table, name) for name in MEANING} for table in tables},
         "comparisons": [_comparison(comparison, own, names) for comparison, own in drawn],
         "summaries": [_summary(grid, comparisons) for grid in summaries],
     }
@@ -128,8 +132,8 @@ def _margins(table: Values) -> list[list[Any] | None]:
 
 
 def _about_table(table: Values) -> dict[str, Any]:
-    """Return what a table says of itself but for its layers, which the comparison names."""
-    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b")}
+    """Return what a table says of itself but for its layers and its meaning, which are said elsewhere."""
+    own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b", *MEANING)}
     return own | {"quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Values
-from netkin.results.identifiers import LONGEST, brief, told_apart
-from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
+from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
 from netkin.results.text import worth_of
 
 
@@ -57,6 +56,16 @@ def direction(table: Values) -> str:
     if is_worth(table):
         return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
+
+
+def meaning_of(table: Values) -> tuple[str, str]:
+    """Return what a value says and what it can't see, as declared with the measure; else what its conventions tell."""
+    if table.means:
+        return table.means, table.cannot_see
+    what = "better stitches" if is_worth(table) else "closer layers"
+    ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
+    says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
+    return says, table.cannot_see or "This page knows no more about this measure; see its own documentation."
 
 
 def range_of(table: Values) -> str:

@@ -72,7 +72,8 @@ class Values:
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
 
     `kind` says what the numbers are: a similarity, a distance, or what stitches are worth; `axes` what the rows and the
-    columns are, layers or classes; `unit` in what the numbers are counted, if not in shares or correlations.
+    columns are, layers or classes; `unit` in what the numbers are counted, if not in shares or correlations. `means`
+    and `cannot_see` are sentences for readers: what a value says, and what stays hidden from the measure.
 
     `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
     the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
@@ -110,6 +111,8 @@ class Values:
     kind: str = ""
     axes: tuple[str, str] = ("layer", "layer")
     unit: str = ""
+    means: str = ""
+    cannot_see: str = ""
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))

@@ -235,7 +235,8 @@ def _table(name: str, values: np.ndarray, vectors: AtomVectors, measure: str, ga
         id=name, name=measure, parameters={"gauge": gauge}, layers_a=vectors.names, layers_b=vectors.names,
         values=values, higher_is_closer=facts.higher_is_closer, bounds=facts.bounds, symmetric=True,
         conventions=facts.convention + ("" if " of " in name else f"; mean over {len(vectors.layers)} layers"),
-        statistic="Filters", axes=("network", "network"), unit=facts.unit,
+        statistic="Filters", axes=("network", "network"), unit=facts.unit, means=facts.means,
+        cannot_see=facts.cannot_see,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.specs import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
+from netkin.comparing.pairs_plan import blocks_of
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, in_words, settings_digest
@@ -166,23 +167,11 @@ class RayRequest:
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else facts.memory(cluster, self.gpus)
-            blocks, slots = list(blocks_of(pairs)), cluster.slots(self.gpus)
+            blocks, slots = [block.pairs for block in blocks_of(pairs, GROUP)], cluster.slots(self.gpus)
             shares = facts.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
             return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
 
         return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
-
-
-def blocks_of(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Yield pairs of models in blocks of few models, each of which then runs in few blocks."""
-    place = {name: number // GROUP for number, name in enumerate(named_models(pairs))}
-    if len(place) <= 2 * GROUP:
-        yield list(pairs)
-        return
-    found: dict[tuple[int, int], list[Pair]] = {}
-    for a, b in pairs:
-        found.setdefault((place[a], place[b]), []).append((a, b))
-    yield from found.values()
 
 
 class Facts:

@@ -51,7 +51,7 @@ function tableDocument(table, layers_a, layers_b, unasked) {
     return j === null ? [] : [{ layer_a: layers_a[i], layer_b: layers_b[j], value: values[i][j], error: errors ? errors[i][j] : null, second, margin, margin_error }];
   });
   return {
-    ...facts, layers_a, layers_b, values, standard_errors: errors, replicates: null, low: ends(4), high: ends(5),
+    ...facts, ...data.meanings[facts.id], layers_a, layers_b, values, standard_errors: errors, replicates: null, low: ends(4), high: ends(5),
     holes: reasons(cells.filter((cell) => cell[2] === null)),
     error_reasons: reasons(cells.filter((cell) => cell[2] !== null && cell[6] !== undefined)), best_matches: matches,
   };
