@@ -21,8 +21,7 @@ EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 
 class NetkinError(Exception):
@@ -85,14 +84,9 @@ class EmptyLayerWarning(UserWarning):
     """Pruning has left no weight in some layers."""
 
 
-@contextmanager
-def about(model: str) -> Iterator[None]:
-    """Inside the `with`, a fault gets the name of the model that it is about, as its attribute `model`."""
-    try:
-        yield
-    except Exception as fault:
-        fault.model = model  # type: ignore[attr-defined]
-        raise
+def blame(fault: Exception, model: str | None) -> None:
+    """Give a fault the name of the model that it is about, as its attribute `model`."""
+    fault.model = model  # type: ignore[attr-defined]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from netkin.comparing.engines.ray import Ray
-    from netkin.comparing.engines.specs import DataSpec
+    from netkin.comparing.engines.terms import DataSpec
     from netkin.sources.batches import Batches, Borrowed
 
 REFUSED = 1
@@ -71,7 +71,7 @@ def _called_by_name(
 
 def described_data(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
     """Return data by name, with the sample that is drawn of them."""
-    from netkin.comparing.engines.specs import DataSpec
+    from netkin.comparing.engines.terms import DataSpec
 
     _refuse_balanced(balanced, options["examples"])
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)

@@ -12,7 +12,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.engines import Engine, Sharing, named_engine
+from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
@@ -66,7 +66,7 @@ class AllPairs:
     def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparison of every pair, in the order of the pairs."""
         running = named_engine(self.engine)
-        if not isinstance(running, Sharing):  # which goes through them by a plan of its own
+        if not isinstance(running, PassEngine):  # which goes through them by a plan of its own
             return self._elsewhere(running, measures)
         if self._is_tried_first:
             try:

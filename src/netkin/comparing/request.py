@@ -13,7 +13,7 @@ from torch import nn
 from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
-from netkin.comparing.engines import Local, Sharing
+from netkin.comparing.engines import Local, PassEngine
 from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import (
@@ -151,7 +151,7 @@ class Request:
         partial: bool = False,
         part: Any = None,
         start: int = 0,
-        engine: Sharing | None = None,
+        engine: PassEngine | None = None,
     ):
         self.engine = engine or Local()
         self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data

@@ -1,12 +1,12 @@
 """Engines: who runs a pass over the data: this process, those of torchrun, or the workers of a Ray cluster."""
 
-from netkin.comparing.engines.engine import Engine, Sharing
+from netkin.comparing.engines.engine import Engine, PassEngine
 from netkin.comparing.engines.local import Local
 from netkin.errors import UnknownName, did_you_mean
 
 ENGINES = ("local", "distributed", "ray")
 
-__all__ = ["ENGINES", "Engine", "Local", "Sharing", "named_engine"]
+__all__ = ["ENGINES", "Engine", "Local", "PassEngine", "named_engine"]
 
 
 def named_engine(name: str | Engine) -> Engine:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.worker import Message
-from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault
+from netkin.errors import MissingExtra, NetkinError, ValueFault, WorkerFault, blame
 from netkin.jobs import Job
 from netkin.progress import command, reporting
 from netkin.sources.names import in_short
@@ -271,7 +271,7 @@ class _Course:
 
     def _fail(self, errand: Errand, fault: NetkinError, model: str | None) -> None:
         """Note a fault of the errand itself, which no other worker would be spared; all that follows it fails too."""
-        fault.model = model  # type: ignore[attr-defined]
+        blame(fault, model)
         self.results[errand.name] = fault
         self._plan()
 

@@ -28,7 +28,7 @@ class Engine(ABC):
         """Return the call, with what was given to `Request`."""
 
 
-class Sharing(Engine):
+class PassEngine(Engine):
     """Who runs the pass: this process alone, or several, of which each reads its part of the data."""
 
     part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them

@@ -12,7 +12,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
-from netkin.comparing.engines.specs import Terms, named_models, plain_measures, terms_for, terms_of
+from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
 from netkin.comparing.pairs_plan import blocks_of
 from netkin.comparing.study import Statistics
@@ -107,23 +107,29 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.finished(whole, block.facts.examples, names)
+        return worker.finished(whole, block.survey.examples, names)
 
-    def _done(self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]) -> dict[Block, list[Message]]:
+    def _done(
+        self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
+    ) -> dict[BlockErrands, list[Message]]:
         """Return what was made of each block of pairs; a block with a model that fails is done again without it."""
         cluster = Cluster(self.engine.address)
         cluster.refuse_too_small(self.gpus)
-        facts = Facts.looked_up(cluster, self.terms, self.gpus)
-        self._set_aside(facts.faults)
-        told = {"measures": plain_measures(measures), "names": dict(names), "identity": facts.identity}
-        with self._job(kind, facts, measures) as job:
-            plan = self._planned(cluster, facts, job)
-            blocks = [Block(self.terms, facts, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]]
+        survey = Survey.looked_up(cluster, self.terms, self.gpus)
+        self._set_aside(survey.faults)
+        told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
+        with self._job(kind, survey, measures) as job:
+            plan = self._planned(cluster, survey, job)
+            blocks = [
+                BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
+            ]
             job.expect(one.name for block in blocks for one in block.errands(kind) if one.kept)
             return self._blocks_done(cluster, job, kind, blocks)
 
-    def _blocks_done(self, cluster: Cluster, job: Job, kind: str, blocks: list[Block]) -> dict[Block, list[Message]]:
-        made: dict[Block, list[Message]] = {}
+    def _blocks_done(
+        self, cluster: Cluster, job: Job, kind: str, blocks: list[BlockErrands]
+    ) -> dict[BlockErrands, list[Message]]:
+        made: dict[BlockErrands, list[Message]] = {}
         while blocks:
             errands = [one for block in blocks for one in block.errands(kind)]
             wanted = {block: block.wanted(kind) for block in blocks}
@@ -150,10 +156,10 @@ class RayRequest:
     def _sound(self, pairs: Iterable[Sequence[str]]) -> list[Pair]:
         return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
 
-    def _job(self, kind: str, facts: Facts, measures: Sequence[Measure]) -> Job:
+    def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
         identity = {
-            "models": facts.weights, "data": facts.identity, "examples": str(facts.examples),
-            "layers": in_words(self.options.layers), "settings": facts.settings,
+            "models": survey.weights, "data": survey.identity, "examples": str(survey.examples),
+            "layers": in_words(self.options.layers), "settings": survey.settings,
             "measures": ", ".join(measure.id for measure in measures),
             "measures digest": settings_digest([measure.function for measure in measures]),
         }  # fmt: skip
@@ -161,20 +167,20 @@ class RayRequest:
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
 
-    def _planned(self, cluster: Cluster, facts: Facts, job: Job) -> dict[str, Any]:
+    def _planned(self, cluster: Cluster, survey: Survey, job: Job) -> dict[str, Any]:
         """Return how the work is split, as it was when the job began."""
         pairs = self._sound(self.pairs.of)
 
         def plan() -> dict[str, Any]:
-            limit = self.study.limit if self.study.limit >= 0 else facts.memory(cluster, self.gpus)
+            limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
             blocks, slots = [block.pairs for block in blocks_of(pairs, GROUP)], cluster.slots(self.gpus)
-            shares = facts.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
+            shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
             return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
 
         return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
 
 
-class Facts:
+class Survey:
     """What a first look at the models and the data told: digests, the number of examples, and faults."""
 
     def __init__(self, looks: Sequence[Mapping[str, Any]], batch_size: int):
@@ -193,7 +199,7 @@ class Facts:
         self._limit = min(look["limit"] for look in looks)
 
     @classmethod
-    def looked_up(cls, cluster: Cluster, terms: Terms, gpus: float) -> Facts:
+    def looked_up(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
         """Return what the workers find, some models each."""
         names = list(terms["models"])
         groups = [names[place : place + LOOKED] for place in range(0, len(names), LOOKED)]
@@ -220,21 +226,21 @@ class Facts:
         return int(self._limit * min(gpus, 1)) if gpus else min(cluster.memory(), self._limit)
 
 
-class Block:
+class BlockErrands:
     """Some pairs of models, whose statistics are collected together: the errands for them."""
 
-    def __init__(self, terms: Terms, facts: Facts, told: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
-        self.terms, self.facts, self.told, self.pairs, self.gpus = terms, facts, told, list(pairs), gpus
+    def __init__(self, terms: Terms, survey: Survey, told: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
+        self.terms, self.survey, self.told, self.pairs, self.gpus = terms, survey, told, list(pairs), gpus
         models = named_models(self.pairs)
         known = settings_digest(self.pairs)[:8]
         self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models ({known})"
         size = -(-len(self.pairs) // told["groups"])
         self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
 
-    def without(self, models: Iterable[str]) -> Block:
+    def without(self, models: Iterable[str]) -> BlockErrands:
         """Return the block without some models."""
         pairs = [pair for pair in self.pairs if not set(pair) & set(models)]
-        return Block(self.terms, self.facts, self.told, pairs, self.gpus)
+        return BlockErrands(self.terms, self.survey, self.told, pairs, self.gpus)
 
     def errands(self, kind: str) -> list[Errand]:
         """Return all that is to be done, each errand behind those that it follows."""
@@ -242,7 +248,7 @@ class Block:
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
-        told = {"examples": self.facts.examples, "names": self.told["names"], "measures": self.told["measures"]}
+        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
         readings = [
             Errand(name, f"{HOME}:read", told | {"pairs": pairs}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
@@ -261,7 +267,7 @@ class Block:
         told = {
             "terms": terms_for(self.terms, names), "pairs": self.pairs, "measures": self.told["measures"],
             "memory": self.told["memory"], "identity": self.told["identity"],
-            "weights": {name: self.facts.weights[name] for name in names},
+            "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
         return [
             Errand(self._share(i, i), f"{HOME}:collect", told | {"share": [i, count]}, kept=True, gpus=self.gpus)

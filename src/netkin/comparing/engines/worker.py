@@ -13,17 +13,17 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-import netkin
-from netkin import errors
+from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
-from netkin.comparing.engines.specs import (
+from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
     identity_of,
@@ -35,7 +35,7 @@ from netkin.comparing.engines.specs import (
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.study import Statistics, from_parts
 from netkin.comparing.tabulating import comparison_of
-from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, about
+from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
 from netkin.progress import commanded, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in
@@ -50,7 +50,7 @@ OF_ITS_NODE = (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT, errno.EROFS)
 
 def versions() -> dict[str, str]:
     """Return what must be the same on all machines."""
-    return {"netkin": netkin.__version__, "torch": torch.__version__}
+    return {"netkin": __version__, "torch": torch.__version__}
 
 
 def done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
@@ -115,7 +115,7 @@ def _enter(folder: str) -> None:
         ) from fault
 
 
-class Held:
+class Lent:
     """What this process has loaded for a call, and lends to the errands that follow."""
 
     def __init__(self) -> None:
@@ -137,8 +137,8 @@ class Held:
         self.models = {name: model for name, model in self.models.items() if name in names}
         for name in names:
             if name not in self.models:
+                told = terms["models"][name]
                 with about(name):
-                    told = terms["models"][name]
                     self.models[name] = load_model(told["model"], seed=told["seed"])
         return {name: self.models[name] for name in names}
 
@@ -154,7 +154,17 @@ class Held:
         return self.thing(f"data {sorted(told.items())}", make)
 
 
-held = Held()
+held = Lent()
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """Inside the `with`, a fault gets the name of the model that it is about."""
+    try:
+        yield
+    except Exception as fault:
+        blame(fault, model)
+        raise
 
 
 def data_of(terms: Terms) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Specs: models, data and functions by the names under which every machine finds them, as plain values.
+"""Terms: a call as plain values, with models, data and functions by the names under which all machines find them.
 
 Nothing else travels to the workers of a cluster: no module, loader or function is pickled. `terms_of` makes plain
 values of a call, or refuses what has no name; `request_of` makes the call of them again, on the worker.
