@@ -118,7 +118,7 @@ class Stitch:
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
         title = f"{self.method}: {' → '.join(self._ends)}"
-        matrices = import_module("netkin.reporting.stitch_figures")
+        matrices = import_module("netkin.reporting.figures")
         return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax, overwrite=overwrite)
 
     @property
