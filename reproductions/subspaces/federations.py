@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import netkin as nk
 from netkin.applications.federated import ClientSplit, Federation
-from netkin.applications.federated.users import as_comparison
+from netkin.applications.federated.ensembles import as_comparison
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison
 from netkin.training import Recipe

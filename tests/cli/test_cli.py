@@ -12,7 +12,7 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli
-from netkin.cli.refusals import refusing
+from netkin.cli.running import refusing
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
 

@@ -1,11 +1,13 @@
-"""`netkin compress` on the command line."""
+"""`netkin compress` and `netkin sparsity`."""
 
 import json
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import netkin as nk
+from netkin.cli import cli
 
 DIGITS = "compress netkin:digits --data digits:test --layer conv4 --layer fc"
 
@@ -54,3 +56,66 @@ def test_refusals_are_one_sentence(netkin, line, code, message):
     result = netkin(line)
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["sparsity", *map(str, arguments)])
+
+
+@pytest.fixture
+def files(tmp_path):
+    torch.manual_seed(0)
+    dense, sparse = nk.load_model("netkin:digits", seed=0), nk.load_model("netkin:digits", seed=0)
+    torch.save(dense.state_dict(), tmp_path / "before.pt")
+    nk.sparsify(sparse, 0.9)
+    nk.save_sparse(sparse, tmp_path / "after.pt")
+    return f"netkin:digits@{tmp_path / 'before.pt'}", f"netkin:digits@{tmp_path / 'after.pt'}"
+
+
+def test_two_networks_stand_side_by_side(files, tmp_path):
+    options = ["--data", "digits:test", "--examples", "60", "--report", tmp_path / "page.html", "--quiet"]
+    done = run(*files, *options, "--epsilon", "0.02", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    before, after = found["networks"].values()
+    assert (before["weights"], before["left"], after["left"]) == (33040, 33040, 33040 - 29736)
+    model = nk.load_model(files[1])
+    assert after["epsilon_sparsity"][0] == {
+        "epsilon": 0.02, "of_all": nk.epsilon_sparsity(model, 0.02),
+        "of_left": nk.epsilon_sparsity(model, 0.02, of_left=True),
+    }  # fmt: skip
+    assert found["examples"] == 60
+    assert set(found["accuracy"]) == set(files)
+    assert set(found["curve"]) == {"sparsity", *files}
+    assert "Distribution of the weights" in (tmp_path / "page.html").read_text()
+
+
+def test_one_network_without_data_shows_its_weights(files):
+    done = run(files[1], "--layer", "conv*")
+    assert done.exit_code == 0, done.output
+    assert "conv4" in done.stdout
+    assert "fc" not in done.stdout
+    assert "in a file" in done.stdout
+
+
+def test_the_shape_of_an_example_is_chosen(files):
+    options = [files[0], "--data", "digits:test", "--examples", "40", "--quiet", "--shape"]
+    flat, pooled = (run(*options, shape) for shape in ("flatten", "pool"))
+    assert "(flatten, matrix)" in flat.stdout
+    assert "(matrix, pool)" in pooled.stdout
+    refused = run(*options, "flat")
+    assert (refused.exit_code, "'flatten'" in refused.output) == (1, True)
+
+
+def test_the_same_network_twice_is_numbered(files):
+    done = run(files[0], files[0], "--json")
+    assert list(json.loads(done.stdout)["networks"]) == [f"{files[0]} (1)", f"{files[0]} (2)"]
+
+
+def test_refusals_are_a_sentence(files, tmp_path):
+    done = run(files[0], "--epsilon", "-1")
+    assert (done.exit_code, "ε is a size above 0" in done.output) == (1, True)
+    (tmp_path / "mine.html").write_text("my own")
+    done = run(files[0], "--report", tmp_path / "mine.html")
+    assert (done.exit_code, "--force" in done.output) == (1, True)
+    assert (tmp_path / "mine.html").read_text() == "my own"

@@ -1,11 +1,14 @@
 import re
 import time
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from netkin import results
 from netkin.cli import cli
+from netkin.cli.demo import observations
+from netkin.results import Comparison, Values
 from netkin.sources import load_data, load_model
 from netkin.training import accuracy
 
@@ -65,3 +68,61 @@ def test_a_quiet_demo_shows_no_progress(tmp_path):
     result = CliRunner().invoke(cli, ["demo", "--quiet", "--out", str(tmp_path)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert "seed0" in result.stdout
+
+
+def comparison(b, values, higher_is_closer=True, holes=None):
+    layers = ("in", "out")
+    table = Values(
+        id="likeness", name="likeness", parameters={}, layers_a=layers, layers_b=layers, values=np.array(values),
+        holes=holes or {}, higher_is_closer=higher_is_closer, bounds=(0, 1), symmetric=True, conventions="",
+        statistic="",
+    )  # fmt: skip
+    shapes, widths = {"in": "pool", "out": "pool"}, {"in": 2, "out": 2}
+    return Comparison(
+        a="one", b=b, layers_a=layers, layers_b=layers, tables={"likeness": table}, shapes_a=shapes, shapes_b=shapes,
+        widths_a=widths, widths_b=widths, data="d", examples=9, seed=0, version="0",
+    )  # fmt: skip
+
+
+ALIKE, APART = [[0.9, 0.1], [0.2, 0.7]], [[0.3, 0.5], [0.6, 0.1]]
+
+
+def test_the_closer_pair_is_named_with_the_means():
+    sentence = observations(comparison("two", ALIKE), comparison("raw", APART))[0]
+    assert sentence == (
+        "likeness, a similarity: layers of the same name average 0.80 for one and two and 0.20 for one and raw, "
+        "so one is closer to two."
+    )
+
+
+def test_a_distance_is_read_the_other_way_round():
+    sentence = observations(comparison("two", ALIKE, False), comparison("raw", APART, False))[0]
+    assert sentence.startswith("likeness, a distance:")
+    assert sentence.endswith("so one is closer to raw.")
+
+
+def test_the_conclusion_turns_when_the_numbers_do():
+    assert observations(comparison("two", APART), comparison("raw", ALIKE))[0].endswith("so one is closer to raw.")
+    same = observations(comparison("two", ALIKE), comparison("raw", ALIKE))[0]
+    assert same.endswith("so one is as close to two as to raw.")
+
+
+def test_the_layers_most_and_least_alike_are_named():
+    sentences = observations(comparison("two", ALIKE), comparison("raw", APART, False))
+    assert sentences[1] == "By likeness, one and two are most alike at in (0.90) and differ most at out (0.70)."
+    assert sentences[2] == "By likeness, one and raw are most alike at out (0.10) and differ most at in (0.30)."
+
+
+def test_layers_that_find_their_counterpart_are_counted():
+    sentences = observations(comparison("two", ALIKE), comparison("raw", APART))
+    assert sentences[3].endswith("closest layer in two is the one of the same name: 2 of 2 by likeness.")
+    assert sentences[4].endswith("closest layer in raw is the one of the same name: 0 of 2 by likeness.")
+
+
+def test_holes_are_left_out():
+    holey = comparison("two", [[float("nan"), 0.1], [0.2, 0.7]], holes={("in", "in"): "constant"})
+    assert "average 0.70 for one and two" in observations(holey, comparison("raw", APART))[0]
+    empty = comparison(
+        "two", np.full((2, 2), np.nan), holes={(a, b): "x" for a in ("in", "out") for b in ("in", "out")}
+    )
+    assert len(observations(empty, comparison("raw", APART))) == 3

@@ -1,5 +1,6 @@
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import torch
 
 from make_answers import answers as transcribed
 from make_answers import layers as world
-from netkin.cli import answers, machine
 from netkin.measures import measures
 
+doctor = import_module("netkin.cli.doctor")  # the name in the package is the command
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,7 +43,7 @@ def test_the_findings_are_there_for_programs_too(netkin):
 
 
 def test_the_stored_answers_are_those_of_the_transcriptions():
-    stored = answers.stored()
+    stored = doctor.stored()
     X, Y = (np.array(stored[name]) for name in "XY")
     np.testing.assert_array_equal(X, world()[0])
     np.testing.assert_array_equal(Y, world()[1])
@@ -50,13 +51,13 @@ def test_the_stored_answers_are_those_of_the_transcriptions():
 
 
 def test_every_measure_has_an_answer():
-    assert {name.partition("(")[0] for name in answers.stored()["answers"]} == set(measures(matrices=True))
+    assert {name.partition("(")[0] for name in doctor.stored()["answers"]} == set(measures(matrices=True))
 
 
 def test_a_wrong_number_is_named_with_exit_code_1(netkin, monkeypatch):
-    stored = answers.stored()
+    stored = doctor.stored()
     stored["answers"]["nbs"] += 1e-6
-    monkeypatch.setattr(answers, "stored", lambda: stored)
+    monkeypatch.setattr(doctor, "stored", lambda: stored)
     result = netkin("doctor")
     assert result.exit_code == 1
     assert f"1 of the {len(stored['answers'])} known answers of the measures are not met:" in result.stdout
@@ -65,8 +66,8 @@ def test_a_wrong_number_is_named_with_exit_code_1(netkin, monkeypatch):
 
 
 def test_a_measure_that_fails_is_named_with_its_fault(netkin, monkeypatch):
-    stored = answers.stored()
-    monkeypatch.setattr(answers, "stored", lambda: stored | {"Y": stored["Y"][:-1]})
+    stored = doctor.stored()
+    monkeypatch.setattr(doctor, "stored", lambda: stored | {"Y": stored["Y"][:-1]})
     result = netkin("doctor")
     assert result.exit_code == 1
     assert "cka gives `X` and `Y` must describe the same examples" in result.stdout
@@ -76,7 +77,7 @@ def test_nowhere_to_write_is_a_fault(netkin, monkeypatch):
     def refuse():
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
     result = netkin("doctor")
     assert result.exit_code == 1
     assert "cannot be written; set TMPDIR to a folder that can" in result.stdout
@@ -85,11 +86,11 @@ def test_nowhere_to_write_is_a_fault(netkin, monkeypatch):
 def test_the_extras_are_those_of_the_package():
     section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     offered = set(re.findall(r"^(\w+) = ", section, flags=re.MULTILINE))
-    assert set(machine.EXTRAS) == offered - {"test", "dev", "docs"}
+    assert set(doctor.EXTRAS) == offered - {"test", "dev", "docs"}
 
 
 def test_a_package_that_is_not_there_is_missing():
-    assert machine.installed("no-such-package") == "missing"
+    assert doctor.installed("no-such-package") == "missing"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""Whatever a command writes: nothing is overwritten by surprise, and the numbers are never lost."""
+"""What commands read and write: nothing is overwritten by surprise, and the numbers are never lost."""
 
 import os
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
 from netkin import files
+from netkin.cli.options import as_bytes
 from netkin.errors import FileFault
 from netkin.results import load
 from netkin.sources.training import untrained_digits_net
@@ -155,3 +157,29 @@ def test_one_file_for_two_outputs_is_refused(netkin, place):
     result = netkin(f"compare {PASS} --report ab.html --save ./ab.html")
     assert result.exit_code == 2
     assert "--save and --report both name ab.html; give each its own file." in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("1000", 1000),
+        ("500MB", 500_000_000),
+        ("2GB", 2 * 10**9),
+        ("2 gb", 2 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("1KiB", 1024),
+    ],
+)
+def test_amounts_of_memory_are_read_as_people_write_them(text, size):
+    assert as_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "2XB", "-1GB", "", "GB", "1..2GB"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(click.BadParameter, match="is no amount of memory; write one like 500MB"):
+        as_bytes(text)
+
+
+def test_no_memory_at_all_is_refused():
+    with pytest.raises(click.BadParameter, match="'0GB' is no memory at all"):
+        as_bytes("0GB")

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, weights
 from netkin.errors import FileFault, MissingExtra, ValueFault
-from netkin.integrations.freezing import lightning_callback, trainer_callback
+from netkin.integrations.huggingface import freezing_callback as trainer_callback
+from netkin.integrations.lightning import freezing_callback as lightning_callback
 from netkin.sources.architectures import seeded
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -123,6 +124,7 @@ def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
 
 def test_the_callback_for_lightning_can_be_pickled():
     copied = pickle.loads(pickle.dumps(lightning_callback({"net.conv1": 0.5}, steps=8)))
+    assert copied.state_key == "FreezeTrainingCallback"  # by which checkpoints know it
     assert (copied.schedule, copied.options) == ({"net.conv1": 0.5}, {"steps": 8})
 
 
@@ -249,13 +251,13 @@ def test_several_processes_that_would_wait_are_refused():
 
 
 def test_the_extra_is_named_where_the_package_is_missing(monkeypatch):
-    from netkin.integrations import freezing
+    from netkin.integrations import huggingface, lightning
 
-    freezing._lightning.cache_clear()
-    freezing._hugging_face.cache_clear()
+    lightning._class.cache_clear()
+    huggingface._class.cache_clear()
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match="lightning_callback needs .*`pip install 'netkin.lightning.'`"):
+    with pytest.raises(MissingExtra, match="freezing_callback needs .*`pip install 'netkin.lightning.'`"):
         lightning_callback()
-    with pytest.raises(MissingExtra, match="trainer_callback needs .*`pip install 'netkin.hf.'`"):
+    with pytest.raises(MissingExtra, match="freezing_callback needs .*`pip install 'netkin.hf.'`"):
         trainer_callback()

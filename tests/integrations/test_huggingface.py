@@ -74,7 +74,7 @@ def test_every_counts_steps(tmp_path, capsys):
 def test_without_transformers_the_extra_is_named(monkeypatch):
     from netkin.integrations import huggingface
 
-    huggingface._kind.cache_clear()
+    huggingface._class.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
         MissingExtra, match="dynamics_callback needs 'transformers' .*`pip install 'netkin.hf.'` brings it"

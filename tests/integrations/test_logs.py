@@ -1,6 +1,7 @@
 """TensorBoard and MLflow hear what a recorder tells, and get the series at the end."""
 
 import sys
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import MissingExtra, ValueFault
-from netkin.integrations.mlflow import MlflowLog
-from netkin.integrations.tensorboard import TensorBoardLog
+from netkin.integrations.logs import MlflowLog, TensorBoardLog
 
 
 def recorded(log, **options):
@@ -100,3 +100,23 @@ def test_without_a_package_the_extra_is_named(missing, make, sentence, monkeypat
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingExtra, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("freezing.lightning_callback", "lightning.freezing_callback"),
+        ("freezing.trainer_callback", "huggingface.freezing_callback"),
+        ("sparsity_loss.lightning_callback", "lightning.sparsity_callback"),
+        ("sparsity_loss.trainer_callback", "huggingface.sparsity_callback"),
+        ("tensorboard.TensorBoardLog", "logs.TensorBoardLog"),
+        ("mlflow.MlflowLog", "logs.MlflowLog"),
+    ],
+)
+def test_modules_that_were_joined_are_found_under_their_old_names(old, new):
+    assert resolve_name(f"netkin.integrations.{old}") is resolve_name(f"netkin.integrations.{new}")
+
+
+def test_a_name_that_an_old_module_never_had_is_refused():
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from netkin.integrations.freezing import nothing")

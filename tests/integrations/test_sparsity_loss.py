@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import netkin as nk
 from netkin.errors import FileFault, MissingExtra, UnknownName, ValueFault
-from netkin.integrations.sparsity_loss import FILE, lightning_callback, trainer_callback
+from netkin.integrations.huggingface import SPARSITY as FILE
+from netkin.integrations.huggingface import sparsity_callback as trainer_callback
+from netkin.integrations.lightning import sparsity_callback as lightning_callback
 from sparsity_worlds import batches, staged
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -261,13 +263,13 @@ def test_a_vision_transformer_is_penalised_by_its_blocks(tmp_path):
 
 
 def test_without_the_packages_the_extras_are_named(monkeypatch):
-    from netkin.integrations import sparsity_loss
+    from netkin.integrations import huggingface, lightning
 
-    sparsity_loss._lightning.cache_clear()
-    sparsity_loss._hugging_face.cache_clear()
+    lightning._class.cache_clear()
+    huggingface._class.cache_clear()
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match="lightning_callback needs .*`pip install 'netkin.lightning.'`"):
+    with pytest.raises(MissingExtra, match="sparsity_callback needs .*`pip install 'netkin.lightning.'`"):
         lightning_callback(beta=1.0)
-    with pytest.raises(MissingExtra, match="trainer_callback needs .*`pip install 'netkin.hf.'`"):
+    with pytest.raises(MissingExtra, match="sparsity_callback needs .*`pip install 'netkin.hf.'`"):
         trainer_callback(beta=1.0)

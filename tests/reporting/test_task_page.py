@@ -97,7 +97,9 @@ def test_lines_are_means_over_the_tasks_learnt_so_far(made):
     assert (chart["across"], chart["names"], chart["lines"][0]["name"]) == ("after task", list(TASKS), "finetune")
     assert chart["lines"][0]["values"] == pytest.approx(np.mean(means, 0), abs=1e-6)
     assert chart["lines"][0]["errors"] == pytest.approx(np.std(means, 0, ddof=1) / 2**0.5, abs=1e-6)
-    assert len(chart["bars"]) == 3
+    reach = [abs(float(high) - float(low)) for _, low, high in chart["bars"][:2]]
+    share = (chart["up"][1] - chart["up"][0]) / 1000
+    assert reach == pytest.approx(2 * np.array(chart["lines"][0]["errors"][:2]) / share, abs=0.3)
     assert np.isnan(way("joint", JOINT).so_far[:, :2]).all()
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, each of which parses, makes one call of the library and prints.
+"""The command line: a file for each family of commands, each of which parses, makes one call of the library and prints.
 
 The library is imported inside the commands, so that `netkin --help` starts at once.
 """
@@ -7,29 +7,20 @@ import click
 
 from netkin import __version__
 from netkin.cli.atoms import atoms
-from netkin.cli.collect import collect
-from netkin.cli.compare import compare
+from netkin.cli.catalogue import data, layers, measures
+from netkin.cli.collect import collect, merge
+from netkin.cli.compare import compare, explain
 from netkin.cli.completion import completion
-from netkin.cli.compress import compress
-from netkin.cli.data import data
+from netkin.cli.compress import compress, sparsity
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
-from netkin.cli.explain import explain
-from netkin.cli.federate import federate
-from netkin.cli.jobs import jobs
-from netkin.cli.layers import layers
-from netkin.cli.learn_tasks import learn_tasks
-from netkin.cli.measures import measures
-from netkin.cli.merge import merge
-from netkin.cli.recommend import recommend
-from netkin.cli.refusals import ARGUMENTS
-from netkin.cli.report import report
 from netkin.cli.reproduce import reproduce
-from netkin.cli.show import show
-from netkin.cli.sparsity import sparsity
+from netkin.cli.running import ARGUMENTS
+from netkin.cli.saved import jobs, report, show
 from netkin.cli.stitch import stitch
-from netkin.cli.tasks import tasks
+from netkin.cli.training import federate, learn_tasks
+from netkin.cli.transfer import recommend, tasks
 
 
 class Remembering(click.Group):

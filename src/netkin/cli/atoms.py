@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, QUIET
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded_models, tell_random_weights
+from netkin.cli.options import FILE, JSON, QUIET, example
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import loaded_models, refusing, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-EXAMPLE = """\b
-Example:
-  netkin atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html
-"""
 
-
-@click.command(epilog=EXAMPLE)
+@click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
 @click.argument("models", nargs=-1, required=True)
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Share coefficients first, with M atoms a layer."

@@ -1,25 +1,105 @@
-"""`netkin collect`: what a pass over the data, or over a part of them, leaves; measures are read from it later."""
+"""`netkin collect` and `netkin merge`: the statistics of a pass over the data, or over a part, kept in a file.
+
+Measures are read from them later. Here also: what such a file holds, in words and in JSON.
+"""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import ENGINE, FILE, JSON, collecting_options
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import called
-from netkin.cli.statistics import described, statistics_document
-from netkin.errors import InflatedWarning, ValueFault
+from netkin.cli.options import ENGINE, FILE, JSON, QUIET, collecting_options, example
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import called, refusing
+from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
-EXAMPLE = """\b
-Example:
-  netkin collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats
-"""
+if TYPE_CHECKING:
+    from netkin.comparing import Statistics
+
+
+FINISHED = ("comparison", "comparisons", "ranking", "series")
+
+
+def held_by(path: str | Path) -> str:
+    """Return what kind of result the file at `path` holds; empty if it is none of netkin's files, or no file."""
+    from netkin import files
+
+    if not Path(path).is_file():
+        return ""
+    try:
+        return str(files.read_header(path).get("kind"))
+    except FileFault:
+        return ""
+
+
+def refuse_result(path: str | Path) -> None:
+    """Refuse a file that holds a finished result where a model or statistics are expected."""
+    if held_by(path) in FINISHED:
+        raise FileFault(f"{str(path)!r} holds values and no statistics; `netkin report {path}` shows them.")
+
+
+def opened(path: Path) -> Statistics:
+    """Return the statistics in a file; any other file is refused."""
+    from netkin.comparing.study import load_statistics
+
+    refuse_result(path)
+    return load_statistics(path)
+
+
+def usual_measures(statistics: Statistics) -> list[str]:
+    """Return what is read where no measure is named: cka if it was collected for, else all that was."""
+    collected = [name for need in statistics.needs for name in need.measures]
+    return ["cka"] if "cka" in collected else collected
+
+
+def warn_of_missing(statistics: Statistics) -> None:
+    """Say on stderr that parts are missing, as when one job of many has failed."""
+    if statistics.gaps:
+        click.echo(
+            f"warning: {statistics.examples:,} of {statistics.expected:,} examples are here; missing are "
+            f"{_in_words(statistics.gaps)}",
+            err=True,
+        )
+
+
+def described(statistics: Statistics, path: Path) -> str:
+    """Return one line that says what a file holds."""
+    chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
+    models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
+    numbers = f" ({_in_words(statistics.ranges)})" if statistics.ranges else ""
+    return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
+
+
+def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
+    """Return what a file of statistics holds, for other programs."""
+    from netkin.identity import settings_digest
+
+    return {
+        "file": str(path),
+        "models": [statistics.names.get(name, name) for name in statistics.models],
+        "layers": {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()},
+        "data": statistics.data,
+        "examples": statistics.examples,
+        "ranges": statistics.ranges,
+        "expected": statistics.expected,
+        "missing": statistics.gaps,
+        "chunks": statistics.study.chunks,
+        "seed": statistics.study.seed,
+        "measures": [name for need in statistics.needs for name in need.measures],
+        "weights": {model: origin.get("weights") for model, origin in statistics.origins.items()},
+        "data_digest": statistics.digest.hex,
+        "settings": statistics.settings,
+        "settings_digest": settings_digest(statistics.settings),
+        "plan": statistics.plan,
+    }
+
+
+def _in_words(ranges: list[tuple[int, int]]) -> str:
+    """Return ranges of the numbers of examples, which begin at 0."""
+    return ", ".join(f"{start:,} to {stop - 1:,}" if stop - start > 1 else f"{start:,}" for start, stop in ranges)
 
 
 def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -33,7 +113,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
         raise click.BadParameter(str(fault)) from fault
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(epilog=example('collect netkin:digits --data digits:test --layers "relu*" --part 1/3 --out 1.stats'))
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
@@ -68,4 +148,34 @@ def collect(
         statistics = called(collect_from, a, b, data, batch_size, options)
     outputs.write(out, statistics.save)
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    outputs.finish()
+
+
+@click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option("--out", type=FILE, required=True, help="Write the statistics of all parts to this file, as all.stats.")
+@FORCE
+@QUIET
+@JSON
+@refusing
+def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
+    """Add up the statistics in each FILE, which `netkin collect` wrote for parts of the same data.
+
+    Parts of other weights, layers, settings or data are refused, and so are parts that overlap. Where parts are
+    missing, a warning says which examples they hold.
+    """
+    from netkin.progress import reported
+
+    outputs = Outputs(force, *files)
+    outputs.check("--out", out, "statistics")
+    statistics = opened(files[0])
+    for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
+        part = opened(file)
+        try:
+            statistics = statistics.merge(part)
+        except NetkinError as fault:
+            raise type(fault)(f"{str(file)!r} does not fit the parts before it: {fault}") from fault
+    outputs.write(out, statistics.save)
+    warn_of_missing(statistics)
+    click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))
     outputs.finish()

@@ -1,33 +1,33 @@
-"""`netkin compare`: the layers of two models, pair by pair."""
+"""`netkin compare`: the layers of two models, pair by pair; `netkin explain`: what that would do and cost."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, typed
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import called, read_from_weights
-from netkin.cli.statistics import held_by, opened, refuse_result, usual_measures, warn_of_missing
+from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
+from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, example, typed
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import REFUSED, called, read_from_weights, refusing
 from netkin.errors import InflatedWarning, ValueFault
 
 if TYPE_CHECKING:
     from netkin.results import Comparison
 
-EXAMPLE = """\b
-Example:
-  netkin compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html
-"""
+
 READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json", "quiet")  # they concern no pass
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(
+    epilog=example(
+        'compare netkin:digits --data digits:test --measure cka --measure nbs --layers "relu*" --report digits.html'
+    )
+)
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
 @partial(comparing_options, needs_data=False)
@@ -110,3 +110,27 @@ def _read(context: click.Context, path: str) -> Comparison:
     measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
     warn_of_missing(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
+
+
+@click.command(
+    epilog=example('explain netkin:digits --data digits:test --measure cka --measure cka_rbf --layers "relu*"')
+)
+@click.argument("a")
+@click.argument("b", required=False)
+@partial(comparing_options, needs_data=False)
+@JSON
+@refusing
+def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
+    """Tell what `netkin compare` would do with the same options: layers, pairs, forward passes, memory.
+
+    Two examples are run through each model (a whole batch where two are refused), to learn its layers; nothing is
+    collected. The exit code is 1 if the comparison would be refused.
+    """
+    from netkin.comparing import explain as explain_models
+
+    if data is None and not read_from_weights(options["measures"]):
+        raise click.UsageError("--data is missing: models need examples to run on.")
+    plan = called(explain_models, a, b, data, batch_size, options)
+    click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
+    if plan.refused:
+        raise click.exceptions.Exit(REFUSED)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-EXAMPLE = """\b
-Example:
-  netkin completion bash
-"""
+from netkin.cli.options import example
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(epilog=example("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

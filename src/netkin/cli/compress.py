@@ -1,4 +1,4 @@
-"""`netkin compress`: a smaller network, whose layers see only the directions of their inputs that matter."""
+"""`netkin compress`: smaller layers; `netkin sparsity`: how many weights are zero or small, and what pruning does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import BALANCED, EXAMPLES, FILE, JSON, QUIET
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import loaded, loaded_models, refuse_crash, tell_random_weights
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import (
+    crashes_refused,
+    loaded,
+    loaded_models,
+    refuse_absent_device,
+    refuse_crash,
+    refusing,
+    tell_random_weights,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-EXAMPLE = """\b
-Example:
-  netkin compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test
-"""
+    from netkin.results.weight_sparsity import SparsityStudy
 
 
 class Amount(click.ParamType):
@@ -36,7 +39,9 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a whole number nor a share such as 0.35.", param, ctx)
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(
+    epilog=example("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
+)
 @click.argument("model")
 @click.option("--layer", "layers", multiple=True, required=True, metavar="PATTERN", help="Linear or Conv2d; several.")
 @click.option("--data", required=True, metavar="DATA", help="The examples the directions come from; see `netkin data`.")
@@ -93,3 +98,60 @@ def _compressed(
     )
     tell_random_weights([whole, *others])
     return small
+
+
+@click.command(
+    epilog=example("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
+)
+@click.argument("model")
+@click.argument("other", required=False)
+@click.option("--data", metavar="DATA", help="Labelled examples, for accuracy and similarity; see `netkin data`.")
+@click.option("--epsilon", "epsilons", type=float, multiple=True, metavar="E", help="Count weights below E; several.")
+@click.option("--relative", type=float, multiple=True, metavar="E", help="The same, times the layer's r.m.s.; several.")
+@click.option("--layer", "layers", multiple=True, metavar="PATTERN", help="Whose weights count; by default all.")
+@click.option("--costs", is_flag=True, help="Time linear layers in the sparse formats that PyTorch has.")
+@SHAPE
+@EXAMPLES
+@BALANCED
+@DEVICE
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as sparsity.html.")
+@click.option("--figure", type=FILE, help="Draw weights, similarity and accuracy into this file, as sparsity.png.")
+@FORCE
+@JSON
+@QUIET
+@refusing
+def sparsity(
+    model: str, other: str | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
+    """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
+
+    With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
+    """
+    outputs = Outputs(force, model, other, options["data"])
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    found = _studied([model, other] if other else [model], **options)
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found.document()) if json else str(found))
+    outputs.finish()
+
+
+def _studied(
+    specs: list[str], data: str | None, seed: int, balanced: bool, device: str | None, examples: int | None,
+    **options: Any,
+) -> SparsityStudy:  # fmt: skip
+    """Load what was named and call the library."""
+    from netkin.applications.sparsity import sparsity_study
+
+    refuse_absent_device(device)
+    models = loaded_models(specs)
+    tell_random_weights(models)
+    for one in models:
+        one.to(device or "cpu")
+    names = [f"{spec} ({place})" for place, spec in enumerate(specs, 1)] if len(set(specs)) < len(specs) else specs
+    batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
+    lists = ("epsilons", "relative", "layers")
+    given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
+    with crashes_refused(specs, models):
+        return sparsity_study(dict(zip(names, models, strict=True)), batches, **given)

@@ -1,26 +1,44 @@
-"""`netkin doctor`: what is installed here, and whether the measures give the right numbers."""
+"""`netkin doctor`: what this machine has, and whether the measures give the right numbers.
+
+The self-test runs every measure on a stored pair of small layers, against answers that netkin did not compute:
+`answers.json` was made by `tests/make_answers.py` from slow NumPy transcriptions of the papers.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import tempfile
 import warnings
-from typing import Any
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.answers import Answer, self_test
-from netkin.cli.documents import aligned, as_json
-from netkin.cli.machine import machine
-from netkin.cli.options import DEVICE, JSON, refuse_absent_device
-from netkin.cli.refusals import REFUSED, refusing
-from netkin.errors import InflatedWarning, PackageWarning
+from netkin import __version__
+from netkin.cli.options import DEVICE, JSON, example
+from netkin.cli.outputs import aligned, as_json
+from netkin.cli.running import REFUSED, devices, refuse_absent_device, refusing
+from netkin.errors import InflatedWarning, NetkinError, PackageWarning
 
-EXAMPLE = """\b
-Example:
-  netkin doctor
-"""
+if TYPE_CHECKING:
+    from netkin.measures import Measure
 
 
-@click.command(epilog=EXAMPLE)
+PACKAGES = ("torch", "numpy", "scipy", "safetensors", "click")
+EXTRAS = {
+    "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL", "lightning": "lightning",
+    "mlflow": "mlflow", "pandas": "pandas", "ray": "ray", "tensorboard": "tensorboard", "xarray": "xarray",
+}  # fmt: skip
+TOLERANCE = 1e-9
+COARSE = 1e-4  # for devices without float64
+
+
+@click.command(epilog=example("doctor"))
 @DEVICE
 @JSON
 @refusing
@@ -79,3 +97,81 @@ def _verdict(answers: list[Answer]) -> str:
         f"  {a.measure} gives {a.fault if a.value is None else repr(a.value)} instead of {a.expected!r}" for a in wrong
     )
     return "\n".join([f"{len(wrong)} of the {len(answers)} known answers of the measures are not met:", *gave])
+
+
+def machine() -> dict[str, Any]:
+    """Return all that a report of a fault should say about the machine, as plain values."""
+    import torch
+
+    from netkin.memory import free_memory
+
+    return {
+        "netkin": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {package: installed(package) for package in PACKAGES},
+        "extras": {extra: find_spec(module) is not None for extra, module in EXTRAS.items()},
+        "devices": devices(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "free_memory": free_memory(),
+        "temporary_folder": temporary_folder(),
+    }
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package, or "missing"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def temporary_folder() -> str | None:
+    """Return the folder for temporary files, None if nothing can be written there."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"netkin")
+        return tempfile.gettempdir()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a measure gave and what it should have given."""
+
+    measure: str
+    value: float | None
+    expected: float
+    tolerance: float
+    fault: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.value is not None and abs(self.value - self.expected) <= self.tolerance * max(1, abs(self.expected))
+
+
+def stored() -> dict[str, Any]:
+    """Return the stored layers `X` and `Y`, and the `answers` by measure."""
+    return json.loads(files("netkin.cli").joinpath("answers.json").read_text(encoding="utf-8"))
+
+
+def self_test(device: str | None = None) -> list[Answer]:
+    """Return the answer of every measure, with its default parameters and a few others."""
+    import torch
+
+    from netkin.measures import find
+
+    world = stored()
+    double = torch.device(device or "cpu").type != "mps"
+    X, Y = (torch.tensor(world[name], dtype=torch.float64 if double else torch.float32).to(device) for name in "XY")
+    tolerance = TOLERANCE if double else COARSE
+    return [_answer(find(spec), X, Y, expected, tolerance) for spec, expected in world["answers"].items()]
+
+
+def _answer(measure: Measure, X: Any, Y: Any, expected: float, tolerance: float) -> Answer:
+    try:
+        return Answer(measure.id, float(measure.function(X, Y, **measure.parameters)), expected, tolerance)
+    except (NetkinError, RuntimeError) as fault:
+        return Answer(measure.id, None, expected, tolerance, str(fault).partition("\n")[0])

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import FILE, JSON, following_options, refuse_absent_device, typed
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import crashes_refused, loaded, read_from_weights
+from netkin.cli.options import FILE, JSON, example, following_options, typed
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import crashes_refused, loaded, read_from_weights, refuse_absent_device, refusing
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
     from netkin.results import Series
 
-EXAMPLE = """\b
-Example:
-  netkin dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html
-"""
 
-
-@click.command(epilog=EXAMPLE)
+@click.command(
+    epilog=example(
+        'dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html'
+    )
+)
 @click.argument("run", metavar="RUN_DIR")
 @click.option("--model", metavar="BUILDER", help="The network that bare weights belong to, as netkin:resnet20.")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="At most N checkpoints, evenly spread.")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.refusals import SILENT
+from netkin.cli.running import SILENT
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -20,6 +20,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
+
+
+def example(line: str) -> str:
+    """Return the end of a command's help: `line` after `netkin`, which runs as it stands."""
+    return f"\b\nExample:\n  netkin {line}\n"
 
 
 def as_bytes(text: str) -> int:
@@ -68,6 +73,7 @@ ENGINE = click.option(
     show_default=True,
     help="This process alone, or all that torchrun started: each reads a share of the data, the first writes.",
 )
+COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option(
     "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
@@ -218,18 +224,3 @@ def _as_value(text: str) -> Any:
 def typed(context: click.Context, name: str) -> bool:
     """Tell whether a parameter stood on the command line, and is not just its default."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def refuse_absent_device(name: str | None) -> None:
-    """Refuse a device that this machine does not have."""
-    if name is None:
-        return
-    import torch
-
-    from netkin.cli.machine import devices
-    from netkin.errors import UnknownName
-
-    try:
-        torch.empty(0, device=name)
-    except Exception as fault:  # torch says it in several ways
-        raise UnknownName(f"there is no device {name!r} here; this machine has {', '.join(devices())}.") from fault

@@ -1,9 +1,13 @@
-"""The files that a command writes: refused before the work, written after it, and never in the way of the numbers."""
+"""What commands write and print: files, JSON for other programs, and plain tables for the terminal.
+
+A file that must not be written is refused before the work; one that fails is named after the numbers are printed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -106,3 +110,26 @@ def paths_in(spec: str) -> list[str]:
 
 def _in_short(fault: Exception) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())}"
+
+
+def as_json(content: Any) -> str:
+    """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
+    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, document
+    from netkin.results.packing import plain
+
+    results = (Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies)
+    found = document(content) if isinstance(content, results) else plain(content)
+    return json.dumps(found, indent=2, ensure_ascii=False)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return `rows` as lines whose columns stand below each other.
+
+    Example:
+        >>> print(aligned([["conv1", "Conv2d"], ["fc", "Linear"]]))
+        conv1  Conv2d
+        fc     Linear
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

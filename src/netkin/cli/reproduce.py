@@ -9,21 +9,16 @@ from typing import Any
 
 import click
 
-from netkin.cli.documents import as_json
-from netkin.cli.options import DEVICE, JSON, QUIET, refuse_absent_device
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import REFUSED, refusing
+from netkin.cli.options import DEVICE, JSON, QUIET, example
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import REFUSED, refuse_absent_device, refusing
 from netkin.errors import SourceError
 
-EXAMPLE = """\b
-Example:
-  netkin reproduce --list
-"""
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(epilog=example("reproduce --list"))
 @click.argument("names", nargs=-1, metavar="PAPER[/CLAIM]...")
 @click.option(
     "--scale",

@@ -1,18 +1,18 @@
-"""Running models for a command: load what was named, call the library, and turn a model's crash into one sentence."""
+"""Running a command: load what was named, call the library, and turn every refusal into one sentence on stderr."""
 
 from __future__ import annotations
 
+import functools
 import os
+import shlex
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from netkin.cli.options import refuse_absent_device
 from netkin.errors import ForwardError, NetkinError
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from netkin.sources.batches import Batches, Borrowed
 
+REFUSED = 1
+INTERRUPTED = 130
+ARGUMENTS, SILENT = "netkin.arguments", "netkin.silent"
 Result = TypeVar("Result")
 
 
@@ -112,9 +115,11 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
     running: list[str] = []  # at most one
     with ExitStack() as stack:
         for spec, model in zip(specs, models, strict=True):
-            begin = nn.Module.register_forward_pre_hook(model, partial(_begin, running, spec), with_kwargs=True)
+            begin = nn.Module.register_forward_pre_hook(
+                model, functools.partial(_begin, running, spec), with_kwargs=True
+            )
             stack.callback(begin.remove)
-            stack.callback(nn.Module.register_forward_hook(model, partial(_end, running)).remove)
+            stack.callback(nn.Module.register_forward_hook(model, functools.partial(_end, running)).remove)
         try:
             yield
         except NetkinError:
@@ -130,7 +135,7 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
 
 def _is_ours(fault: Exception) -> bool:
     """Tell whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(fault.__traceback__))
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(fault.__traceback__))
     return any(module.startswith("netkin.statistics.") for module in modules)
 
 
@@ -159,3 +164,62 @@ def _shapes(given: Mapping[str, Any]) -> str:
 def _in_short(fault: Exception) -> str:
     first = next(iter(str(fault).strip().splitlines()), "").rstrip(".")
     return f"{type(fault).__name__}: {first}" if first else type(fault).__name__
+
+
+def refusing(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        from netkin.progress import commanded, showing
+
+        context = click.get_current_context(silent=True)
+        silent = context is not None and context.meta.get(SILENT)
+        try:
+            with commanded(_command_line()), showing(False if silent else None):
+                command(*arguments, **options)
+        except KeyboardInterrupt as stop:  # a job that was cancelled says so
+            click.echo(err=True)  # progress may have left its line unfinished
+            _leave(str(stop) or "interrupted.", INTERRUPTED)
+        except BrokenPipeError:
+            raise
+        except (NetkinError, OSError) as error:
+            if click.get_current_context().find_root().params.get("debug"):
+                click.echo("".join(traceback.format_exception(error)), err=True)
+            _leave(" ".join(str(error).split()), REFUSED)
+
+    return run
+
+
+def _command_line() -> str:
+    """Return what was typed, as results remember it."""
+    context = click.get_current_context(silent=True)
+    typed = context.meta.get(ARGUMENTS) if context else None
+    return f"netkin {shlex.join(typed)}" if typed else ""
+
+
+def _leave(sentence: str, code: int) -> None:
+    click.echo(f"netkin: {sentence}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def refuse_absent_device(name: str | None) -> None:
+    """Refuse a device that this machine does not have."""
+    if name is None:
+        return
+    import torch
+
+    from netkin.errors import UnknownName
+
+    try:
+        torch.empty(0, device=name)
+    except Exception as fault:  # torch says it in several ways
+        raise UnknownName(f"there is no device {name!r} here; this machine has {', '.join(devices())}.") from fault
+
+
+def devices() -> list[str]:
+    """Return the devices that torch can compute on, the CPU first."""
+    import torch
+
+    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]

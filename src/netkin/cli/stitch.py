@@ -10,34 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.documents import as_json
 from netkin.cli.options import (
     BALANCED,
+    COUNT,
     DEVICE,
     EXAMPLES,
     FILE,
     JSON,
     QUIET,
-    refuse_absent_device,
+    example,
 )
-from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.refusals import refusing
-from netkin.cli.running import how_far, loaded, loaded_models, refuse_crash, tell_random_weights
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import (
+    how_far,
+    loaded,
+    loaded_models,
+    refuse_absent_device,
+    refuse_crash,
+    refusing,
+    tell_random_weights,
+)
 from netkin.errors import InflatedWarning, NoValue
 
 if TYPE_CHECKING:
     from netkin.applications.stitching import Stitch
     from netkin.results import Comparison, Comparisons
 
-EXAMPLE = """\b
-Example:
-  netkin stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test
-"""
+
 MOST = 6  # warnings shown
-_COUNT = click.IntRange(min=1)
 
 
-@click.command(epilog=EXAMPLE)
+@click.command(
+    epilog=example(
+        "stitch netkin:digits netkin:digits --at relu2 --how least_squares --data digits:train --test digits:test"
+    )
+)
 @click.argument("models", nargs=-1, required=True, metavar="A B [C ...]")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the one of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
@@ -64,9 +71,9 @@ _COUNT = click.IntRange(min=1)
               "stitched_cca, stitched_svcca.")  # fmt: skip
 @click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How maps get another size.")
 @EXAMPLES
-@click.option("--test-examples", type=_COUNT, metavar="N", help="So many examples, drawn over the whole of --test.")
+@click.option("--test-examples", type=COUNT, metavar="N", help="So many examples, drawn over the whole of --test.")
 @BALANCED
-@click.option("--batch-size", type=_COUNT, default=128, show_default=True, metavar="N", help="Examples at a time.")
+@click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Examples at a time.")
 @DEVICE
 @click.option(
     "--seed",
@@ -230,7 +237,7 @@ def _table(found: Sequence[Comparison]) -> str:
 
 def _missing(found: Sequence[Comparison]) -> list[str]:
     """Return why pairs that were asked for have no value, the commonest reason first."""
-    from netkin.results.listings import NOT_ASKED
+    from netkin.results.labels import NOT_ASKED
     from netkin.results.text import reasons
 
     holes = {

@@ -14,14 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import FederatedPlan, State, plan_for
+from netkin.applications.federated.algorithms import (
+    ClientUpdate,
+    FederatedPlan,
+    State,
+    averaged,
+    mean_loss,
+    plan_for,
+    received_updates,
+)
 from netkin.applications.federated.client_data import Examples, checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
-from netkin.applications.federated.rounds import ClientUpdate, averaged, mean_loss, received_updates
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
-from netkin.integrations.packages import needed
+from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
 from netkin.training import Recipe, accuracy
 

@@ -1,20 +1,22 @@
-"""Hugging Face: a callback for the `Trainer` of `transformers` that records learning dynamics."""
+"""Hugging Face: callbacks for the `Trainer` that record dynamics, freeze layers, or add the CKA sparsity loss."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.dynamics.recordings import read
-from netkin.integrations.late_recorder import LateRecorder
-from netkin.integrations.packages import needed
+from netkin.applications.sparsity import CKASparsityLoss
+from netkin.errors import FileFault, ValueFault
+from netkin.integrations.training_loops import LateFreezing, LateRecorder, checkpoint_file, needed, with_term
 
-FILE = "dynamics.netkin"
+DYNAMICS, FREEZING, SPARSITY = "dynamics.netkin", "freezing.pt", "sparsity_loss.json"  # beside each checkpoint
 
 
 def dynamics_callback(
@@ -26,11 +28,30 @@ def dynamics_callback(
     attribute of the trained model to look at, or is a function that finds it. Probes are written beside each checkpoint
     that the Trainer saves, so that a run that is resumed goes on where it was.
     """
-    return _kind()(LateRecorder(probe, model, options))
+    return _class("DynamicsCallback", _DynamicsEvents, "dynamics_callback")(LateRecorder(probe, model, options))
 
 
-class _Events:
-    """What the callback does."""
+def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
+    """Return a `TrainerCallback` that freezes the units of the `Trainer`'s model as training goes on.
+
+    `options` are those of `FreezeTraining`; `steps` is the Trainer's own number unless it is given. `freezing` holds it
+    once training has begun. Its state is written beside each checkpoint, so that a run that is resumed goes on where it
+    was.
+    """
+    return _class("FreezeTrainingCallback", _FreezingEvents, "freezing_callback")(schedule, options)
+
+
+def sparsity_callback(**options: Any) -> Any:
+    """Return a `TrainerCallback` that adds the CKA sparsity loss to the loss that the `Trainer`'s model returns.
+
+    `options` are those of `CKASparsityLoss`. `penalty` holds the loss once training has begun. Its state is written
+    beside each checkpoint, so that a run that is resumed goes on where it was.
+    """
+    return _class("SparsityLossCallback", _SparsityEvents, "sparsity_callback")(options)
+
+
+class _DynamicsEvents:
+    """Records learning dynamics while the Trainer trains."""
 
     def __init__(self, recording: LateRecorder):
         self.recording = recording
@@ -41,7 +62,7 @@ class _Events:
         return self.recording.recorder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        saved = _file(args, state)
+        saved = checkpoint_file(args, state, DYNAMICS)
         self.recording.begin(model, [], read(saved) if saved.exists() else {}, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -51,7 +72,7 @@ class _Events:
         self.recording.epoch(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        path = _file(args, state)
+        path = checkpoint_file(args, state, DYNAMICS)
         if self.recorder is not None and path.parent.is_dir():
             self.recorder.save(path)
 
@@ -59,11 +80,109 @@ class _Events:
         self.recording.end(state.global_step)
 
 
+class _FreezingEvents(LateFreezing):
+    """Freezes units while the Trainer trains."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        _refuse_waiting(args, model)
+        freezing, saved = self.begin(model, state.max_steps), checkpoint_file(args, state, FREEZING)
+        if saved.exists():
+            freezing.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
+        elif state.global_step and self.schedule == "similarity":
+            raise FileFault(f"{str(saved)!r} is missing, and without it what was frozen is unknown; begin anew.")
+        self.at(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.at(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        path = checkpoint_file(args, state, FREEZING)
+        if self.freezing is not None and state.is_world_process_zero and path.parent.is_dir():
+            torch.save(self.freezing.state_dict(), path)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.end()
+
+
+class _SparsityEvents:
+    """Adds the CKA sparsity loss while the Trainer trains."""
+
+    def __init__(self, options: Mapping[str, Any]):
+        self.options = dict(options)
+        self.penalty: CKASparsityLoss | None = None
+        self._handle: Any = None
+        self._unused = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self._end()  # of a training that was interrupted, which the Trainer does not tell
+        self.penalty = CKASparsityLoss(model, **self.options)
+        self._handle = self.penalty.model.register_forward_hook(functools.partial(self._add, args), with_kwargs=True)
+        path = checkpoint_file(args, state, SPARSITY)
+        if path.exists():
+            self.penalty.load_state_dict(json.loads(path.read_text()))
+        elif state.global_step:
+            raise FileFault(f"{str(path)!r} is missing, and without it the batches so far are unknown; begin anew.")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._refuse_unused()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._refuse_unused()
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        path = checkpoint_file(args, state, SPARSITY)
+        if self.penalty is not None and state.is_world_process_zero and path.parent.is_dir():
+            path.write_text(json.dumps(self.penalty.state_dict()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._unused = False
+        if self.penalty is not None:
+            self._handle.remove()
+            self.penalty.close()
+
+    def _add(self, args: Any, model: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> Any:
+        """Return the model's output with the term added to its loss."""
+        if not torch.is_grad_enabled() or self.penalty is None:
+            return None
+        term = self.penalty.term()
+        if keywords.get("num_items_in_batch") is not None:
+            # such a loss is a share of that of all parts of a batch, which the Trainer adds up and does not divide
+            term = term / args.gradient_accumulation_steps
+            term = term / (args.world_size if args.average_tokens_across_devices else 1)
+        if term.requires_grad:
+            self._unused = True
+            term.register_hook(self._use)
+        return with_term(output, term)
+
+    def _use(self, gradient: Tensor) -> None:
+        self._unused = False
+
+    def _refuse_unused(self) -> None:
+        if self._unused:
+            raise ValueFault(
+                "the Trainer does not use the loss that the model returns, to which the CKA sparsity loss was added; "
+                "add `term()` of a `CKASparsityLoss` to yours in `compute_loss`."
+            )
+
+
 @functools.cache
-def _kind() -> Any:
-    base = needed("transformers", "hf", "dynamics_callback").TrainerCallback
-    return type("DynamicsCallback", (_Events, base), {"__module__": __name__, "__doc__": _Events.__doc__})
+def _class(name: str, events: type, what: str) -> Any:
+    """Return the class of a callback, made when it is used."""
+    base = needed("transformers", "hf", what).TrainerCallback
+    return type(name, (events, base), {"__module__": __name__, "__doc__": events.__doc__})
 
 
-def _file(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE
+def _refuse_waiting(args: Any, model: Any) -> None:
+    """Refuse several processes whose wrapper would wait for the gradients of frozen parameters."""
+    looks = args.ddp_find_unused_parameters
+    if looks is None:  # the Trainer's own default
+        looks = not (args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False))
+    waits = not looks or getattr(args, "ddp_static_graph", None)  # which older versions do not have
+    if args.parallel_mode.value == "distributed" and waits:
+        raise ValueFault(
+            "with several processes the Trainer would wait for the gradients of frozen parameters; pass "
+            "`ddp_find_unused_parameters=True` and no static graph in its arguments."
+        )

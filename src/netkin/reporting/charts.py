@@ -17,7 +17,7 @@ from netkin.reporting.grids import partners
 from netkin.reporting.scales import level, scales_of, zoomed
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.listings import column_label, is_worth, pair_label
+from netkin.results.labels import column_label, is_worth, pair_label
 
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors

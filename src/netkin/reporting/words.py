@@ -12,8 +12,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Series, Trend, Values
-from netkin.results.identifiers import LONGEST, brief, told_apart
-from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
+from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
 from netkin.results.text import worth_of
 
 CHANCE = 0.05  # an order that chance brings about more often only leans one way

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.dynamics.standing import Moment
+from netkin.applications.dynamics.states import Moment
 from netkin.errors import FileFault, ForwardError, UnknownName, ValueFault
 from recorder_worlds import images, net
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.federated import ALGORITHMS, ClientUpdate, federate, local_training, simulation
-from netkin.applications.federated.rounds import averaged, received_updates, sampled
+from netkin.applications.federated.algorithms import averaged, received_updates, sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
 

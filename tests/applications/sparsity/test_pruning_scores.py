@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from netkin.applications.sparsity.masks import masks_of
-from netkin.applications.sparsity.pruning_scores import (
+from netkin.applications.sparsity.sparsify import (
     ROUNDS,
     grasp_scores,
     snip_scores,
+    sparsify,
     synflow_scores,
 )
-from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import EmptyLayerWarning, ValueFault
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.applications.compression.factoring import empty_factors, put, refuse_hooked, refuse_unfit
-from netkin.applications.compression.record import Compression, TakenApart
 from netkin.errors import FileFault, ValueFault
 from netkin.representations.layers import modules, unwrapped
+from netkin.results.compression import Compression, TakenApart
 
 KIND = "compressed"
 

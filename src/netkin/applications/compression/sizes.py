@@ -1,18 +1,22 @@
-"""How many directions of a layer are kept: so many, so much variance, or so few that the answers stay right."""
+"""How many directions of a layer are kept: a number, a share of the variance, or the fewest that keep the accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from netkin.applications.compression.factoring import Layer, is_pointwise, pads_with_zeros, width_of
-from netkin.applications.compression.subspaces import Subspace
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.applications.compression.factoring import Layer, Subspace, is_pointwise, pads_with_zeros, width_of
+from netkin.applications.compression.layer_inputs import Feeding
+from netkin.arrays import refuse_non_finite
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.representations import batches_of, guest
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import labels_of
 from netkin.representations.layers import layer_label
 
 K = int | float | Mapping[str, int | float] | None
@@ -110,3 +114,60 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
     missing = next((name for name in names if name not in k), None)
     if missing is not None:
         raise UnknownName(f"`k` says nothing of {layer_label(missing)}; give every layer its number.")
+
+
+def has_labels(data: Any) -> bool:
+    """Tell whether the first batch of the data has labels that are class numbers."""
+    labels = labels_of(next(batches_of(data)))
+    if labels is None or isinstance(labels, (str, bytes, Mapping)):
+        return False
+    try:
+        return not torch.as_tensor(labels).is_floating_point()
+    except (TypeError, ValueError):  # names, boxes of several sizes and whatever else may stand there
+        return False
+
+
+def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
+    """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
+    right = seen = 0
+    with guest(model, exact=True):
+        for number, batch in enumerate(feeding.batches(data, "counting right answers")):
+            logits = main_tensor(feeding.output(model, batch), "")
+            refuse_non_finite(logits, f"the model's output in batch {number}")
+            labels = _labels(batch, logits, number)
+            right += int((logits.argmax(-1) == labels)[labels >= 0].sum())  # -100 marks what does not count
+            seen += int((labels >= 0).sum())
+    if not seen:
+        raise ValueFault("none of the labels is a class number of 0 or more; give labels that are.")
+    return right / seen
+
+
+def _labels(batch: Any, logits: Tensor, number: int) -> Tensor:
+    found = labels_of(batch)
+    if found is None:
+        raise ValueFault(f"batch {number} has no labels to count right answers by; give batches `(inputs, labels)`.")
+    labels = torch.as_tensor(found, device=logits.device)
+    if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+        raise ShapeError(
+            f"labels must be class numbers of shape {tuple(logits.shape[:-1])}, one for each row of logits; got shape "
+            f"{tuple(labels.shape)} of {str(labels.dtype).removeprefix('torch.')} in batch {number}."
+        )
+    return labels
+
+
+def fewest(enough: Callable[[int], bool], most: int) -> int | None:
+    """Return a number from 1 to `most` that is enough while half a search below it found none; None if none is.
+
+    The search halves its range each time, as if more were always better.
+
+    Example:
+        >>> fewest(lambda k: k >= 5, 100)
+        5
+    """
+    if not enough(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

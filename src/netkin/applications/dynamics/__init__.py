@@ -1,8 +1,7 @@
 """Learning dynamics: how the layers of a model move while it is trained."""
 
 from netkin.applications.dynamics.dynamics import dynamics
-from netkin.applications.dynamics.freeze_training import FreezeTraining
 from netkin.applications.dynamics.recorder import DynamicsRecorder
 from netkin.applications.dynamics.recordings import Progress
 
-__all__ = ["DynamicsRecorder", "FreezeTraining", "Progress", "dynamics"]
+__all__ = ["DynamicsRecorder", "Progress", "dynamics"]

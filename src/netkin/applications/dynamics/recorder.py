@@ -18,8 +18,7 @@ from netkin.applications.dynamics.recordings import (
     state_measures,
     write,
 )
-from netkin.applications.dynamics.standing import Moment, between
-from netkin.applications.dynamics.states import LayerState
+from netkin.applications.dynamics.states import LayerState, Moment, between
 from netkin.errors import ForwardError, ValueFault
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption

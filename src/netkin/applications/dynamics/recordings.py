@@ -15,8 +15,7 @@ import torch
 
 from netkin import files
 from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.standing import Moment, Origin, comparison, reads_states
-from netkin.applications.dynamics.states import LayerState, refuse_unfit
+from netkin.applications.dynamics.states import LayerState, Moment, Origin, comparison, reads_states, refuse_unfit
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported

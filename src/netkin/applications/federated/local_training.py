@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import FederatedPlan, State
+from netkin.applications.federated.algorithms import FederatedPlan, State, mixed
 from netkin.applications.federated.client_data import Examples
-from netkin.applications.federated.rounds import mixed
 from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
 from netkin.progress import showing
 from netkin.training import Recipe

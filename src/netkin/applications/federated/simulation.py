@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from netkin import files
-from netkin.applications.federated.algorithms import FederatedPlan, State
-from netkin.applications.federated.client_data import Examples
-from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
-from netkin.applications.federated.rounds import (
+from netkin.applications.federated.algorithms import (
     ClientUpdate,
+    FederatedPlan,
+    State,
     averaged,
     mean_loss,
     received_updates,
     sampled,
 )
-from netkin.applications.federated.users import user_similarity
+from netkin.applications.federated.client_data import Examples
+from netkin.applications.federated.ensembles import user_similarity
+from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.errors import FileFault, ForwardError, NoValue, ValueFault
 from netkin.identity import function_digest, settings_digest
 from netkin.jobs import Job

@@ -29,8 +29,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_sizes,
 )
-from netkin.applications.sparsity.pruning_scores import magnitude_scores
-from netkin.applications.sparsity.sparsify import masks_overall, refuse_sparsity
+from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
 from netkin.errors import ValueFault
 from netkin.progress import ProgressOption, reporting, showing

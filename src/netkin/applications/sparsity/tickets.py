@@ -26,8 +26,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.applications.sparsity.pruning_scores import magnitude_scores
-from netkin.applications.sparsity.sparsify import masks_overall, refuse_sparsity
+from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.errors import ValueFault
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped

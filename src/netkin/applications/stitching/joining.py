@@ -16,11 +16,10 @@ from netkin.applications.stitching.transformations import Transformation
 from netkin.arrays import HALF
 from netkin.comparing.subjects import lent
 from netkin.errors import ForwardError, ValueFault
-from netkin.representations.cutting import run_until
+from netkin.representations.cutting import Tail, Traces, agrees, reaches_around, run_until, tail
 from netkin.representations.guests import evaluating, guest
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import Forward, device_of, dtype_of, feed
-from netkin.representations.tails import Tail, Traces, agrees, reaches_around, tail
 
 
 class Stitched(nn.Module):

@@ -1,8 +1,7 @@
 """Networks as filter atoms: coefficients that several share, and which of many networks are alike, without data."""
 
-from netkin.applications.subspaces.decorrelation import Decorrelation
 from netkin.applications.subspaces.networks import NearestNetworks, atom_similarity, nearest_networks
-from netkin.applications.subspaces.sharing import Sharing, share_coefficients
+from netkin.applications.subspaces.sharing import Decorrelation, Sharing, share_coefficients
 
 __all__ = [
     "Decorrelation", "NearestNetworks", "Sharing", "atom_similarity", "nearest_networks", "share_coefficients",

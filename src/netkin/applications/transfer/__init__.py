@@ -1,8 +1,13 @@
 """Transfer: which pretrained model to start from, what it can do without training, and how alike tasks are."""
 
-from netkin.applications.transfer.embeddings import adaptation_score, layer_embeddings, mean_embedding_norm
+from netkin.applications.transfer.embeddings import (
+    adaptation_score,
+    fisher_rao_distance,
+    fisher_rao_norm,
+    layer_embeddings,
+    mean_embedding_norm,
+)
 from netkin.applications.transfer.fisher import TaskEmbedding, task2vec, task2vec_distance
-from netkin.applications.transfer.fisher_rao import fisher_rao_distance, fisher_rao_norm
 from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.ridge import KernelRidge, kernel_ridge, load_kernel_ridge
 from netkin.applications.transfer.scores import SCORES, transfer_scores

@@ -35,7 +35,7 @@ from netkin.reporting.words import (
     told_apart,
 )
 from netkin.results import Comparison, Values
-from netkin.results.listings import column_label, has_classes, has_networks, is_of_tasks
+from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks
 from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"

@@ -15,7 +15,7 @@ from typing import Any
 from netkin.reporting.scales import bar_rule, shade_rules
 from netkin.reporting.words import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED, has_networks, listing
+from netkin.results.labels import NOT_ASKED, has_networks, listing
 from netkin.results.text import NO_DATA, error_summary, has_errors
 
 SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps

@@ -20,7 +20,7 @@ from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shad
 from netkin.reporting.words import bound, direction, meaning_of, number, range_of, reasons, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile
-from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
 
 MOST = 5  # reasons told in one place

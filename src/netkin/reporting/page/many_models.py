@@ -13,7 +13,7 @@ from netkin.reporting.page.document import Markup, joined, name, tag, warnings
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Spread, Values
-from netkin.results.listings import is_worth
+from netkin.results.labels import is_worth
 
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 BLOCKS = (

@@ -1,0 +1,278 @@
+"""Units: what freeze training freezes one after the other, and what is frozen along with each.
+
+A unit is named after one module. Where none are named they are found among the default layers: the blocks of a network
+made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules go
+with a unit, by the order in which they run:
+
+- what has no weights, and norms, go with what runs just before them;
+- other weights go with the next unit, since nothing before a frozen unit may be live. So the stem of a residual network
+  is frozen with its first block. What runs after the last unit is never frozen.
+
+A parameter that no layer holds, but the model itself or a module around the units, goes with the first unit that
+depends on it. Until `FirstStep` has seen a training step, the order in which modules run is taken to be that of
+registration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from netkin.errors import ForwardError, ValueFault
+from netkin.representations.layers import Spec, children, choose, layers, modules, split_call, unwrapped
+from netkin.representations.nesting import leaves
+
+NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)  # BatchNorm2d, LayerNorm, LlamaRMSNorm, BatchNormAct2d, ...
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Units:
+    """The units of a model in the order they run, and which piece of the model goes with which.
+
+    A piece is a module, or a parameter that lies on a module around units; `order` holds their names as they run.
+    """
+
+    def __init__(self, model: nn.Module, spec: Spec = None):
+        self.modules = modules(model)
+        self.names = tuple(find_units(model) if spec is None else named_units(model, spec))
+        self.order = _with_names_in_order(list(_pieces(self.modules, self.names, "")), self.names)
+        self.owner = self._owners()
+
+    def reorder(self, order: Sequence[str]) -> None:
+        """Let the pieces go with units by another order in which they run."""
+        self.order = list(order)
+        self.owner = self._owners()
+
+    def members(self, number: int) -> list[str]:
+        """Return the names of the pieces that are frozen with unit `number`."""
+        return [piece for piece in self.order if self.owner[piece] == number]
+
+    def parameters(self, number: int) -> dict[str, nn.Parameter]:
+        """Return the parameters of unit `number` by name."""
+        return {name: tensor for piece in self.members(number) for name, tensor in self._parameters_of(piece)}
+
+    def norms(self, number: int) -> list[nn.Module]:
+        """Return those modules of unit `number` that change as they run in training mode."""
+        pieces = [self.modules[piece] for piece in self.members(number) if piece in self.modules]
+        inner = {id(module): module for piece in pieces for module in piece.modules()}
+        return [module for module in inner.values() if keeps_statistics(module)]
+
+    def owners(self) -> dict[int, dict[str, int | None]]:
+        """Return for each parameter, by its id, all names it goes by and the unit that each name belongs to."""
+        found: dict[int, dict[str, int | None]] = {}
+        for piece in self.order:
+            for name, tensor in self._parameters_of(piece):
+                found.setdefault(id(tensor), {})[name] = self.owner[piece]
+        return found
+
+    def loose(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that no module of a unit or beside one holds."""
+        return {name: tensor for name in self.order if name not in self.modules
+                for _, tensor in self._parameters_of(name)}  # fmt: skip
+
+    def _parameters_of(self, piece: str) -> Iterator[tuple[str, nn.Parameter]]:
+        if piece not in self.modules:
+            above, _, key = piece.rpartition(".")
+            yield piece, self.modules[above]._parameters[key]  # type: ignore[misc]
+            return
+        for name, module in modules(self.modules[piece]).items():
+            for key, tensor in module._parameters.items():
+                if tensor is not None:
+                    yield ".".join(filter(None, (piece, name, key))), tensor
+
+    def _owners(self) -> dict[str, int | None]:
+        numbers, owner = {name: number for number, name in enumerate(self.names)}, {}
+        upcoming: int | None = None
+        for piece in reversed(self.order):
+            upcoming = numbers.get(piece, upcoming)
+            owner[piece] = upcoming
+        for before, piece in pairwise(self.order):
+            if piece not in numbers and self._follows(piece):
+                owner[piece] = owner[before]
+        return owner
+
+    def _follows(self, piece: str) -> bool:
+        return piece in self.modules and not has_weights(self.modules[piece])
+
+
+def find_units(model: nn.Module) -> list[str]:
+    """Return the names of the units of a model for which none were named.
+
+    Example:
+        >>> find_units(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)))
+        ['0', '3']
+    """
+    known = modules(model)
+    weighty = [name for name in layers(model) if has_weights(known[name])]
+    if len(weighty) == 1 and weighty[0] and children(known[weighty[0]]):
+        return [f"{weighty[0]}.{name}" for name in find_units(known[weighty[0]])]  # a shell around one module
+    listed = [name for name in weighty if name and isinstance(known[name.rpartition(".")[0]], CONTAINERS)]
+    is_of_blocks = any(_is_block(known[name]) for name in listed)
+    return listed if is_of_blocks else weighty
+
+
+def named_units(model: nn.Module, spec: Spec) -> list[str]:
+    """Return the names of the modules that `spec` asks for, none of them inside another."""
+    names = choose(model, spec)
+    for name in names:
+        if split_call(name)[1] is not None:
+            raise ValueFault(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
+        inside = next((other for other in names if other != name and _is_inside(other, name)), None)
+        if inside is not None:
+            raise ValueFault(f"unit {inside!r} lies inside unit {name!r}; name one of the two.")
+    return names
+
+
+def has_weights(module: nn.Module) -> bool:
+    """Tell whether `module` holds parameters that are not those of a norm."""
+    return any(True for inner in module.modules() if not _is_norm(inner) for _ in inner.parameters(recurse=False))
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Tell whether `module` changes as it runs in training mode: running statistics, or spectral norm's vectors."""
+    running = any(getattr(module, key, None) is not None for key in ("running_mean", "running_var"))
+    return running or type(module).__name__ == "_SpectralNorm"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return bool(NORM.search(type(module).__name__)) and not _is_block(module)
+
+
+def _is_block(module: nn.Module) -> bool:
+    return any(next(child.parameters(), None) is not None for child in children(module).values())
+
+
+def _is_inside(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")
+
+
+def _pieces(known: dict[str, nn.Module], names: Sequence[str], name: str) -> Iterator[str]:
+    """Yield the modules that are units or enclose none, and the parameters on those that enclose some."""
+    if name in names or not any(_is_inside(unit, name) for unit in names):
+        yield name
+        return
+    joined: Callable[[str], str] = lambda key: f"{name}.{key}" if name else key  # noqa: E731
+    yield from (joined(key) for key, tensor in known[name]._parameters.items() if tensor is not None)
+    for key in children(known[name]):
+        yield from _pieces(known, names, joined(key))
+
+
+def _with_names_in_order(order: list[str], names: Sequence[str]) -> list[str]:
+    """Return `order` with the units in their own order, in the places where units stand."""
+    upcoming = iter(names)
+    return [next(upcoming) if piece in names else piece for piece in order]
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """Return the model inside its wrappers, where parameters can be frozen one by one."""
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueFault(
+                "`FullyShardedDataParallel` keeps parameters in flat shards, which cannot be frozen one by one; "
+                "train with `DistributedDataParallel(model, find_unused_parameters=True)`."
+            )
+    return unwrapped(model)
+
+
+class FirstStep:
+    """Hooks that note, until `settle`, in which order a model's pieces run and on what each unit depends.
+
+    On what a unit depends is read from the autograd graph of what goes into it: all parameters found there run before
+    it. Compiled modules do not show themselves; then the order of registration is trusted.
+    """
+
+    def __init__(self, units: Units):
+        self.units = units
+        self.seen: dict[str, None] = {}
+        self.recomputed: set[str] = set()
+        self.before: dict[str, list[Tensor]] = {}
+        self._visited: set[Any] = set()
+        pieces = [piece for piece in units.order if piece in units.modules]
+        self._handles = [
+            units.modules[piece].register_forward_pre_hook(partial(self._called, piece), with_kwargs=True)
+            for piece in pieces
+        ]
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether the model has run; compiled code does not show it."""
+        return bool(self.seen or self.recomputed)
+
+    def close(self) -> None:
+        """Take the hooks off the model and forget the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._visited.clear()
+
+    def settle(self) -> None:
+        """Put the pieces in the order seen, or refuse units that were not seen to run one after another."""
+        self.close()
+        names = self.units.names
+        absent = [name for name in names if name not in self.seen]
+        if absent:
+            raise ForwardError(self._why_absent(absent[0]))
+        ran = [name for name in self.seen if name in names]
+        if ran != list(names):
+            raise ForwardError(f"the units run in another order than they are frozen in; pass `layers={ran}`.")
+        self.units.reorder(self._order())
+        self._refuse_live_before_frozen()
+
+    def _called(self, piece: str, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() != -1:  # inside a backward pass: checkpointing computes it again
+            self.recomputed.add(piece)
+            return
+        self.seen[piece] = None
+        if piece in self.units.names and piece not in self.before:
+            self.before[piece] = list(self._upstream((inputs, keywords)))
+        if len(self.before) == len(self.units.names):
+            self._visited.clear()
+
+    def _upstream(self, values: Any) -> Iterator[Tensor]:
+        """Yield the leaves of the graph of `values` that no unit before had in its graph."""
+        tensors = [leaf for _, leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        yield from (tensor for tensor in tensors if tensor.grad_fn is None)
+        waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        while waiting:
+            node: Any = waiting.pop()
+            if node in self._visited:
+                continue
+            self._visited.add(node)
+            if node.name() == "torch::autograd::AccumulateGrad":
+                yield node.variable
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+
+    def _why_absent(self, name: str) -> str:
+        if name in self.recomputed:
+            return (
+                f"unit {name!r} is checkpointed with `use_reentrant=True`, which gives no gradients behind a frozen "
+                "unit; checkpoint with `use_reentrant=False`."
+            )
+        return f"unit {name!r} did not run in the first training step; choose units that always run."
+
+    def _order(self) -> list[str]:
+        """Return the pieces as they ran, each loose parameter before the first unit that depends on it."""
+        loose = {id(tensor): name for name, tensor in self.units.loose().items()}
+        order = [name for name, tensor in self.units.loose().items() if not tensor.requires_grad]  # not in any graph
+        for piece in self.seen:
+            order += [loose[id(tensor)] for tensor in self.before.get(piece, []) if id(tensor) in loose]
+            order.append(piece)
+        return order + [piece for piece in self.units.order if piece not in order]
+
+    def _refuse_live_before_frozen(self) -> None:
+        owners = self.units.owners()
+        for number, unit in enumerate(self.units.names):
+            for tensor in self.before[unit]:
+                for name, owner in owners.get(id(tensor), {}).items():
+                    if owner is None or owner > number:
+                        raise ForwardError(
+                            f"unit {unit!r} depends on {name!r}, which would still be trained when the unit is frozen; "
+                            "name units with `layers=` such that each depends only on itself and those before it."
+                        )

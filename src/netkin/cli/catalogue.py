@@ -1,0 +1,133 @@
+"""What there is to choose from: `netkin measures`, the `netkin layers` of a model, and `netkin data`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.options import JSON, example
+from netkin.cli.outputs import aligned, as_json
+from netkin.cli.running import refusing
+from netkin.errors import PackageWarning
+
+if TYPE_CHECKING:
+    from netkin.measures import Measure
+
+
+@click.command(epilog=example("measures procrustes_distance"))
+@click.argument("name", required=False)
+@JSON
+@refusing
+def measures(name: str | None, json: bool) -> None:
+    """List all measures, or tell all about the measure NAME."""
+    from netkin.measures import broken_packages, find
+    from netkin.measures import measures as all_measures
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PackageWarning)  # said below, in a line each
+        chosen = [find(name)] if name else list(all_measures().values())
+    if json:
+        click.echo(as_json([_document(measure) for measure in chosen]))
+    else:
+        click.echo(_described(chosen[0]) if name else _listed(chosen))
+    for sentence in broken_packages().values():
+        click.echo(f"warning: {sentence}", err=True)
+
+
+def _listed(chosen: list[Measure]) -> str:
+    return aligned([[m.name, _direction(m), _range(m.facts.bounds), m.summary] for m in chosen])
+
+
+def _described(measure: Measure) -> str:
+    document = _document(measure)
+    words = {
+        key.replace("_", " "): _in_words(value) for key, value in document.items() if key not in ("name", "summary")
+    }
+    return f"{measure.id}: {inspect.getdoc(measure.function)}\n\n{aligned(list(words.items()))}"
+
+
+def _document(measure: Measure) -> dict[str, Any]:
+    facts = measure.facts
+    return {
+        "name": measure.name,
+        "summary": measure.summary,
+        "direction": _direction(measure),
+        "bounds": facts.bounds,
+        "symmetric": facts.symmetric,
+        "is_metric": facts.is_metric,
+        "unchanged_by": sorted(facts.unchanged_by),
+        "parameters": measure.settings,
+        "reads": facts.reads.__name__,
+        "convention": facts.convention,
+        "reference": facts.reference,
+    }
+
+
+def _direction(measure: Measure) -> str:
+    return "similarity" if measure.facts.higher_is_closer else "distance"
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    return "..".join(_number(bound) for bound in bounds)
+
+
+def _number(bound: float) -> str:
+    return f"{bound:.4g}" if math.isfinite(bound) else f"{bound:.0f}".replace("inf", "∞")
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return _range(value)
+    if isinstance(value, dict):
+        value = [f"{key}={setting}" for key, setting in value.items()]
+    return ", ".join(value) or "none" if isinstance(value, list) else value
+
+
+@click.command(epilog=example("layers netkin:tiny10"))
+@click.argument("model")
+@click.option("--all", "every", is_flag=True, help="List every named module, not only the default layers.")
+@JSON
+@refusing
+def layers(model: str, every: bool, json: bool) -> None:
+    """List the layers of MODEL that are compared by default, with their types."""
+    from netkin.representations.layers import layers as default_layers
+    from netkin.representations.layers import modules
+    from netkin.sources import load_model
+
+    loaded = load_model(model)
+    types = {name: type(module).__name__ for name, module in modules(loaded).items()}
+    names = [name for name in types if name] if every else default_layers(loaded)
+    rows = [{"name": name, "type": types[name]} for name in names]
+    click.echo(as_json(rows) if json else aligned([[row["name"], row["type"]] for row in rows]))
+
+
+WORDS = ("name", "what", "where", "example", "options")
+
+
+@click.command(epilog=example("data"))
+@JSON
+@refusing
+def data(json: bool) -> None:
+    """List the data that --data understands, and say where each is looked for."""
+    from netkin.sources.datasets import CATALOGUE
+
+    rows = [{word: getattr(source, word) for word in WORDS} for source in CATALOGUE]
+    click.echo(as_json(rows) if json else "\n\n".join(map(_source_described, rows)))
+
+
+def _source_described(row: dict[str, str]) -> str:
+    details = [row["what"], f"where: {row['where']}", f"example: --data {row['example']}"]
+    details += [f"options: {row['options']}"] if row["options"] else []
+    return "\n".join([row["name"], *map(_wrapped, details)])
+
+
+def _wrapped(text: str) -> str:
+    """Return `text` in lines of a hundred characters; what people will type is not broken."""
+    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -1,0 +1,201 @@
+"""What earlier commands left in files: `netkin show`, `netkin report` and `netkin jobs`; none of them needs torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.collect import held_by
+from netkin.cli.options import FILE, JSON, example
+from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
+from netkin.cli.running import refusing
+from netkin.errors import ValueFault
+
+if TYPE_CHECKING:
+    from netkin.jobs import State
+
+
+LONGEST = 100  # characters of a value
+UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
+LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training tells a reader nothing
+WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+PAUSE = 0.5  # seconds between two looks
+
+
+@click.command(epilog=example("show ab.netkin"))
+@click.argument("file", type=FILE)
+@JSON
+@refusing
+def show(file: Path, json: bool) -> None:
+    """Say what kind of result FILE holds, how it came to be, and which arrays it has.
+
+    Only the header is read, however large the file is, and no model is needed. A claim's record, which is JSON, is read
+    whole.
+    """
+    from netkin import files
+
+    claim = files.read_start(file, 1) == b"{"
+    header = files.read_json(file) if claim else files.read_header(file)
+    arrays = {} if claim else files.array_shapes(file)
+    shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
+    click.echo(as_json({**header, "arrays": shapes}) if json else _described(file, header, arrays))
+
+
+def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    numbers = sum(prod(shape) for _, shape in arrays.values())
+    size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
+    told = {**header, **_many(header.get("comparisons"))}
+    rows = [(name.replace("_", " "), _in_short(value)) for name, value in told.items() if name not in LEFT_OUT]
+    for origin in (header.get(name) for name in UNFOLDED):
+        rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+    rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
+    return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
+
+
+def _many(comparisons: Any) -> dict[str, Any]:
+    """Return what several comparisons hold together: their pairs and all that they were made of and by."""
+    if not isinstance(comparisons, list):
+        return {}
+    each = [one for one in comparisons if isinstance(one, Mapping)]
+    pairs = [f"{one.get('a')} and {one.get('b')}" for one in each]
+    ids = [table["id"] for one in each for table in one.get("tables", [])]
+    same = {name: [one.get(name) for one in each] for name in ("data", "examples", "version")}
+    return {"comparisons": pairs, "tables": list(dict.fromkeys(ids))} | {
+        name: list(dict.fromkeys(values)) for name, values in same.items()
+    }
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
+    if isinstance(value, list):
+        ids = [one["id"] for one in value if isinstance(one, Mapping) and "id" in one]
+        plain = ids or [one for one in value if isinstance(one, (str, int, float))]
+        return _cut(", ".join(map(str, plain))) if plain else f"{len(value):,}" if value else "none"
+    return " ".join(str(value).split())
+
+
+def _entry(name: Any, value: Any) -> str:
+    """Return a name with its value, where that is a text or a number.
+
+    Example:
+        >>> _entry("relu1", "pool"), _entry("accuracy", 0.97222), _entry("tables", [])
+        ('relu1 pool', 'accuracy 0.9722', 'tables')
+    """
+    value = value.get("value", value) if isinstance(value, Mapping) else value  # a number of a claim
+    plain = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{name} {plain}" if isinstance(value, (str, int, float)) else str(name)
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+@click.command(epilog=example("report ab.netkin --out ab.html"))
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option("--out", type=FILE, help="The page to write; by default the first FILE's name ending in .html.")
+@FORCE
+@JSON
+@refusing
+def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
+    """Make one page for the browser of what is saved in each FILE.
+
+    That is comparisons, the series of one run, a ranking, a federation, or several ways to learn tasks in a row. Such a
+    file is written by the option --save of `netkin compare`, `stitch`, `dynamics`, `recommend`, `federate` and
+    `learn-tasks`, or by `save` in Python.
+    """
+    from netkin.reporting import report as write_report
+    from netkin.results import load
+
+    page = out or files[0].with_suffix(".html")
+    Outputs(force, *files).check("--out", page, "page")
+    for file in files:
+        if held_by(file) == "statistics":
+            raise ValueFault(
+                f"{str(file)!r} holds statistics, from which values are still to be read; "
+                f"`netkin compare {file} --report {page}` does so."
+            )
+    saved = [load(file) for file in files]
+    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, overwrite=force)
+    click.echo(as_json({"report": str(written)}) if json else str(written))
+
+
+def _joined(saved: list[Any]) -> list[Any]:
+    """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
+    from netkin.results import Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
+
+    if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):
+        return saved
+    found: list[Any] = []
+    for result in saved:
+        if isinstance(result, Federation):
+            raise ValueFault(f"a federation ({result.title}) fills a page by itself; give it a command of its own.")
+        if isinstance(result, Series):
+            raise ValueFault(f"the series of run {result.run!r} fills a page by itself; give it a command of its own.")
+        if isinstance(result, Ranking):
+            raise ValueFault(f"the ranking for {result.data} fills a page by itself; give it a command of its own.")
+        found += result.values() if isinstance(result, Mapping) else [result]
+    return found
+
+
+@click.command(epilog=example("jobs"))
+@click.argument("words", nargs=-1, metavar="[watch|cancel] [PATH]")
+@JSON
+@refusing
+def jobs(words: tuple[str, ...], json: bool) -> None:
+    """List the jobs below a folder, the present one unless PATH names another; watch one, or cancel it.
+
+    A job is what `--save` of `netkin stitch`, `dynamics`, `federate` and `learn-tasks`, `nk.train(save=...)` and other
+    long work leave in a folder such as ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and
+    `cancel` is that folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after
+    the part it is at and keeps what is finished; the same command or call continues it.
+    """
+    from netkin.jobs import cancel, list_jobs, read
+
+    verb, rest = (words[0], words[1:]) if words and words[0] in ("watch", "cancel") else ("", words)
+    if len(rest) > 1 or (verb and not rest):
+        raise click.UsageError("write `netkin jobs [FOLDER]`, `netkin jobs watch PATH` or `netkin jobs cancel PATH`.")
+    if verb == "cancel":
+        state = cancel(rest[0])
+        click.echo(f"asked {state.folder} to stop after this part; {state.progress} are done.", err=True)
+    elif verb == "watch":
+        _show([_watched(rest[0])] if not json else [read(rest[0])], json)
+    else:
+        _show(list_jobs(*rest), json)
+
+
+def _watched(path: str) -> State:
+    """Show a bar on stderr until the job ends, and return how it ended."""
+    from tqdm import tqdm
+
+    from netkin.jobs import read
+
+    state = read(path)
+    with tqdm(total=state.total, desc=state.kind, unit=f" {state.unit}", initial=state.done, disable=None) as bar:
+        while state.condition == "running":
+            bar.n, bar.total, bar.unit = state.done, state.total, f" {state.unit}"
+            bar.set_postfix_str(state.message)
+            time.sleep(PAUSE)
+            state = read(path)
+        bar.n = state.done
+    return state
+
+
+def _show(states: list[State], json: bool) -> None:
+    if json:
+        from dataclasses import asdict
+
+        click.echo(as_json([asdict(state) | {"condition": state.condition} for state in states]))
+        return
+    for state in states:
+        click.echo(str(state))
+    if not states:
+        click.echo("no jobs here")

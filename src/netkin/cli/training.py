@@ -1,0 +1,232 @@
+"""Commands that train: `netkin learn-tasks`, one task after another, and `netkin federate`, clients together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, recipe_settings
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
+from netkin.errors import FileFault
+
+if TYPE_CHECKING:
+    from netkin.results import Federation, TaskAccuracies
+
+
+# written out, since the library is imported when the command runs
+METHODS = ("atoms", "finetune", "ewc", "replay", "joint", "separate")
+OPTIONS = {"atoms": ("atoms",), "ewc": ("strength", "examples"), "replay": ("examples",)}
+
+
+ALGORITHMS = ("fedavg", "fedprox", "fedper", "fedrep", "ditto", "local", "pretrain")
+SOURCES = ("fixed", "pretrained", "evolving", "federated")
+
+
+@click.command(
+    "learn-tasks",
+    epilog=example(
+        "learn-tasks netkin:digits --data digits:train --test digits:test --recipe epochs=1 --report tasks.html"
+    ),
+)
+@click.argument("model")
+@click.option("--data", required=True, metavar="DATA", help="Labelled examples to learn from; see `netkin data`.")
+@click.option("--test", required=True, metavar="DATA", help="Labelled examples of the same classes to test on.")
+@click.option("--tasks", type=COUNT, default=5, show_default=True, metavar="N", help="Tasks of equally many classes.")
+@click.option(
+    "--order", type=click.IntRange(min=0), metavar="SEED", help="Draw the order of the classes from this seed."
+)
+@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=["atoms"], show_default=True,
+              help="Several may be given.")  # fmt: skip
+@click.option(
+    "--atoms", type=COUNT, metavar="M", help="Of atoms: how many in a layer; enough for exact filters if left."
+)
+@click.option("--strength", type=float, metavar="X", help="Of ewc: the factor of its penalty.")
+@click.option("--examples", type=COUNT, metavar="N", help="Of ewc and replay: examples that are kept of each task.")
+@RECIPE
+@click.option(
+    "--head", metavar="LAYER", help="The layer in whose place the heads stand; by default the last linear one."
+)
+@click.option("--seeds", type=COUNT, default=1, show_default=True, metavar="N", help="Seeds 0 to N - 1; errors from 2.")
+@DEVICE
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Write DIR/METHOD.netkin; finished tasks lie beside, and the same command continues.")  # fmt: skip
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
+@click.option("--figure", type=FILE, help="Draw the accuracy matrices into this file, as tasks.png, .svg or .pdf.")
+@FORCE
+@QUIET
+@JSON
+@refusing
+def learn_tasks(
+    model: str, methods: tuple[str, ...], save: Path | None, report: Path | None, figure: Path | None, force: bool,
+    json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Learn tasks one after another with MODEL, test every task after each, and say what was learnt and forgotten.
+
+    A task is some of the classes of --data, and each has a head of its own. ACC is the mean accuracy over all tasks at
+    the end, BWT what was gained on earlier tasks since (below 0: forgotten), FWT what was known of a task before it.
+    """
+    outputs = Outputs(force, model, options["data"], options["test"])
+    places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    with _folder(save):
+        for method, place in places.items():
+            outputs.check(f"--save, for {method},", place, "task accuracies")
+        records = _learnt(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
+    if save is not None:
+        click.echo(f"saved to {save}", err=True)
+    outputs.draw(records if len(records) > 1 else records[0], report, figure)
+    click.echo(_documents(records) if json else "\n\n".join(map(str, records)))
+    outputs.finish()
+
+
+def _documents(records: list[TaskAccuracies]) -> str:
+    """Return the record as JSON, or a list of several."""
+    from netkin.results import document
+
+    return as_json(records[0] if len(records) == 1 else list(map(document, records)))
+
+
+@contextmanager
+def _folder(folder: Path | None) -> Iterator[None]:
+    """Make a folder to write into; if nothing is written it is gone again."""
+    if folder is None or folder.is_dir():
+        yield
+        return
+    try:
+        folder.mkdir()
+    except OSError as fault:
+        raise FileFault(f"cannot make the folder {str(folder)!r}: {fault.strerror or fault}.") from fault
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def _learnt(
+    spec: str, methods: tuple[str, ...], places: dict[str, Path], data: str, test: str, tasks: int, order: int | None,
+    recipe: tuple[str, ...], seeds: int, **options: Any,
+) -> list[TaskAccuracies]:  # fmt: skip
+    """Split the data into tasks and call the library for each method."""
+    from netkin.applications.continual import learn_tasks as learn
+    from netkin.applications.continual import split_tasks
+    from netkin.training.recipe import recipe_of
+
+    refuse_absent_device(options["device"])
+    how, own = recipe_of(None, recipe_settings(recipe)), _options(methods, options)
+    split, records = split_tasks(data, test, tasks, seed=order), []
+    for method in methods:
+        with telling_how_far(places.get(method)):
+            learnt = learn(spec, split, method, how, seeds=range(seeds), options=own[method], save=places.get(method),
+                           **options)  # fmt: skip
+        records.append(learnt.record)
+    return records
+
+
+def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of each method, taken out of all; one that no method has is refused."""
+    given = {name: options.pop(name) for name in ("atoms", "strength", "examples")}
+    given = {name: value for name, value in given.items() if value is not None}
+    found = {method: {name: given[name] for name in OPTIONS.get(method, ()) if name in given} for method in methods}
+    for name in given:
+        if not any(name in own for own in found.values()):
+            takers = " or ".join(method for method, own in OPTIONS.items() if name in own)
+            raise click.UsageError(f"--{name} goes with --method {takers}.")
+    return found
+
+
+@click.command(
+    epilog=example(
+        "federate netkin:digits --data digits:train --test digits:test --classes 2 --rounds 3 --report users.html"
+    )
+)
+@click.argument("model")
+@click.option(
+    "--data", required=True, metavar="DATA", help="Labelled examples, dealt out to clients; see `netkin data`."
+)
+@click.option("--test", metavar="DATA", help="Examples to test on, dealt out by the same classes.")
+@click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="How many clients there are.")
+@click.option("--classes", type=COUNT, required=True, metavar="N", help="How many classes each client has.")
+@click.option("--deal", type=click.Choice(["random", "groups"]), default="random", show_default=True,
+              help="Classes drawn for each client, or cut into groups of which each goes to several.")  # fmt: skip
+@click.option("--equal", is_flag=True, help="As many examples for each client; the others are left out.")
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fedavg", show_default=True)
+@click.option("--atoms", type=COUNT, metavar="M", help="Take convolutions apart first, into M atoms a layer.")
+@click.option("--coefficients", type=click.Choice(SOURCES), help="Personal atoms, and where coefficients come from.")
+@click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N")
+@click.option("--share", type=float, default=1.0, show_default=True, metavar="SHARE", help="Of the clients in a round.")
+@RECIPE
+@click.option("--head", metavar="LAYER", help="The layer that is the head; by default the last linear one.")
+@click.option("--pull", type=float, default=0.1, show_default=True, metavar="X",
+              help="Of fedprox and ditto: the factor of ½ ‖w − w received‖² in the loss.")  # fmt: skip
+@click.option("--head-epochs", type=COUNT, metavar="N", help="Of fedrep: epochs for what is personal, in each round.")
+@click.option("--public", metavar="DATA", help="Examples that no client owns, for pretraining.")
+@click.option("--pretrain-epochs", type=COUNT, default=10, show_default=True, metavar="N", help="Epochs on --public.")
+@click.option("--finetune", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Epochs that each client trains by itself at last.")  # fmt: skip
+@click.option("--test-every", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
+              help="With --test: test all clients after every N rounds; 0 for the end alone.")  # fmt: skip
+@DEVICE
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Seed of random weights, of dealing, of draws of clients and of their orders.")  # fmt: skip
+@click.option(
+    "--save", type=FILE, help="Write the result to this file; rounds lie beside it, and the same command continues."
+)
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as users.html.")
+@click.option("--figure", type=FILE, help="Draw accuracies and similarity into this file, as users.png, .svg or .pdf.")
+@FORCE
+@QUIET
+@JSON
+@refusing
+def federate(
+    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
+    """Let clients train MODEL together, each on examples of its own classes, and show what becomes of them.
+
+    With --coefficients the atoms of each client are its own and those tell which clients are alike; --atoms makes a
+    network of atoms of any with convolutions. A federation continues with more --rounds too.
+    """
+    outputs = Outputs(force, model, options["data"], options["test"], options["public"])
+    outputs.check("--save", save, "federation")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    with telling_how_far(save):
+        found = _federated(model, save=save, overwrite=force, **options)
+    if save:
+        click.echo(f"saved to {save}", err=True)
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found) if json else str(found))
+    outputs.finish()
+
+
+def _federated(
+    spec: str,
+    data: str,
+    test: str | None,
+    atoms: int | None,
+    device: str | None,
+    recipe: tuple[str, ...],
+    **options: Any,
+) -> Federation:
+    """Load what was named, deal the data out, and call the library."""
+    from netkin.applications.federated import federate as run
+    from netkin.applications.federated import split_by_classes
+    from netkin.applications.federated.federate import local_recipe
+    from netkin.representations.filters import decompose
+    from netkin.sources import load_model
+
+    refuse_absent_device(device)
+    how = local_recipe(None, recipe_settings(recipe))
+    network = load_model(spec, seed=options["seed"])
+    network = network if atoms is None else decompose(network, atoms=atoms).model
+    dealing = {name: options.pop(name) for name in ("clients", "classes", "deal", "equal")}
+    split = split_by_classes(data, test=test, seed=options["seed"], **dealing)
+    every = options.pop("test_every") or None
+    every, tests = (every, split.test) if test else (None, None)
+    return run(network.to(device), split.train, test=tests, test_every=every, recipe=how, **options)

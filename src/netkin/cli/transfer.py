@@ -1,0 +1,221 @@
+"""`netkin recommend`: which pretrained model suits some data; `netkin tasks`: models compared on data of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
+from netkin.cli.options import DEVICE, FILE, JSON, QUIET, example, task_options
+from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.errors import NameClash
+
+if TYPE_CHECKING:
+    from netkin.results import Comparisons, Ranking
+
+
+# written out, since the library is imported when the command runs
+SCORES = (
+    "Scores: leep, nce, h_score, h_score_regularised, logme, transrate, gbc, knn, linear_probe, kernel_ridge_features, "
+    "kernel_ridge_hadamard, kernel_ridge, mean_embedding_norm, adaptation_score."
+)
+DEFAULT = "h_score_regularised"
+
+
+@click.command(
+    epilog=example(
+        "recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test"
+    )
+)
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL ...")
+@click.option("--data", required=True, metavar="DATA", help="Your labelled examples; see `netkin data`.")
+@click.option(
+    "--score",
+    "scores",
+    multiple=True,
+    metavar="NAME",
+    help=f"Several may be given; the first decides the rank, by default {DEFAULT}. {SCORES}",
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(min=0),
+    default=2_000,
+    show_default=True,
+    metavar="N",
+    help="So many examples, drawn over the whole of --data by --seed; 0 for all.",
+)
+@click.option("--no-errors", is_flag=True, help="No standard errors, for which each score is computed once per chunk.")
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    metavar="K",
+    help="Chunks of examples, left out in turn for standard errors.",
+)
+@click.option(
+    "--layer", metavar="NAME", help="The layer whose outputs are the features; by default the one before last."
+)
+@DEVICE
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@click.option("--save", type=FILE, help="Write the ranking to this file, as which.netkin.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as which.html.")
+@click.option("--figure", type=FILE, help="Draw the scores into this file, as which.png, which.svg or which.pdf.")
+@FORCE
+@QUIET
+@JSON
+@refusing
+def recommend(
+    models: tuple[str, ...],
+    data: str,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Rank pretrained MODELs by how much they promise for your data, without training any of them.
+
+    Every model runs once over the examples, which reach a Hugging Face model as its own folder says. A model that can't
+    be run on them is listed last, with the reason. NAME is what the table calls a model, instead of MODEL itself.
+    """
+    named = _named(models)
+    outputs = Outputs(force, *named.values(), data)
+    outputs.check("--save", save, "ranking")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    ranking = _ranked(named, data, **options)
+    outputs.write(save, ranking.save, f"saved to {save}")
+    outputs.draw(ranking, report, figure)
+    click.echo(as_json(ranking) if json else str(ranking))
+    outputs.finish()
+
+
+def _named(models: tuple[str, ...]) -> dict[str, str]:
+    """Return models by their names; one without NAME= is called what it is.
+
+    Example:
+        >>> _named(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
+        {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
+    """
+    named: dict[str, str] = {}
+    for one in models:
+        found = None if Path(one).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", one)
+        name, model = found.groups() if found else (one, one)
+        if name in named:
+            raise NameClash(f"two models are named {name!r}; write NAME=MODEL to give each a name of its own.")
+        named[name] = model
+    return named
+
+
+def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
+    """Call the library."""
+    from netkin.applications.transfer import recommend as rank
+
+    refuse_absent_device(options["device"])
+    first, *others = options["scores"] or (None,)
+    return rank(
+        models,
+        data,
+        score=first,
+        scores=others,
+        examples=options["examples"] or None,
+        errors=not options["no_errors"],
+        chunks=options["chunks"],
+        layers=options["layer"],
+        device=options["device"],
+        seed=options["seed"],
+    )
+
+
+@click.command(
+    epilog=example(
+        "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 --report tasks.html"
+    )
+)
+@click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
+@task_options
+@click.option("--save", type=FILE, help="Write the comparisons to this file, as tasks.netkin.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
+@click.option("--figure", type=FILE, help="Draw the blocks of all pairs into this file, as tasks.png, .svg or .pdf.")
+@FORCE
+@JSON
+@refusing
+def tasks(
+    tasks: tuple[str, ...],
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Compare tasks block by block: models of any architecture, each with its own data of any size.
+
+    Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets, and
+    all pairs, also each task with itself, are read from these sketches; values are means over --seeds. STATISTICS is a
+    file of such sketches, which `netkin collect` wrote for one model.
+    """
+    given = dict(map(_taken_apart, tasks))
+    if len(given) < len(tasks):
+        names = [_taken_apart(one)[0] for one in tasks]
+        raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each a name of its own.")
+    outputs = Outputs(force, *(part for parts in given.values() for part in parts))
+    outputs.check("--save", save, "comparisons")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
+    found = _compared(given, **options)
+    outputs.write(save, found.save, f"saved to {save}")
+    outputs.draw(found, report, figure)
+    click.echo(as_json(found) if json else str(found))
+    outputs.finish()
+
+
+def _taken_apart(task: str) -> tuple[str, list[str]]:
+    """Return the name of a task and its model and data, or the file of its sketches.
+
+    Example:
+        >>> _taken_apart("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR")
+        ('t', ['netkin:tiny10,width=4@w.pt', 'images,size=64:DIR'])
+    """
+    name, equals, rest = task.partition("=")
+    # an option such as width=4 belongs to what stands before it
+    found = [name, *re.split(r",(?!\w+=)", rest, maxsplit=1)]
+    if equals and name and rest and len(found) == 2 and held_by(rest) == "statistics":
+        return name, [rest]
+    if equals and name and len(found) == 2:
+        refuse_result(rest)
+    if not (equals and len(found) == 3 and all(found)):
+        raise click.BadParameter(
+            f"a task is written NAME=MODEL,DATA, as in seen=netkin:digits,digits:train, or NAME=STATISTICS, a file of "
+            f"sketches; got {task!r}.",
+            param_hint="TASKS",
+        )
+    return name, found[1:]
+
+
+def _compared(
+    given: dict[str, list[str]], batch_size: int, balanced: bool, seed: int, independent_buckets: bool, **options: Any
+) -> Comparisons:
+    """Load what was named and call the library."""
+    from netkin.applications.transfer import compare_tasks
+
+    refuse_absent_device(options["device"])
+    specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
+    models = dict(zip(specs, loaded_models(list(specs.values())), strict=True))
+    made: dict[str, Any] = {}
+    for name, parts in given.items():
+        if name in models:
+            data = loaded(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
+            made[name] = (models[name], data)
+        else:
+            made[name] = opened(Path(parts[0]))
+            warn_of_missing(made[name])
+    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
+    with crashes_refused(list(specs.values()), list(models.values())):
+        return compare_tasks(made, **options, share_buckets=not independent_buckets)

@@ -1,0 +1,186 @@
+"""Labels: ids of measures taken apart, short names of models, and what tables and pairs of layers are called.
+
+Where each layer meets one other at most, a comparison is a list of pairs, and a matrix would be empty.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from netkin.results.comparison import Comparison
+    from netkin.results.values import Values
+
+
+LONGEST = 22  # letters of a name that is not shortened
+_FOLDERS = re.compile(r"[^@:\s]*[/\\]")
+_PARTS = re.compile(r"[^\W_]+|[\W_]")
+NOT_ASKED = "this pair was not asked for"
+Place = tuple[int, int]
+
+
+def taken_apart(identifier: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the parameters that an id spells out, or None where it is no id.
+
+    Example:
+        >>> taken_apart("svcca(variance=0.95)")
+        ('svcca', {'variance': 0.95})
+        >>> taken_apart("rsa(compare=spearman)")
+        ('rsa', {'compare': 'spearman'})
+    """
+    try:
+        tree = ast.parse(identifier.strip(), mode="eval").body
+        if isinstance(tree, ast.Name):
+            return tree.id, {}
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
+            return tree.func.id, {word.arg or "**": _value(word.value) for word in tree.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    return None
+
+
+def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
+    """Tell whether `identifier` means the table called `table_id`, whose full `parameters` are known.
+
+    What either id leaves out is a default; so all that the table's id spells out must be asked for, and all that
+    is asked for must be what the table has.
+    """
+    asked, held = taken_apart(identifier), taken_apart(table_id)
+    return fits(identifier, table_id, parameters) and bool(asked and held and held[1].keys() <= asked[1].keys())
+
+
+def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
+    """Tell whether the table has the name that `identifier` asks for, and the parameters as far as it names them.
+
+    Example:
+        >>> fits("svcca", "svcca(variance=0.95)", {"variance": 0.95})
+        True
+    """
+    asked, held = taken_apart(identifier), taken_apart(table_id)
+    return bool(asked and held and asked[0] == held[0] and asked[1].items() <= dict(parameters).items())
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):  # a method as a parameter: agreement(how=reduced_rank(k=8))
+        return ast.unparse(node)
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def brief(names: Sequence[str]) -> list[str]:
+    """Return the names with the parts that all of them share as dots, unless that would make two of them alike.
+
+    Example:
+        >>> brief(["encoder.layer.0.out.dense", "encoder.layer.0.out.norm", "encoder.layer.1.out.norm"])
+        ['…0…dense', '…0…norm', '…1…norm']
+    """
+    parts = [name.split(".") for name in names]
+    shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
+    dotted = (".".join("…" if part in shared else part for part in own) for own in parts)
+    short = [re.sub(r"\.?…[.…]*", "…", name) for name in dotted]
+    return short if len(set(short)) == len(names) and "…" not in short else list(names)
+
+
+def told_apart(names: Iterable[str], limit: int = LONGEST) -> dict[str, str]:
+    """Return each name without its folders and without the beginning and the end that all share.
+
+    Names stay as they are if none is longer than `limit`.
+
+    Example:
+        >>> told_apart(["tiny10@/runs/tiny10_seed0.pt", "tiny10@/runs/tiny10_seed1.pt"])
+        {'tiny10@/runs/tiny10_seed0.pt': 'seed0', 'tiny10@/runs/tiny10_seed1.pt': 'seed1'}
+    """
+    whole = list(dict.fromkeys(names))
+    if all(len(name) <= limit for name in whole):
+        return dict(zip(whole, whole, strict=True))
+    bare = [_FOLDERS.sub("", name) for name in whole]
+    distinct = bare if len(set(bare)) == len(whole) and all(bare) else whole
+    return dict(zip(whole, _different(distinct) if len(whole) > 1 else distinct, strict=True))
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """Return what is left of the names, which are distinct, between the parts that all begin and all end with."""
+    parts = [_PARTS.findall(name) for name in names]
+    start = _shared(parts)
+    end = _shared([own[start:][::-1] for own in parts])
+    left = ["".join(own[start : len(own) - end]) for own in parts]
+    if all(re.search(r"[^\W\d_]", text) for text in left):
+        return left
+    while start and parts[0][start - 1] not in "/\\@:":  # a number alone says little: "bert-1" rather than "1"
+        start -= 1
+    return ["".join(own[start:]) for own in parts]
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """Return how many parts all begin with, where one at least is left to each."""
+    most = max(min(len(own) for own in parts) - 1, 0)
+    return next((k for k in range(most) if len({own[k] for own in parts}) > 1), most)
+
+
+def listing(comparison: Comparison) -> list[Place]:
+    """Return the pairs of a comparison that is a list; none where a matrix has more to show."""
+    return [] if has_classes(comparison) else listed_pairs(list(comparison.tables.values()))
+
+
+def listed_pairs(tables: Sequence[Values]) -> list[Place]:
+    """Return the places of the pairs that were asked for, or none where a layer was to meet several."""
+    asked = np.zeros(tables[0].values.shape if tables else (0, 0), dtype=bool)
+    for table in tables:
+        asked |= _asked(table)
+    alone = all((asked.sum(axis=axis) <= 1).all() for axis in (0, 1))
+    return [(i, j) for i, j in np.argwhere(asked).tolist()] if alone else []
+
+
+def _asked(table: Values) -> np.ndarray:
+    rows, columns = ({name: k for k, name in enumerate(names)} for names in (table.layers_a, table.layers_b))
+    asked = np.ones(table.values.shape, dtype=bool)
+    for (a, b), reason in table.holes.items():
+        asked[rows[a], columns[b]] = reason != NOT_ASKED
+    return asked
+
+
+def has_classes(comparison: Comparison) -> bool:
+    """Say whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
+    return any(table.axes[1] == "class" for table in comparison.tables.values())
+
+
+def has_networks(comparison: Comparison) -> bool:
+    """Say whether rows and columns are whole networks, as of `nk.atom_similarity`, and no layers."""
+    return any(table.axes[0] == "network" for table in comparison.tables.values())
+
+
+def is_worth(table: Values) -> bool:
+    """Tell whether a table says what stitches are worth, and not how alike layers are."""
+    return table.kind == "worth"
+
+
+def is_of_tasks(table: Values) -> bool:
+    """Tell whether a table compares two tasks, each with data of its own."""
+    return "shared_examples" in table.parameters
+
+
+def is_apart(table: Values) -> bool:
+    """Tell whether a table compares tasks that do not have the same examples in the same buckets."""
+    return is_of_tasks(table) and table.parameters["shared_examples"] != 1
+
+
+def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
+    """Return the name of a pair of layers: one name where both have the same."""
+    return a if a == b else f"{a} {'→' if any(map(is_worth, tables)) else '×'} {b}"
+
+
+def column_label(table: Values) -> str:
+    """Return what tells a table from others of its name: how layers were stitched, or the whole id."""
+    return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
+
+
+def by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
+    """Return the tables that have one name and other parameters together, such as a score by all methods."""
+    found: dict[str, list[Values]] = {}
+    for table in tables:
+        found.setdefault(table.name, []).append(table)
+    return found
