@@ -118,7 +118,7 @@ def _path(lefts: Sequence[float], heights: Sequence[float | None]) -> str:
 
 
 def _units(length: float) -> str:
-    return f"{round(length, 1):g}"
+    return f"{round(length, 1) + 0.0:g}"
 
 
 def _rule(place: float) -> Markup:

@@ -9,8 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Lasso, Ridge
 
-from netkin.applications.stitching.matching import METHODS, find, lasso, matched
-from netkin.applications.stitching.sparse import unsettled
+from netkin.applications.stitching.direct import METHODS, find, lasso, matched, unsettled
 from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.statistics import LayerMoments, Moments
 
@@ -214,8 +213,8 @@ def test_a_constant_layer_is_refused(layers, how):
 
 
 def test_a_lasso_that_does_not_settle_says_so(layers, monkeypatch):
-    monkeypatch.setattr("netkin.applications.stitching.sparse.ROUNDS", 3)
-    monkeypatch.setattr("netkin.applications.stitching.sparse._solved", lambda *given: None)
+    monkeypatch.setattr("netkin.applications.stitching.direct.ROUNDS", 3)
+    monkeypatch.setattr("netkin.applications.stitching.direct._solved", lambda *given: None)
     with pytest.raises(NoValue, match="did not settle in 75 sweeps at alpha=0.001 [(]6 units[)]; take a larger alpha"):
         lasso(Moments.of(*layers), alpha=0.001)
 

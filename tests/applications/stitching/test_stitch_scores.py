@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netkin as nk
-from netkin.applications.stitching import Evaluation, worth
+from netkin.applications.stitching import Evaluation, stitch_scores
 from netkin.comparing.tabulating import NOT_ASKED
 from netkin.errors import UnknownName, ValueFault
 from netkin.reporting.scales import Scale
@@ -36,7 +36,7 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
     ],
 )  # fmt: skip
 def test_the_thresholds_are_those_of_the_sentence(like, value, words):
-    said = list(worth.contrasts([similarity(like)], stitches("relative_accuracy", value)))
+    said = list(stitch_scores.contrasts([similarity(like)], stitches("relative_accuracy", value)))
     assert [sentence.startswith(words) for sentence in said] == ([True] if words else [])
 
 
@@ -49,7 +49,7 @@ def test_the_thresholds_are_those_of_the_sentence(like, value, words):
     ],
 )
 def test_a_number_is_not_rounded_to_the_other_side_of_its_limit(like, value, words):
-    (said,) = worth.contrasts([similarity(like)], stitches("relative_accuracy", value))
+    (said,) = stitch_scores.contrasts([similarity(like)], stitches("relative_accuracy", value))
     assert words in said
 
 
@@ -61,25 +61,25 @@ def test_many_layers_are_counted_not_listed():
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
     measure = table("cka", likes, names, holes=holes)
     judged = {"r": table("r", values, names, holes=holes, name="relative_accuracy", parameters={"how": "ridge"})}
-    (said,) = worth.contrasts([measure], judged)
+    (said,) = stitch_scores.contrasts([measure], judged)
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
 
 def test_without_labels_the_warning_goes_by_agreement():
-    (said,) = worth.contrasts([similarity(0.9)], stitches("agreement", 0.2))
+    (said,) = stitch_scores.contrasts([similarity(0.9)], stitches("agreement", 0.2))
     assert "agreement below 0.5" in said
 
 
 def test_nothing_is_said_beside_a_distance():
     far = table("gulp", [[0.9]], higher_is_closer=False, bounds=(0, np.inf))
-    assert not list(worth.contrasts([far], stitches("relative_accuracy", 0.1)))
+    assert not list(stitch_scores.contrasts([far], stitches("relative_accuracy", 0.1)))
 
 
 def test_every_score_has_a_meaning_and_no_measure_has_its_name():
     from netkin.measures import measures
 
-    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in worth.SCORES.values())
-    assert not set(worth.SCORES) & set(measures())
+    assert all(score.means.endswith(".") and score.cannot_see.endswith(".") for score in stitch_scores.SCORES.values())
+    assert not set(stitch_scores.SCORES) & set(measures())
 
 
 def test_relative_accuracy_is_shown_from_zero_to_one_unless_it_is_more():
@@ -110,17 +110,17 @@ def evaluation(**changes):
     ],
 )  # fmt: skip
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
-    ledger = worth.Ledger((["x"], ["y"]), [("x", "y")], ["ridge"], list(worth.SCORES))
+    ledger = stitch_scores.Ledger((["x"], ["y"]), [("x", "y")], ["ridge"], list(stitch_scores.SCORES))
     ledger.note(("x", "y"), "ridge", evaluation(**changes))
     assert ledger.tables()[f"{score}(how=ridge)"].holes == {("x", "y"): reason}
 
 
 def test_unknown_scores_and_none_are_refused():
-    assert worth.known_scores(["r2", "r2"]) == ("r2",)
+    assert stitch_scores.known_scores(["r2", "r2"]) == ("r2",)
     with pytest.raises(ValueFault, match="^`scores` is empty; name at least one, e.g. 'relative_accuracy'.$"):
-        worth.known_scores([])
+        stitch_scores.known_scores([])
     with pytest.raises(UnknownName, match="no score named 'agreements'; did you mean 'agreement'"):
-        worth.known_scores("agreements")
+        stitch_scores.known_scores("agreements")
 
 
 def table(id, values, names=("x",), **changes):
@@ -134,5 +134,5 @@ def similarity(value):
 
 
 def stitches(name, value):
-    id = worth.table_id(name, "ridge")
+    id = stitch_scores.table_id(name, "ridge")
     return {id: table(id, [[value]], name=name, parameters={"how": "ridge"}, bounds=(0, np.inf))}

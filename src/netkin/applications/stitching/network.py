@@ -1,10 +1,14 @@
-"""`Stitch`: two models joined, and how that came to be; in a file without the models themselves."""
+"""The stitched network: the head of one model, a transformation, and the tail of another, as one ordinary module.
+
+A `Stitch` is that network and how it came to be; its file holds the transformation without the models.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, overload
@@ -13,20 +17,136 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__, files
-from netkin.applications.stitching.ends import End, Meeting
-from netkin.applications.stitching.evaluating import Evaluation, evaluated
-from netkin.applications.stitching.joining import Stitched, stitched_network
-from netkin.applications.stitching.matching import LinearMap
-from netkin.applications.stitching.transformations import Transformation
-from netkin.errors import FileFault, InflatedWarning, NoValue
+from netkin.applications.stitching.direct import LinearMap
+from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
+from netkin.applications.stitching.evaluating import Evaluation, evaluated, warn_of_doubt
+from netkin.arrays import HALF
+from netkin.errors import FileFault, NoValue
 from netkin.identity import weights_digest
-from netkin.representations.inputs import FLOATING, dtype_of
+from netkin.representations.cutting import Tail, run_until, tail
+from netkin.representations.guests import evaluating
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.records import checked, now
 
 KIND = "stitch"
-SIDES = ("first", "second")
 FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created", "provenance")
+
+
+class Stitched(nn.Module):
+    """The head of `a` up to `layer_a`, the transformation, and what `b` does after `layer_b`.
+
+    Both models run in evaluation mode, whatever their own mode is and `train()` says: a stitch must not move their
+    statistics. Afterwards they have their own mode again.
+    """
+
+    def __init__(
+        self, a: nn.Module, layer_a: str, b: nn.Module, layer_b: str, transformation: Transformation, cuts: bool = True
+    ):
+        super().__init__()
+        self.a, self.b, self.transformation = a, b, transformation
+        self.layer_a, self.layer_b, self.cuts = layer_a, layer_b, cuts
+        self._tail: list[Tail] = []  # in a list, so that it is no child of this module
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Return the output of the second model for what the first makes of the inputs.
+
+        Both models get them as they are given here. A single one may also be a batch, which is fed as `nk.stitch` does:
+        of a tuple the first element, a mapping as keywords without its labels.
+        """
+        if len(inputs) == 1 and not keywords:
+            return self.finish(self.transformation(self.begin(inputs[0])), inputs[0])
+        batch = (inputs, keywords)
+        return self.finish(self.transformation(self.begin(batch, _called)), batch, _called)
+
+    def begin(self, batch: Any, forward: Forward | None = None) -> Tensor:
+        """Return what the first model gives at its layer; nothing after it is computed."""
+        with evaluating(self.a):
+            given = run_until(self.a, self.layer_a, batch, forward)
+        return main_tensor(given, self.layer_a).to(self.transformation.shift)
+
+    def finish(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
+        """Return what the second model makes of `output` at its layer."""
+        given = dtype_of(self.b)
+        if given in HALF:  # the transformation is more precise, so that training can take small steps
+            output = output.to(given)
+        with evaluating(self.b), _differentiable(self.b):
+            return self.tail(output, batch, forward)
+
+    @property
+    def tail(self) -> Tail:
+        """What the second model does after its layer."""
+        self.cut()
+        return self._tail[0]
+
+    def cut(self) -> None:
+        """Cut the second model now, unless that was done: once it has hooks it can't be."""
+        if self._tail:
+            return
+        with evaluating(self.b):  # what depends on the mode is fixed when the model is traced
+            found = tail(self.b, self.layer_b)
+        uncut = found.graph is not None and not self.cuts
+        self._tail.append(Tail(self.layer_b, self.b, None, "its cut gave other numbers") if uncut else found)
+
+    @property
+    def how(self) -> str:
+        """How both models were cut and what is wasted, in words."""
+        met = self.transformation.meeting.words
+        head = f"first model stopped after {self.layer_a!r}, nothing after it is computed"
+        return "; ".join(filter(None, [head, met, f"second model {self.tail.how}"]))
+
+    def train(self, mode: bool = True) -> Stitched:
+        """Set the mode of the transformation alone."""
+        self.training = mode
+        self.transformation.train(mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tail": []}  # made again from the models when needed
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Stitched:
+        self._tail.clear()  # it may hold tensors that `fn` replaces
+        super()._apply(fn, recurse)
+        return self
+
+
+def stitched_network(
+    a: nn.Module,
+    b: nn.Module,
+    pair: Pair,
+    linear: LinearMap,
+    meeting: Meeting,
+    rank: int | None = None,
+    cuts: bool = True,
+) -> Stitched:
+    """Return layers of two models joined by a map, which is where `b` is, in the precision of `b`, or float32 at least.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        pair: the layer of each.
+        linear: the map of channels.
+        meeting: how the activations of the first take the form of the second.
+        rank: that of a bottleneck; None for a full map.
+        cuts: whether `b` can be cut at its layer (see `joints`).
+    """
+    given = dtype_of(b)
+    transformation = Transformation(linear, meeting, rank=rank)
+    transformation.to(device_of(b), torch.float32 if given in HALF else given)
+    transformation.set(linear)  # again, where it may be float64 by now
+    return Stitched(a, pair[0], b, pair[1], transformation, cuts=cuts)
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    inputs, keywords = batch
+    return model(*inputs, **keywords)
+
+
+def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
+    """Let gradients go back through recurrent layers: in evaluation mode cuDNN's can't, torch's own can."""
+    recurrent = torch.is_grad_enabled() and any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,13 +237,9 @@ class Stitch:
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
-        title = f"{self.method}: {' → '.join(self._ends)}"
-        matrices = import_module("netkin.reporting.figures")
-        return matrices.plot_matrix(self.map.weight.cpu().numpy(), self._ends, title, path, ax, overwrite=overwrite)
-
-    @property
-    def _ends(self) -> tuple[str, str]:
-        return _ends_of(self.names, self.layers)
+        title, labels = f"{self.method}: {' → '.join(_labels(self))}", _labels(self)
+        figures = import_module("netkin.reporting.figures")
+        return figures.plot_matrix(self.map.weight.cpu().numpy(), labels, title, path, ax, overwrite=overwrite)
 
     def __str__(self) -> str:
         return _as_text(self, self.how)
@@ -158,32 +274,22 @@ class StitchRecord:
         """The map of channels: `weight` p × q, `bias` of length q."""
         return self.transformation.as_map()
 
-    @property
-    def _ends(self) -> tuple[str, str]:
-        return _ends_of(self.names, self.layers)
-
     def __str__(self) -> str:
         return _as_text(self)
 
     __repr__ = __str__
 
 
-def _ends_of(names: tuple[str, str], layers: tuple[str, str]) -> tuple[str, str]:
-    first, second = (f"{name}/{layer}" if layer else name for name, layer in zip(names, layers, strict=True))
-    return first, second
+def _labels(stitch: Stitch | StitchRecord) -> tuple[str, str]:
+    (first, second), (x, y) = stitch.names, stitch.layers
+    return f"{first}/{x}" if x else first, f"{second}/{y}" if y else second
 
 
 def _as_text(stitch: Stitch | StitchRecord, how: str = "") -> str:
     meeting = stitch.transformation.meeting
-    heading = f"{' → '.join(stitch._ends)} by {stitch.method}, from {stitch.examples:,} examples"
+    heading = f"{' → '.join(_labels(stitch))} by {stitch.method}, from {stitch.examples:,} examples"
     judged = "" if stitch.evaluation is None else str(stitch.evaluation)
     return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", how, judged]))
-
-
-def warn_of_doubt(judged: Evaluation) -> None:
-    """Warn where an evaluation is easily misread."""
-    if judged.doubt:
-        warnings.warn(judged.doubt, InflatedWarning, stacklevel=3)
 
 
 @overload
@@ -199,38 +305,34 @@ def load_stitch(
 ) -> Stitch | StitchRecord:
     """Return the stitch that was saved at `path`, joining `a` and `b`: the models of then, loaded anew.
 
-    Without models the record of the stitch comes back, with its transformation.
-
-    Other architectures, or models without the layers, are refused. Other weights give a warning, and what the stitch
-    was worth with those of then is dropped; the same weights in another precision are no others.
+    Without models the record of the stitch comes back, with its transformation. Other architectures, or models without
+    the layers, are refused. Other weights give a warning, and the evaluation is dropped; the same weights in another
+    precision are no others.
     """
-    record = _record(path)
+    header, arrays = files.read(path, kind=KIND)
+    with files.damage_reported(path):
+        rest = {key: one for key, one in header.items() if key not in ("kind", "format", "ends", "resize", "rank")}
+        record = checked(StitchRecord, rest | {"transformation": _transformation(header, arrays)})
     if a is None or b is None:
         return record
-    known, layers, evaluation, read = record.models, record.layers, record.evaluation, record.transformation
-    given = [Description.of(model) for model in (a, b)]
-    for which, then, found in zip(SIDES, known, given, strict=True):
-        _refuse_other(path, which, then, found)
-    for which, model, layer in zip(SIDES, (a, b), layers, strict=True):
+    layers, evaluation, read, others = record.layers, record.evaluation, record.transformation, list[str]()
+    for which, model, layer, then in zip(("first", "second"), (a, b), layers, record.models, strict=True):
+        given = Description.of(model)
+        _refuse_other(path, which, then, given)
         if split_call(layer)[0] not in modules(model):
             raise FileFault(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
-    others = [which for which, *both in zip(SIDES, known, given, strict=True) if not have_same_weights(*both)]
+        others += [which] * (not have_same_weights(then, given))
     if others:
-        _warn_of_others(path, others, evaluation)
+        who = f"the {' and the '.join(others)} model {'has' if len(others) == 1 else 'have'}"
+        dropped = "; its evaluation is dropped, call `evaluate`" if evaluation is not None else ""
+        warnings.warn(
+            f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
+            stacklevel=2,
+        )
     network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=record.cuts)
     network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors
     facts = {name: getattr(record, name) for name in FIELDS}
     return Stitch(network, **facts, evaluation=None if others else evaluation)
-
-
-def _record(path: str | os.PathLike[str]) -> StitchRecord:
-    header, arrays = files.read(path, kind=KIND)
-    with files.damage_reported(path):
-        transformation = _transformation(header, arrays)
-        rest = {
-            name: value for name, value in header.items() if name not in ("kind", "format", "ends", "resize", "rank")
-        }
-        return checked(StitchRecord, rest | {"transformation": transformation})
 
 
 @dataclass(frozen=True)
@@ -291,12 +393,3 @@ def _refuse_other(path: Any, which: str, then: Description, given: Description) 
             f"{str(path)!r} holds a stitch whose {which} model is another architecture, a {then.kind}: {odd[0]!r} "
             f"is {then.shape(odd[0])} there and {given.shape(odd[0])} in the {given.kind} given ({len(odd):,} differ)."
         )
-
-
-def _warn_of_others(path: Any, others: list[str], evaluation: Evaluation | None) -> None:
-    who = f"the {' and the '.join(others)} model {'has' if len(others) == 1 else 'have'}"
-    dropped = "; its evaluation is dropped, call `evaluate`" if evaluation is not None else ""
-    warnings.warn(
-        f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
-        stacklevel=3,
-    )

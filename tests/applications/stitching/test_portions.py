@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from netkin.applications.stitching.map_training import trained
-from netkin.applications.stitching.portions import Portion
+from netkin.applications.stitching.portions import Portion, Sampling
 from netkin.applications.stitching.portions import joined as joined_portions
-from netkin.applications.stitching.stitch_records import Sampling
 from netkin.applications.stitching.task_loss import TaskLoss
 from netkin.errors import MemoryLimit, ShapeError, ValueFault
 from task_loss_worlds import joined, trained_from, two_perceptrons
