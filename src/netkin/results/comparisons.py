@@ -164,10 +164,11 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def __init__(self, comparisons: Iterable[Comparison] | Mapping[Pair, Comparison]) -> None:
         found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
-        for i, one in enumerate(found):
-            if any((one.a, one.b) == (other.a, other.b) for other in found[:i]):
+        pairs: dict[Pair, Comparison] = {}
+        for one in found:
+            if pairs.setdefault((one.a, one.b), one) is not one:
                 raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
-        freeze(self, pairs=frozen_mapping({(c.a, c.b): c for c in found}))
+        freeze(self, pairs=frozen_mapping(pairs))
 
     def __getitem__(self, pair: Pair) -> Comparison:
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -216,10 +217,10 @@ class Comparisons(Mapping[Pair, Comparison]):
         NaN stands where nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
         """
-        models = self.models
+        models = {name: place for place, name in enumerate(self.models)}
         means = np.full((len(models), len(models)), np.nan)
         for (a, b), comparison in self.pairs.items():
-            i, j, table = models.index(a), models.index(b), comparison.table(measure)
+            i, j, table = models[a], models[b], comparison.table(measure)
             means[i, j] = _mean(table)
             if table.symmetric and (b, a) not in self.pairs:
                 means[j, i] = means[i, j]
