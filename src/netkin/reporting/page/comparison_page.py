@@ -28,7 +28,7 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded, holes, reason_list, shared_reasons, values_class
 from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.page.many_models import network_map, spread_section, summary_section
+from netkin.reporting.page.model_maps import network_map, spread_section, summary_section
 from netkin.reporting.words import (
     headline,
     number_with_error,

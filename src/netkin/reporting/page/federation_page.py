@@ -30,7 +30,7 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
 from netkin.reporting.page.line_chart import figure_of_curve
-from netkin.reporting.page.many_models import network_map
+from netkin.reporting.page.model_maps import network_map
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.packing import document as described
