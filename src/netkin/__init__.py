@@ -120,7 +120,7 @@ _UNLISTED = {
         "epsilon_sparsity", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens", "sparsity_study",
         "token_costs",
     ],
-    "netkin.comparing": ["model_directions"],
+    "netkin.comparing": ["explain_many", "model_directions"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["SparsityStudy", "document"],

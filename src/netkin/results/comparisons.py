@@ -165,10 +165,11 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def __init__(self, comparisons: Iterable[Comparison] | Mapping[Pair, Comparison]) -> None:
         found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
-        for i, one in enumerate(found):
-            if any((one.a, one.b) == (other.a, other.b) for other in found[:i]):
+        pairs: dict[Pair, Comparison] = {}
+        for one in found:
+            if pairs.setdefault((one.a, one.b), one) is not one:
                 raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
-        freeze(self, pairs=frozen_mapping({(c.a, c.b): c for c in found}))
+        freeze(self, pairs=frozen_mapping(pairs))
 
     def __getitem__(self, pair: Pair) -> Comparison:
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -217,11 +218,11 @@ class Comparisons(Mapping[Pair, Comparison]):
         NaN stands where nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
         """
-        models = self.models
+        models = {name: place for place, name in enumerate(self.models)}
         means = np.full((len(models), len(models)), np.nan)
         having = [pair for pair, one in self.pairs.items() if measure is None or measure in one]
         for a, b in having or self.pairs:  # where none has it, the first refuses
-            i, j, table = models.index(a), models.index(b), self.pairs[a, b].table(measure)
+            i, j, table = models[a], models[b], self.pairs[a, b].table(measure)
             means[i, j] = _mean(table)
             if table.symmetric and (b, a) not in self.pairs:
                 means[j, i] = means[i, j]
@@ -316,13 +317,13 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def _stacked(self, measure: str, field: str, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray | None:
         """Return one field of a measure's tables in one array; None where no table has it."""
-        models, found = self.models, False
+        models, found = {name: place for place, name in enumerate(self.models)}, False
         stacked = np.full((len(models), len(models), len(rows), len(columns)), np.nan)
         for (a, b), one in self.pairs.items():
             values = getattr(one[measure], field) if measure in one else None
             if values is not None:
                 places = np.ix_([rows.index(name) for name in one.layers_a], [columns.index(n) for n in one.layers_b])
-                stacked[models.index(a), models.index(b)][places] = values
+                stacked[models[a], models[b]][places] = values
                 found = True
         return stacked if found else None
 
