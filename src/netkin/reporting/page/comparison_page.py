@@ -1,4 +1,4 @@
-"""The article of one comparison: what to know first, heatmaps or lists, the profile, where the numbers come from.
+"""The page of comparisons: what to know first, heatmaps or lists, profiles, where the numbers come from.
 
 A measure's card is its heatmap between what it says and what it can't see, its errors, and why values are missing.
 """
@@ -9,21 +9,116 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from netkin.reporting.documents import facts, warnings
-from netkin.reporting.grids import Grid
-from netkin.reporting.heatmaps import figure_of
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.network_maps import network_map
-from netkin.reporting.origins import origins, plain_table
-from netkin.reporting.profiles import profile
-from netkin.reporting.wording import direction, headline, meaning_of, number_with_error, range_of, reasons
+from netkin.reporting.charts import Chart, profile_charts
+from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    footer,
+    header,
+    joined,
+    name,
+    origins,
+    plain_table,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import card, embedded, holes, reason_list, shared_reasons, values_class
+from netkin.reporting.page.line_chart import key, line_chart
+from netkin.reporting.page.model_maps import network_map, spread_section, summary_section
+from netkin.reporting.words import (
+    headline,
+    number_with_error,
+    told_apart,
+)
 from netkin.results import Comparison, Values
-from netkin.results.labels import column_label, has_classes, has_networks
-from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
+from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks
+from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
-MOST = 5  # reasons told in one place
+MOST = 5  # reasons why errors are missing, told in one place
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
+
+
+def comparison_page(results: Sequence[Comparison]) -> str:
+    """Return the HTML page of one comparison or several."""
+    comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    summaries = summary_grids(comparisons)
+    names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
+    title, versions = _title(comparisons, names), [c.version for c in comparisons]
+    grids = [grids_of(comparison) for comparison in comparisons]
+    head = header(title, _sentence(comparisons, names), None if len(comparisons) > 1 else _pair(comparisons[0]))
+    chooser = _chooser(comparisons, names) if len(comparisons) > 1 else None
+    best = True if any(grid.best for own in grids for grid in own) else None
+    main = _main(comparisons, names, grids, summaries)
+    shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
+    blocks = [summary for summary in summaries if summary.models]
+    data, kind = (
+        embedded(comparisons, grids, summaries, names),
+        values_class([g for own in (*grids, blocks) for g in own]),
+    )
+    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+
+
+def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+    a, b = ((names or {}).get(model, model) for model in (comparison.a, comparison.b))
+    return f"{a} and {b}"
+
+
+def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    if len(comparisons) == 1 and has_networks(comparisons[0]):
+        return f"{len(comparisons[0].layers_a)} networks, each with every other"
+    if len(comparisons) == 1:
+        return f"{_pair(comparisons[0], names)}, layer by layer"
+    if _of_tasks(comparisons):
+        return f"{len(names)} tasks, block by block"
+    return f"{len(names)} models in {len(comparisons)} comparisons"
+
+
+def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
+    return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
+
+
+def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    several = len(comparisons) > 1
+    if several and _of_tasks(comparisons):
+        return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
+    return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
+
+
+def _listing(comparisons: Sequence[Comparison], names: Mapping[str, str], most: int = 4) -> list[str]:
+    words = [_pair(comparison, names) for comparison in comparisons[:most]]
+    return words + ([f"and {len(comparisons) - most} more"] if len(comparisons) > most else [])
+
+
+def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Markup:
+    plain = [_pair(comparison, names) for comparison in comparisons]
+    times = Counter(plain)
+    told = [
+        f"{k + 1}: {label}, {c.data}" if times[label] > 1 else label
+        for k, (label, c) in enumerate(zip(plain, comparisons, strict=True))
+    ]
+    options = [tag("option", label, value=k) for k, label in enumerate(told)]
+    return tag("label", "Comparison", tag("select", *options, id="chooser"))
+
+
+def _main(
+    comparisons: Sequence[Comparison],
+    names: Mapping[str, str],
+    grids: Sequence[Sequence[Grid]],
+    summaries: Sequence[Grid],
+) -> Markup:
+    articles = [
+        article(comparison, own, names, place, len(comparisons) > 1)
+        for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
+    ]
+    return tag("main", summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
+
+
+# --- one comparison ---------------------------------------------------------------------------------------------------
 
 
 def article(
@@ -109,14 +204,6 @@ def _choice(grids: Sequence[Grid]) -> Markup | None:
     return tag("fieldset", tag("legend", "Measures shown"), *boxes, class_="choice controls")
 
 
-def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | None, axes: Markup) -> Markup:
-    """Return the card of a measure's table, drawn as `grid`."""
-    line = tag("p", f"{direction(table)} · {range_of(table)} · {table.exactness}", class_="facts-line")
-    means, cannot_see = meaning_of(table)
-    says = tag("figcaption", tag("p", means), tag("p", tag("strong", "What it can't see. "), cannot_see))
-    return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", grid.id), line, axes))
-
-
 def _errors(table: Values, several: bool) -> Markup | None:
     """Return how large a table's standard errors are, why some are missing, and where its bias is larger.
 
@@ -152,43 +239,27 @@ def _pairs_of(count: int) -> str:
     return "pair" if count == 1 else "pairs"
 
 
-def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
-    """Return why values of a heatmap are missing, but for reasons that are `said` elsewhere."""
-    return reason_list([text for reason, text in reasons(grid).items() if reason not in said])
+# --- the profile ------------------------------------------------------------------------------------------------------
 
 
-def reason_list(told: Sequence[str]) -> Markup | None:
-    """Return reasons beside a sample of the hatching, or None where there are none."""
-    if not told:
+def profile(comparison: Comparison) -> Markup | None:
+    """Return charts of corresponding layers with their numbers, or None where none correspond."""
+    tables, (pairs, how) = list(comparison.tables.values()), partners(comparison)
+    charts = profile_charts(comparison, tables)
+    if not charts:
         return None
-    more = [f"and {len(told) - MOST} other reasons; point at a cell to read its own"] if len(told) > MOST else []
-    mark = tag("span", class_="hole sample", aria_hidden="true")
-    items = [tag("li", mark, f"no value: {text}") for text in told[:MOST]] + [tag("li", text) for text in more]
-    return tag("ul", *items, class_="reasons")
+    figures = [tag("figure", tag("p", chart.title, class_="facts-line"), key(chart.lines), line_chart(chart),
+                   class_="curve") for chart in charts]  # fmt: skip
+    title = "Profile of corresponding layers" if how else "Profile of the pairs that were compared"
+    which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
+    bars = " Bars are 95 % intervals." if any(map(has_errors, tables)) else ""
+    parts = [tag("p", f"{which}.{bars}"), tag("div", *figures, class_="curves"), _numbers(comparison, pairs, charts[0])]
+    return tag("section", tag("h2", title), tag("div", *parts, class_="card"), class_="profile")
 
 
-def shared_reasons(grids: Sequence[Grid]) -> Mapping[str, str]:
-    """Return the reasons that several measures give, each with the pairs and the measures it is about.
-
-    A layer that is constant has no value by any measure; the page says so once.
-    """
-    found: dict[str, list[Grid]] = {}
-    for grid in grids:
-        for reason in grid.reasons():
-            found.setdefault(reason, []).append(grid)
-    return {
-        reason: f"{reason} ({_pairs(reason, own)} {_by(own, len(grids))})"
-        for reason, own in found.items()
-        if len(own) > 1
-    }
-
-
-def _pairs(reason: str, grids: Sequence[Grid]) -> str:
-    counts = sorted({grid.reasons()[reason] for grid in grids})
-    most = counts[-1]
-    several = f"{counts[0]:,} to {most:,}" if len(counts) > 1 else f"{most:,}"
-    return f"{several} {'pair' if most == 1 else 'pairs'}"
-
-
-def _by(grids: Sequence[Grid], count: int) -> str:
-    return "by every measure" if len(grids) == count else f"by {', '.join(grid.id for grid in grids)}"
+def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Chart) -> Markup:
+    tables = list(comparison.tables.values())
+    rows = [[name(label), *(number_with_error(t.values[pair], t.to_errors()[pair]) for t in tables)]
+            for pair, label in zip(pairs, chart.places, strict=True)]  # fmt: skip
+    table = plain_table(["layer", *(table.id for table in tables)], rows, kind="numbers", label="The same as a table")
+    return tag("details", tag("summary", "The same as a table"), table)

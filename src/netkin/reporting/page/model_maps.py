@@ -1,20 +1,93 @@
-"""A map of networks: a tree in which the nearest join first, and places in a plane that keep their distances."""
+"""Many models on one page: means of every pair, means layer by layer, a tree and places in a plane."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from netkin.reporting.markup import Markup, tag
-from netkin.reporting.wording import shortened
-from netkin.results import Comparison, Values
+from netkin.errors import NoValue
+from netkin.reporting.grids import Grid
+from netkin.reporting.page.document import Markup, joined, name, tag, warnings
+from netkin.reporting.page.heatmap import figure_of, holes
+from netkin.reporting.words import shortened
+from netkin.results import Comparison, Spread, Values
+from netkin.results.labels import is_worth
 
+MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
+BLOCKS = (
+    "Each cell is a layer of one task with a layer of another. Colours of one picture can't be held against another's."
+)
+SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 MOST = 200  # networks that a tree can show
 ROW, WIDTH, LETTER = 16, 460, 6.6  # pixels
 TREE = "Average linkage of angles, arccos of the similarity. Groups that join far left have little in common."
 PLANE = "Classical scaling of the same angles; it keeps {share:.0%} of their squared spread."
+
+
+def summary_section(summaries: Sequence[Grid], note: str) -> Markup | None:
+    """Return the heatmaps of models by models, or of the blocks of tasks; None where there are none."""
+    if not summaries:
+        return None
+    blocks = bool(summaries[0].models)
+    words = tag("p", f"{BLOCKS if blocks else MEANS} Choose a cell to open its comparison.")
+    title = "Tasks by tasks, block by block" if blocks else "Models by models"
+    figures = [
+        figure_of(grid, f"{grid.id}, {title.lower()}", f"summary {k}", holes(grid), heading=_heading(grid))
+        for k, grid in enumerate(summaries)
+    ]
+    cards = tag("div", *figures, class_="cards")
+    return tag("section", tag("h2", title), words, warnings([note] if note else []), cards, class_="summary")
+
+
+def _heading(grid: Grid) -> Markup:
+    return joined(tag("h3", grid.id), tag("p", grid.note, class_="facts-line") if grid.note else None)
+
+
+def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
+    """Return means and deviations over comparisons with stitches, or None where there are none or one alone."""
+    if len(comparisons) < 2 or not any(is_worth(t) for c in comparisons for t in c.tables.values()):
+        return None
+    try:
+        spread = Spread.of(comparisons)
+    except NoValue:  # no names of layers in common
+        return None
+    words = tag("p", SPREAD.format(counted=spread.told_count()))
+    tables = _listed(spread) if spread.is_profile else _matrices(spread)
+    cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
+    return tag(
+        "section",
+        tag("h2", "Layer by layer, over all pairs of models"),
+        words,
+        tag("div", *cards, class_="cards"),
+        class_="spread",
+    )
+
+
+def _listed(spread: Spread) -> Iterator[tuple[str, Markup]]:
+    """Yield for the similarities and each score a table of layers by methods."""
+    for word, side_by_side in spread.blocks().items():
+        rows = [(spread.label(i, j), [cells.written(i, j) for cells in side_by_side]) for i, j in spread.pairs]
+        yield word, _table("layer", [cells.column for cells in side_by_side], rows)
+
+
+def _matrices(spread: Spread) -> Iterator[tuple[str, Markup]]:
+    """Yield for each measure a table of layers by layers."""
+    for id_, cells in spread.tables.items():
+        places = range(len(spread.layers_b))
+        rows = [(a, [cells.written(i, j) for j in places]) for i, a in enumerate(spread.layers_a)]
+        yield id_, _table("from ↓ into →", spread.layers_b, rows)
+
+
+def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Markup:
+    head = tag("tr", tag("th", corner, scope="col"), *(tag("th", name(column), scope="col") for column in columns))
+    body = [tag("tr", tag("th", name(label), scope="row"), *map(_cell, texts)) for label, texts in rows]
+    return tag("table", tag("thead", head), tag("tbody", *body), class_="plain numbers")
+
+
+def _cell(text: str) -> Markup:
+    return tag("td", text)
 
 
 def network_map(comparison: Comparison, what: str = "networks") -> Markup | None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from netkin.reporting.axes import StepAxis, spread
+from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import Grid, frames, grids_of, summary_grids
-from netkin.reporting.heatmaps import picture
-from netkin.reporting.layer_lines import drawing, series_headline, tick_names, zoomed
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.origins import plain_table
-from netkin.reporting.scales import depths, ink, level, palette
-from netkin.reporting.wording import number_with_error, shortened
+from netkin.reporting.page.document import Markup, joined, name, plain_table, tag
+from netkin.reporting.page.heatmap import picture
+from netkin.reporting.page.line_chart import drawing, tick_names
+from netkin.reporting.scales import depths, ink, palette
+from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Ranking, Series
 from netkin.results.text import NO_DATA, error_lines
 
@@ -22,9 +19,10 @@ FEW = 16  # columns, up to which cells show their values
 SHOWN = 4  # measures at most
 CELLS = 2500  # beyond so many only the first measure is shown
 PANES = 5
-PAPER = "background:#fff;color:#222;padding:10px 14px;max-width:760px"
+KEY = "margin-right:12px;display:inline-block"
+ROOM = "padding:10px 14px;max-width:760px"
 STRIP = "display:flex;flex-wrap:wrap;gap:10px;margin:0 0 12px"
-HATCHED = "background:repeating-linear-gradient(45deg,#fff 0 3px,#aaa 3px 4.5px)"
+HATCHED = "background:repeating-linear-gradient(45deg,transparent 0 3px,#8889 3px 4.5px)"
 FIELD = "position:relative;height:220px;margin:10px 12px 28px 44px"
 
 
@@ -137,7 +135,7 @@ def series_view(series: Series) -> str:
     notes += [f"not shown here: {', '.join(rest)}"] if rest else []
     about = f"{series.run}: {measure} of the layers (rows) with those of the final {series.unit} (columns)"
     shown = [tag("p", series_headline(series)), tag("p", about, style="font-weight:600"), _strip(series, measure)]
-    return tag("div", *shown, _lines(series, measure), *(tag("p", tag("small", note)) for note in notes), style=PAPER)
+    return tag("div", *shown, _lines(series, measure), *(tag("p", tag("small", note)) for note in notes), style=ROOM)
 
 
 def _strip(series: Series, measure: str) -> Markup:
@@ -150,22 +148,14 @@ def _strip(series: Series, measure: str) -> Markup:
 
 
 def _lines(series: Series, measure: str) -> Markup | None:
-    own, axis = series.own(measure), StepAxis.of(series.steps)
-    if not np.isfinite(own).any():
+    chart = series_chart(series, measure, depths("both"))
+    if chart is None:
         return None
-    scale = zoomed(series.table(measure), own)
-    colours = [depths()[level(k, own.shape[1])] for k in range(own.shape[1])]
-    field = tag("div", drawing(own, scale, axis, colours), *tick_names(scale, axis), style=FIELD)
+    field = tag("div", drawing(chart), *tick_names(chart), style=FIELD)
+    short = shortened(series.layers)
     key = [
-        tag(
-            "span",
-            tag("span", "━ ", style=f"color:{colour}"),
-            name(label),
-            style="margin-right:12px;display:inline-block",
-            title=layer,
-        )
-        for layer, label, colour in zip(series.layers, shortened(series.layers), colours, strict=True)
+        tag("span", tag("span", "━ ", style=f"color:{line.colour}"), name(label), style=KEY, title=line.name)
+        for line, label in zip(chart.lines, short, strict=True)
     ]
-    kind = " (logarithmic axis)" if axis.logarithmic else ""
-    words = tag("small", f"each layer with its own final state, over the {series.unit}s{kind}", style="display:block")
+    words = tag("small", f"each layer with its own final state, over the {chart.axis_name}", style="display:block")
     return tag("div", words, field, tag("small", *key))

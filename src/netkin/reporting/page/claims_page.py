@@ -10,14 +10,13 @@ from typing import Any
 
 from netkin import files
 from netkin.errors import ValueFault
-from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import document, footer, header
-from netkin.reporting.markup import Markup, joined, tag
+from netkin.reporting.page.document import Markup, document, footer, header, joined, tag
+from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
-SCRIPTS = ("telling", "profile", "theme")
+SCRIPTS = ("page", "chart")
 
 
 def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -34,7 +33,7 @@ def claims_page(claims: Iterable[Claim]) -> str:
     parts = [_paper(paper, by_id) for paper, by_id in grouped(listed).items()]
     top = header("Reproductions", f"What papers claim, measured again: {tally(listed)}.")
     shown = joined(top, tag("main", *parts), footer(claim.version for claim in listed))
-    return document("Reproductions", shown, {}, styles=("page", "claims"), scripts=SCRIPTS, kind="claims")
+    return document("Reproductions", shown, {}, scripts=SCRIPTS, kind="claims")
 
 
 def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:

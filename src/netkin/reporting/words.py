@@ -1,17 +1,21 @@
-"""Numbers, names and sentences as the page says them."""
+"""Numbers, names and sentences as pages, figures and notebooks say them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 
+from netkin.errors import NoValue
 from netkin.reporting.grids import Grid, partners
-from netkin.results import Comparison, Match, Values
+from netkin.results import Comparison, Match, Series, Trend, Values
 from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
 from netkin.results.text import worth_of
+
+CHANCE = 0.05  # an order that chance brings about more often only leans one way
 
 
 def number(value: float) -> str:
@@ -152,3 +156,86 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
 def _cut(name: str, limit: int) -> str:
     head = limit // 2
     return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
+
+
+# --- the order in which layers settle ---------------------------------------------------------------------------------
+
+
+def verdict(trend: Trend) -> str:
+    """Return which way the order runs; where chance may well have made it, that it leans that way at most."""
+    if is_unclear(trend):
+        return "no clear order"
+    way = "bottom-up" if trend.tau > 0 else "top-down"
+    return way if trend.p <= CHANCE else f"leaning {way}"
+
+
+def is_unclear(trend: Trend) -> bool:
+    """Tell whether τ is 0 or no farther from it than its own error, and chance would do as much."""
+    return not trend.tau or (trend.p > CHANCE and abs(trend.tau) <= (trend.error or 0))
+
+
+def tau(trend: Trend) -> str:
+    """Return τ with its standard error."""
+    return f"{trend.tau:.2f}" + ("" if trend.error is None else f" ± {trend.error:.2f}")
+
+
+def series_headline(series: Series) -> str:
+    """Return the one sentence that says what was found: in which order the layers settle."""
+    if not series.layers:
+        count = len(series.comparisons[-1].layers_a)
+        steps = f"{len(series)} {series.unit}s"
+        return f"{count} layers at {steps}, none of which the final checkpoint has under the same name."
+    final = f"each with its final state at {series.unit} {series.final_step:,}"
+    general = f"{len(series.layers)} layers at {len(series)} {series.unit}s, {final}"
+    for threshold, measure in [(mark, m) for m in series.measures for mark in series.marks(m)]:
+        try:
+            return f"{general}. {_found(series, series.bottom_up(threshold, measure), threshold, measure)}"
+        except NoValue:  # all layers get there together: the next mark may tell them apart
+            continue
+    return f"{general}."
+
+
+def _found(series: Series, trend: Trend, threshold: float, measure: str) -> str:
+    way = "from the bottom up" if trend.tau > 0 else "from the top down"
+    says = f"settle {way}" if trend.p <= CHANCE else f"lean to settling {way}, which may be chance"
+    says = "settle in no clear order of depth" if is_unclear(trend) else says
+    reached = f"the {series.unit} at which they reach {threshold}"
+    return f"By {measure}, layers {says}: Kendall's τ between depth and {reached} is {tau(trend)}."
+
+
+def settling_rule(series: Series, measure: str) -> str:
+    """Return what it means that a layer has settled."""
+    return (
+        f"The first {series.unit} from which on the {measure} of a layer with its own final state stays at the mark or "
+        f"above. The last {series.unit} does not count: there every layer equals itself."
+    )
+
+
+def scale_of_tau() -> str:
+    """Return what Kendall's τ says."""
+    return (
+        "Kendall's τ says how far the order of settling follows depth: 1 if every layer settles after all layers below "
+        "it, 0 if depth tells nothing, −1 if the top layers come first. After ± stands its standard error, from "
+        "leaving out one layer at a time."
+    )
+
+
+def settled_first(series: Series, threshold: float, measure: str) -> str:
+    """Count the pairs of layers in which the lower one settles first, a question anyone can check by hand."""
+    steps = [math.inf if step is None else step for step in series.reached(threshold, measure).values()]
+    apart = [(low, high) for low, high in combinations(steps, 2) if low != high]
+    first = sum(low < high for low, high in apart)
+    pairs = f"{first:,} of the {len(apart):,} pairs of layers that settle at different {series.unit}s"
+    return f"In {pairs} the lower one comes first."
+
+
+def chance_in_words(trend: Trend) -> str:
+    """Return the p-value of a trend as a sentence."""
+    share = f"in {trend.p:.2g} of all cases" if trend.p >= 1e-4 else "in fewer than 1 of 10,000 cases"
+    doubt = "" if trend.p <= CHANCE else ", so it may be no more than that"
+    return f"Chance alone would bring a τ as far from 0 {share}{doubt}."
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib, which is imported only when a figure is asked for: heatmaps, names of layers, files."""
+"""Drawing with matplotlib, which is imported only when a figure is asked for: the heatmap, the line chart, files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import MissingExtra, ValueFault
+from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid
 from netkin.reporting.scales import shades
-from netkin.reporting.wording import shortened
+from netkin.reporting.words import shortened
 
 KINDS = (".png", ".svg", ".pdf")
 TICKS = 32  # names on an axis at most
+MARKS = "os^D"
+LISTED = 16  # lines that a legend lists; of more, some are named beside a bar of their colours
 STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "netkin"}
 
 
@@ -101,6 +104,89 @@ def _mark_best(ax: Any, grid: Grid) -> None:
     ax.scatter(
         list(grid.best.values()), list(grid.best), s=size, c="white", edgecolors="black", linewidths=0.5, zorder=3
     )
+
+
+def lines_into(ax: Any, chart: Chart, up: str = "", *, marks: str = MARKS, legend: bool | None = None) -> None:
+    """Draw a line chart into axes, with bars for errors; `up` names the axis of the values.
+
+    Values that are so by construction are joined by a faint line. A legend is there by default if lines are several.
+    """
+    for k, line in enumerate(chart.lines):
+        _line_into(ax, chart, k, line, marks[(k if line.kind is None else line.kind) % len(marks)])
+    if chart.along is None:
+        name_axis(ax.xaxis, chart.names, "", upright=True)
+    else:
+        _number_axis(ax, chart)
+        write_words(ax.set_xlabel, chart.across, fontsize=8)
+    margin = 0.03 * (chart.up.high - chart.up.low)
+    ax.set_ylim(chart.up.low - margin, chart.up.high + margin)
+    write_words(ax.set_ylabel, up, fontsize=8)
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    if len(chart.lines) > 1 if legend is None else legend:
+        _name_lines(ax, chart.lines)
+
+
+def _line_into(ax: Any, chart: Chart, k: int, line: Line, mark: str) -> None:
+    places, free = _along(chart, k), len(line.values) - line.given
+    values = np.array([math.nan if value is None else value for value in line.values])
+    bars = [line.bar(j) or (value, value) for j, value in enumerate(values)]
+    reach = [[abs(values[j] - bar[side]) for j, bar in enumerate(bars)] for side in (0, 1)]
+    style: dict[str, Any] = {"marker": mark, "markersize": 5 if mark == "." else 3, "linewidth": 1.2}
+    style |= {"color": line.colour} if line.colour else {} if line.kind is None else {"color": f"C{line.kind % 10}"}
+    shown = np.where(np.arange(len(values)) < free, values, math.nan)
+    if any(line.bar(j) for j in range(free)):
+        drawn = ax.errorbar(places, shown, yerr=np.nan_to_num(reach), capsize=2, **style)[0]
+    else:
+        (drawn,) = ax.plot(places, shown, **style)
+    drawn.set_label(line.name.replace("$", r"\$"))
+    known = [j for j in range(free) if math.isfinite(values[j])]
+    if line.given and known:
+        given = [*zip(places[known[-1] :], values[known[-1] :], strict=True)]
+        faint = matplotlib("matplotlib.collections").LineCollection([given], colors=[drawn.get_color()])
+        faint.set(alpha=0.3, linewidth=1.0)
+        ax.add_collection(faint)
+
+
+def _along(chart: Chart, k: int) -> list[float]:
+    """Return the places of a line on the x axis; over names, lines with bars stand beside each other."""
+    if chart.along is not None:
+        return list(chart.places)
+    return [j + chart.aside(k) * len(chart.places) for j in range(len(chart.places))]
+
+
+def _number_axis(ax: Any, chart: Chart) -> None:
+    axis = chart.along
+    if isinstance(axis, StepAxis) and axis.logarithmic and axis.steps[0] == 0:
+        ax.set_xscale("symlog", linthresh=axis.least, linscale=0.3)
+    elif axis is not None and axis.logarithmic:
+        ax.set_xscale("log")
+    if isinstance(axis, StepAxis):
+        ax.set_xticks(axis.ticks(), [text for _, text, _ in chart.ticks()])
+        ax.minorticks_off()
+    elif all(isinstance(place, int) for place in chart.places):
+        ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _name_lines(ax: Any, lines: Sequence[Line]) -> None:
+    """List few lines in a legend; of many, name some beside a bar of their colours."""
+    names = shortened([line.name for line in lines])
+    if len(lines) <= LISTED:
+        handles, _ = ax.get_legend_handles_labels()
+        legend = ax.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return
+    module = matplotlib("matplotlib.colors")
+    norm = module.BoundaryNorm(np.arange(len(lines) + 1) - 0.5, len(lines))
+    mapped = matplotlib("matplotlib.cm").ScalarMappable(norm, module.ListedColormap([line.colour for line in lines]))
+    named = range(0, len(lines), math.ceil(len(lines) / LISTED))
+    bar = ax.figure.colorbar(mapped, ax=ax, pad=0.02, ticks=named)
+    bar.outline.set_visible(False)
+    bar.minorticks_off()
+    bar.ax.set_yticklabels([names[k] for k in named], fontsize=6, parse_math=False)
+    bar.ax.tick_params(length=2, width=0.6)
+    bar.ax.invert_yaxis()  # the first on top, as in a heatmap
 
 
 def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = False, most: int = TICKS) -> None:

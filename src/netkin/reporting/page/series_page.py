@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from netkin.reporting.articles import card, reason_list
-from netkin.reporting.axes import StepAxis, spread
-from netkin.reporting.documents import document, facts, footer, header, toolbar, warnings
-from netkin.reporting.embedding import embedded_series
+import numpy as np
+
+from netkin.errors import NoValue
+from netkin.reporting.charts import StepAxis, series_chart, spread
 from netkin.reporting.grids import Grid, frames
-from netkin.reporting.heatmaps import panes
-from netkin.reporting.layer_lines import depth_rules, layer_lines, series_headline, settling
-from netkin.reporting.markup import Markup, joined, tag
-from netkin.reporting.origins import (
+from netkin.reporting.page.document import (
+    Markup,
     common_facts,
+    document,
+    facts,
     folded,
+    footer,
+    header,
     identity,
     is_identity,
+    joined,
     layer_table,
     measure_table,
+    name,
     plain_table,
     section,
+    tag,
+    toolbar,
+    warnings,
 )
-from netkin.reporting.step_maps import step_maps
+from netkin.reporting.page.heatmap import card, embedded_series, legend, panes, picture, reason_list
+from netkin.reporting.page.line_chart import key, line_chart
+from netkin.reporting.scales import LEVELS, Scale, depth_rules
+from netkin.reporting.words import (
+    chance_in_words,
+    number,
+    scale_of_tau,
+    sentence,
+    series_headline,
+    settled_first,
+    settling_rule,
+    tau,
+    verdict,
+)
 from netkin.results import Series
 from netkin.results.text import NO_DATA
 
-SCRIPTS = ("telling", "heatmaps", "pictures", "saving", "timeline", "layer_lines", "controls", "theme", "scrolling")
+LATE = "–"
+LINES = {0.99: None, 0.999: "2 3"}  # the marks that are drawn, and their dashes
+SCRIPTS = ("page", "heatmap", "saving", "timeline", "chart", "controls")
 PANES = 6
 FEW = 12  # columns, up to which the cells show their values before any script runs
 ROUNDED = "Its numbers are rounded as shown; the saved series holds them in full."
@@ -45,10 +68,9 @@ def series_page(series: Series) -> str:
         title,
         shown,
         data,
-        styles=("page", "series"),
         rules=depth_rules(),
-        scripts=SCRIPTS if series.measures else ("telling", "theme", "scrolling"),
-        kind="values-shown" if len(series.comparisons[-1].layers_b) <= FEW else "values-hidden",
+        scripts=SCRIPTS if series.measures else ("page",),
+        kind=f"series {'values-shown' if len(series.comparisons[-1].layers_b) <= FEW else 'values-hidden'}",
     )
 
 
@@ -118,9 +140,127 @@ def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid]
 
 def _ways(series: Series, axis: StepAxis, measure: str) -> Iterable[Markup | None]:
     yield tag("h2", "Each layer on its way to its final state")
-    yield layer_lines(series, measure, axis)
+    yield layer_lines(series, measure)
     yield settling(series, measure)
     yield step_maps(series, measure)
+
+
+# --- the layers' lines and when they settle ---------------------------------------------------------------------------
+
+
+def layer_lines(series: Series, measure: str) -> Markup | None:
+    """Return the chart of a measure with its key and its numbers, or None where no layer has a final state."""
+    chart = series_chart(series, measure, [f"var(--d{k})" for k in range(LEVELS)])
+    if chart is None:
+        return None
+    table = series.table(measure)
+    word = "similarity to its final state" if table.higher_is_closer else "distance from its final state, closer is up"
+    readout = tag("p", "Point at a line, or reach it by Tab and use the arrow keys.", class_="readout")
+    note = tag("p", f"The last {series.unit}, drawn faintly, is so by construction: there every layer equals itself.",
+               class_="note") if chart.lines[0].given else None  # fmt: skip
+    return tag("div", line_chart(chart, labels=True, upwards=f"{measure}: each layer's {word}"), note,
+               tag("div", readout, role="status", aria_live="polite"),
+               tag("span", "Layers from the first to the last:", class_="note"), key(chart.lines, shorter=True),
+               _numbers(series, series.own(measure)), class_="card ways",
+               data_lines=series.measures.index(measure))  # fmt: skip
+
+
+def _numbers(series: Series, own: np.ndarray) -> Markup:
+    rows = [
+        [f"{step:,}", *(number(value) if math.isfinite(value) else "–" for value in line)]
+        for step, line in zip(series.steps, own.tolist(), strict=True)
+    ]
+    table = plain_table([series.unit, *series.layers], rows, kind="numbers", label="Each layer at each step")
+    return tag("details", tag("summary", "The same as a table"), table)
+
+
+def settling(series: Series, measure: str) -> Markup:
+    """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them in words."""
+    title = tag("h3", "When each layer settles")
+    marks = series.marks(measure)
+    if not marks:
+        why = f"{measure} is no similarity that ends at 1, so there is no mark to reach."
+        ask = f"`series.reached(threshold, {measure!r})` tells the {series.unit}s for a threshold of yours."
+        return tag("div", title, tag("p", f"{why} {ask}"), class_="card settling")
+    found = [series.reached(threshold, measure) for threshold in marks]
+    rows = [[name(layer), *(_step(one[layer]) for one in found)] for layer in series.layers]
+    head = ["layer", *(f"{threshold} from {series.unit}" for threshold in marks)]
+    orders = [tag("li", order_in_words(series, threshold, measure)) for threshold in marks]
+    late = any(step is None for one in found for step in one.values())
+    note = tag("p", f"{LATE}  not before the last {series.unit}", class_="note") if late else None
+    table = plain_table(head, rows, kind="numbers")
+    return tag("div", title, tag("p", settling_rule(series, measure)), table, note, tag("h3", "From the bottom up?"),
+               tag("p", scale_of_tau()), tag("ul", *orders), class_="card settling")  # fmt: skip
+
+
+def order_in_words(series: Series, threshold: float, measure: str) -> Markup:
+    """Return whether lower layers settle first, as a verdict, a number with its error, and counted pairs."""
+    start = f"At {threshold}: "
+    try:
+        trend = series.bottom_up(threshold, measure)
+    except NoValue as reason:
+        return joined(tag("strong", f"{start}no order."), f" {sentence(str(reason))}")
+    late = f" {trend.never} of {trend.layers} layers get there only at the end, and count as equally late."
+    return joined(
+        tag("strong", f"{start}{verdict(trend)}, τ = {tau(trend)}."),
+        f" {settled_first(series, threshold, measure)} {chance_in_words(trend)}",
+        late if trend.never else None,
+    )
+
+
+def _step(step: int | None) -> str:
+    return LATE if step is None else f"{step:,}"
+
+
+# --- every step with every other --------------------------------------------------------------------------------------
+
+
+def step_maps(series: Series, measure: str) -> Markup | None:
+    """Return the pictures of all layers that have all pairs of steps, or None where there are none."""
+    known = {} if series.between is None else series.between.tables
+    layers = [layer for layer in series.layers if f"{measure} of {layer}" in known]
+    if not layers:
+        return None
+    together = np.concatenate([series.between_steps(layer, measure).ravel() for layer in layers])
+    table = series.table(measure)
+    seen = together[np.isfinite(together)]
+    low, high = (float(seen.min()), float(seen.max())) if seen.size else table.bounds
+    scale = Scale(low, high, table.higher_is_closer, open_ended=True)
+    figures = [_step_map(series, measure, layer, scale) for layer in layers]
+    grid = _step_grid(series, measure, layers[0], scale)
+    words = (
+        f"Rows and columns are the {series.unit}s, {series.steps[0]:,} to {series.final_step:,}. White lines mark the "
+        f"{series.unit} from which on a layer stays at 0.99 of its final state (full) and at 0.999 (dotted)."
+    )
+    told = tag("p", words) if series.marks(measure) else tag("p", words.partition(" White")[0])
+    return tag(
+        "section", tag("h2", f"Every {series.unit} with every other"),
+        tag("div", told, legend(grid), tag("ul", *figures, class_="panes maps"), class_="card"),
+    )  # fmt: skip
+
+
+def _step_grid(series: Series, measure: str, layer: str, scale: Scale) -> Grid:
+    values, names = series.between_steps(layer, measure), tuple(map(str, series.steps))
+    return Grid(f"{measure} of {layer}", names, names, values, scale)
+
+
+def _step_map(series: Series, measure: str, layer: str, scale: Scale) -> Markup:
+    """Return a layer's picture, with the lines over it and their steps below."""
+    marks = {mark: series.reached(mark, measure)[layer] for mark in LINES if mark in series.marks(measure)}
+    known = [(mark, series.steps.index(step)) for mark, step in marks.items() if step is not None]
+    lines = [_cross(at, len(series), LINES[mark], *ink) for mark, at in known for ink in (("#000", 4), ("#fff", 2))]
+    over = tag("svg", *lines, viewBox=f"0 0 {len(series)} {len(series)}", aria_hidden="true")
+    told = [f"{mark} {'not before the last' if step is None else f'from {step:,}'}" for mark, step in marks.items()]
+    box = tag("div", picture(_step_grid(series, measure, layer, scale)), over, class_="map")
+    return tag("li", box, tag("strong", name(layer)), tag("span", ", ".join(told), class_="note"))
+
+
+def _cross(at: int, size: int, dashes: str | None, colour: str, width: int) -> Markup:
+    return tag("path", d=f"M{at} 0V{size}M0 {at}H{size}", fill="none", stroke=colour, stroke_width=width,
+               stroke_dasharray=dashes, vector_effect="non-scaling-stroke")  # fmt: skip
+
+
+# --- holes and origins ------------------------------------------------------------------------------------------------
 
 
 def missing_in_words(series: Series, grids: Sequence[Sequence[Grid]]) -> list[str]:

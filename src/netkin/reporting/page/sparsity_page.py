@@ -6,26 +6,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from netkin.reporting.articles import holes
-from netkin.reporting.axes import tick_text
-from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
-from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, write_words
-from netkin.reporting.embedding import embedded
+from netkin.reporting.charts import tick_text
 from netkin.reporting.grids import Grid, grids_of
-from netkin.reporting.heatmaps import figure_of, values_class
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.origins import folded, plain_table
-from netkin.reporting.wording import told_apart
-from netkin.results.packing import plain
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    folded,
+    footer,
+    header,
+    joined,
+    name,
+    plain_table,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
+from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.words import told_apart
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
 WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
-RULES = (
-    ".sparsity .numbers :is(th,td){width:auto;overflow-wrap:normal}"
-    ".sparsity .lines{min-width:300px}"
-    ".bars{fill:currentColor;fill-opacity:.8;stroke:none}.sparsity .card+.card{margin-top:0}"
-)
 WEIGHTS = (
     "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
     "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
@@ -58,7 +61,7 @@ def sparsity_page(study: SparsityStudy) -> str:
     data = embedded(comparisons, grids, [], names)
     data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
     kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
-    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
+    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
 
 
 def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
@@ -157,9 +160,11 @@ def _bars(edges: Sequence[float], shares: Sequence[float], most: float, place: i
         for share, value in ((0.0, edges[0]), (0.25, edges[0] / 2), (0.5, 0.0), (0.75, edges[-1] / 2), (1.0, edges[-1]))
     ]
     rule = tag("line", x1=SIDE, x2=WIDTH - SIDE, y1=HEIGHT + 8, y2=HEIGHT + 8, class_="rule")
-    bars = tag("g", tag("path", d=path, class_="bars"), class_=f"k{place % 4}")
+    bars = tag("g", tag("path", d=path, class_="area"), class_=f"k{place % 4}")
     view = f"-16 0 {WIDTH + 32} {HEIGHT + FOOT}"
-    return tag("svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="lines")
+    return tag(
+        "svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="histogram"
+    )
 
 
 def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup]:
@@ -214,49 +219,3 @@ def _rows(study: SparsityStudy) -> list[Any]:
     rows = [[one, *(getattr(row, key) for key in columns)]
             for one, table in study.networks.items() for row in table.layers]  # fmt: skip
     return [["network", *columns], rows]
-
-
-# --- a figure for a paper ---------------------------------------------------------------------------------------------
-
-
-def sparsity_figure(study: SparsityStudy) -> Any:
-    """Return a figure with a column for each network: its weights, its layers' similarity; then accuracy."""
-    names, count = told_apart(study.names), len(study.networks)
-    heights = [2.0] + [3.4] * bool(study.interlayer) + [2.4] * bool(study.curve)
-    figure = empty_figure(4.2 * max(count, 1), sum(heights))
-    places = figure.add_gridspec(len(heights), count, height_ratios=heights)
-    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
-    for column, one in enumerate(study.names):
-        _histogram_into(figure.add_subplot(places[0, column]), study, one, names[one], most)
-        if one in study.interlayer:
-            (grid,) = grids_of(study.interlayer[one])
-            ax = figure.add_subplot(places[1, column])
-            bar_beside(ax, heatmap_into(ax, grid, (names[one], ""), best=False), grid)
-    if study.curve:
-        _curve_into(figure.add_subplot(places[len(heights) - 1, :]), study, names)
-    return figure
-
-
-def _histogram_into(ax: Any, study: SparsityStudy, one: str, title: str, most: float) -> None:
-    counts, edges = study.histograms[one], study.edges
-    shares = [count / max(sum(counts), 1) for count in counts]
-    ax.bar(edges[:-1], shares, width=edges[1] - edges[0], align="edge", linewidth=0)
-    ax.set_ylim(0, 1.05 * most)
-    ax.tick_params(labelsize=7, width=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    write_words(ax.set_title, f"{title}, sparsity {study.networks[one].sparsity:.3f}", fontsize=8)
-    write_words(ax.set_xlabel, "weight", fontsize=8)
-    write_words(ax.set_ylabel, "share of weights left", fontsize=8)
-
-
-def _curve_into(ax: Any, study: SparsityStudy, names: Mapping[str, str]) -> None:
-    (_, across), *lines = study.curve.items()
-    for k, (_, values) in enumerate(lines):
-        ax.plot(across, plain(values), marker="os^D"[k % 4], markersize=3, linewidth=1)
-    ax.tick_params(labelsize=7, width=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    write_words(ax.set_xlabel, "share of smallest weights taken away", fontsize=8)
-    write_words(ax.set_ylabel, "accuracy", fontsize=8)
-    legend = ax.legend([names[one] for one, _ in lines], fontsize=7, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)

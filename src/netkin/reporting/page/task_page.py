@@ -10,24 +10,32 @@ from typing import Any
 import numpy as np
 
 from netkin.errors import ValueFault
-from netkin.reporting.articles import holes
-from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
-from netkin.reporting.embedding import embedded_tables
 from netkin.reporting.grids import Grid, grid_of
-from netkin.reporting.heatmaps import figure_of, values_class
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.origins import folded, identity, is_identity, plain_table, section
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    folded,
+    footer,
+    header,
+    identity,
+    is_identity,
+    joined,
+    name,
+    plain_table,
+    section,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.packing import document as described
 from netkin.results.task_accuracies import told
 from netkin.results.text import plural
 
-RULES = (
-    ".tasks .plain:not(.facts){min-width:600px}.tasks .numbers :is(th,td){white-space:nowrap;width:auto}"
-    ".tasks .plain:not(.facts) :is(th,td){overflow-wrap:break-word}.tasks .card + .card{margin-top:20px}"
-    ".tasks .cards .card{margin-top:0}"
-)
 STORED = {"each task": "numbers for a task", "in all": "numbers in all"}
 MEANING = (
     "With R[i, j] the accuracy on task j after task i, of T tasks: ACC is the mean of R[T, j] over all tasks; BWT that "
@@ -65,7 +73,7 @@ def task_page(records: Sequence[Record]) -> str:
     data |= {"document": documents[0] if len(documents) == 1 else documents, "table": _rows(ways, labels, ensembles),
              "name": "tasks in a row"}  # fmt: skip
     kind = f"tasks {values_class(grids)}"
-    return document(title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
+    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
 
 
 def parted(records: Sequence[Record]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:

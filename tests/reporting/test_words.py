@@ -1,7 +1,7 @@
 import numpy as np
 
 from netkin.comparing.compare import compare
-from netkin.reporting.wording import headline, meaning_of, range_of, shortened
+from netkin.reporting.words import headline, meaning_of, range_of, shortened
 
 
 def test_every_measure_has_its_meaning():

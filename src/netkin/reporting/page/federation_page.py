@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from netkin.reporting.articles import card, holes
-from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.documents import SCRIPTS, document, facts, footer, header, toolbar, warnings
-from netkin.reporting.drawing import bar_beside, empty_figure, heatmap_into, write_words
-from netkin.reporting.embedding import embedded_tables
 from netkin.reporting.grids import Grid, grid_of
-from netkin.reporting.heatmaps import figure_of, values_class
-from netkin.reporting.markup import Markup, joined, name, tag
-from netkin.reporting.network_maps import network_map
-from netkin.reporting.origins import folded, identity, is_identity, plain_table, section
-from netkin.reporting.wording import number
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    folded,
+    footer,
+    header,
+    identity,
+    is_identity,
+    joined,
+    name,
+    plain_table,
+    section,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.model_maps import network_map
+from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.packing import document as described
 from netkin.results.text import plural
 
-RULES = (
-    ".federation .plain:not(.facts){min-width:480px}.federation .plain:not(.facts) :is(th,td){overflow-wrap:break-word}"
-    ".federation .numbers :is(th,td){white-space:nowrap;width:auto}.federation .card + .cards{margin-top:20px}"
-    ".federation .curve .k0 polyline{stroke-width:3}"
-)
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open
 MOST = 3  # faults of clients that are told above the numbers
@@ -46,7 +53,7 @@ Drawn = tuple[tuple[str, str], Values, Grid]  # what rows and columns are, the t
 
 def federation_page(found: Federation) -> str:
     """Return the HTML page of a federation."""
-    drawn = _drawn(found)
+    drawn = federation_heatmaps(found)
     shown = joined(
         header(found.title, _sentence(found)),
         toolbar(best=None, cells=bool(drawn)),
@@ -56,7 +63,7 @@ def federation_page(found: Federation) -> str:
     data = embedded_tables([(*sides, table) for sides, table, _ in drawn])
     data |= {"document": described(found), "table": _rows(found), "name": f"{found.algorithm} federation"}
     kind = f"federation {values_class([grid for _, _, grid in drawn])}"
-    return document(found.title, shown, data, styles=("page", "claims"), scripts=SCRIPTS, kind=kind, rules=RULES)
+    return document(found.title, shown, data, scripts=SCRIPTS, kind=kind)
 
 
 def _sentence(found: Federation) -> str:
@@ -194,7 +201,7 @@ def _faults(found: Federation) -> Markup | None:
 # --- similarity -------------------------------------------------------------------------------------------------------
 
 
-def _drawn(found: Federation) -> list[Drawn]:
+def federation_heatmaps(found: Federation) -> list[Drawn]:
     """Return the heatmaps: what their rows and columns are, the table, and the picture."""
     tables = [(("clients", "rounds"), one, grid_of(one)) for one in (accuracy_table(found),) if one is not None]
     if found.similarity is not None and found.clusters is not None:
@@ -237,38 +244,3 @@ def _origins(found: Federation) -> Markup:
     rows = [[name(weight), part, way[weight in found.travels]] for weight, part in found.parts.items()]
     weights = folded("The weights", plain_table(["weight", "part", "in each round"], rows, label="The weights"))
     return section(told, weights, identity(found.provenance))
-
-
-# --- a figure for a paper ---------------------------------------------------------------------------------------------
-
-
-def federation_figure(found: Federation) -> Any:
-    """Return a figure with the lines by round, and beside them the similarity of the clients where there is one."""
-    alike = found.similarity is not None
-    figure = empty_figure(8.2 if alike else 4.4, 3.4)
-    rounds_into(figure.add_subplot(1, 1 + alike, 1), found)
-    if alike:
-        *_, grid = _drawn(found)[-1]
-        ax = figure.add_subplot(1, 2, 2)
-        bar_beside(ax, heatmap_into(ax, grid, ("clients", "clients"), best=False), grid)
-    return figure
-
-
-def rounds_into(ax: Any, found: Federation) -> None:
-    """Draw the accuracy of each client by round into axes, with the mean; where they were not tested, the loss."""
-    rounds: Mapping[int, Mapping[str, float]] = found.accuracies
-    for client in found.clients if rounds else ():
-        own = [own.get(client, math.nan) for own in rounds.values()]
-        ax.plot(list(rounds), own, color="0.7", linewidth=0.7, marker="." if len(rounds) == 1 else None)
-    if rounds:
-        mean = [float(np.mean(list(own.values()))) for own in rounds.values()]
-        ax.plot(list(rounds), mean, color="black", linewidth=1.8, marker=".", label="mean of the clients")
-        ax.legend(fontsize=7, frameon=False)
-    else:
-        losses = [math.nan if one.loss is None else one.loss for one in found.rounds]
-        ax.plot([one.round for one in found.rounds], losses, color="black", linewidth=1.4, marker=".")
-    write_words(ax.set_xlabel, "round", fontsize=8)
-    write_words(ax.set_ylabel, "accuracy of each client" if rounds else "mean training loss", fontsize=8)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.tick_params(labelsize=7, width=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
