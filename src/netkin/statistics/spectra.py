@@ -290,7 +290,7 @@ class LayerSpectra(LayerMoments):
             centred, here = self._centred(name, view, array), frequencies(grid, array.device)
             # the transform of a sum is the sum of the transforms
             totals = here.blocks(regrouped(torch.stack([centred[rows].sum(0) for _, rows in parts]), grid))
-            blocks = here.blocks(regrouped(centred, grid))
+            blocks = here.blocks(regrouped(centred, grid) if grid else centred.clone())  # of memory that is used again
             return Columns(blocks, blocks.conj().resolve_conj(), parts, totals)
 
         self._add_columns(columns_of)
