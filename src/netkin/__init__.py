@@ -102,6 +102,7 @@ _UNLISTED = {
         "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
     ],
     "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
+    "netkin.applications.dynamics": ["RunPlan", "explain_dynamics"],
     "netkin.applications.stitching": ["Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch"],
     "netkin.jobs": ["Job"],
     "netkin.applications.transfer": [
@@ -119,10 +120,10 @@ _UNLISTED = {
         "epsilon_sparsity", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens", "sparsity_study",
         "token_costs",
     ],
-    "netkin.comparing": ["model_directions"],
+    "netkin.comparing": ["explain_many", "model_directions"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
-    "netkin.results": ["document"],
+    "netkin.results": ["SparsityStudy", "document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

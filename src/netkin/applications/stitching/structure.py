@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.evaluating import Answers
-from netkin.applications.stitching.joining import Stitched, stitched_network
-from netkin.applications.stitching.matching import LinearMap
-from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing
@@ -99,7 +98,7 @@ class Barrier:
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the way from one stitch to the other, or draw it into `ax`; write it to a `path` given."""
-        barriers = import_module("netkin.reporting.stitch_figures")
+        barriers = import_module("netkin.reporting.figures")
         title = f"barrier {self.height:.4f}, {self.examples:,} examples"
         numbers = (self.weights, self.cross_entropies, self.relative_accuracies)
         return barriers.plot_barrier(*numbers, title, path, ax, overwrite=overwrite)
