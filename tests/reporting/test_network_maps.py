@@ -95,7 +95,7 @@ def test_models_that_were_not_all_compared_have_no_map():
 
 def test_the_figure_draws_the_tree_and_the_plane_beside_the_heatmap():
     figure = plot(many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]]))
-    heat, tree, plane, bar = figure.axes
+    _, tree, plane, _ = figure.axes
     (lines,) = tree.collections
     assert len(lines.get_segments()) == 2
     assert max(segment[:, 0].max() for segment in lines.get_segments()) == pytest.approx(np.mean(np.arccos([0.1, 0.2])))
