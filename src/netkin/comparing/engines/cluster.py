@@ -68,7 +68,7 @@ class Cluster:
         self._ray = _imported()
         if not self._ray.is_initialized():
             _connect(self._ray, address)
-        elif address not in (None, here := self._ray.get_runtime_context().gcs_address):
+        elif address not in (None, "auto", here := self._ray.get_runtime_context().gcs_address):
             raise ValueFault(
                 f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
                 "`ray.shutdown()` first."
