@@ -217,3 +217,29 @@ def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
     result = netkin(f"{EXPLAINED} --measure ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "did you mean 'cka'?" in result.stderr
+
+
+def test_several_models_are_compared_each_with_every_other(netkin):
+    line = f"{DIGITS} --layers relu1 --layers fc --examples 100".replace("netkin:digits", "netkin:digits " * 3)
+    result = netkin(f"{line} --save three.netkin --report three.html")
+    assert result.exit_code == 0, result.output
+    assert "3 models, 3 pairs" in result.stdout
+    many = results.load("three.netkin")
+    assert many.models == ("netkin:digits (1)", "netkin:digits (2)", "netkin:digits (3)")
+    models = [load_model("netkin:digits", seed=seed) for seed in (0, 2)]
+    data = load_data("digits:test").sample(100, seed=0) if hasattr(load_data("digits:test"), "sample") else None
+    if data is not None:
+        expected = compare(*models, data=data, layers=["relu1", "fc"])
+        pair = many["netkin:digits (1)", "netkin:digits (3)"]
+        assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
+    assert "A map of the models by cka" in open("three.html", encoding="utf-8").read()
+    again = netkin("report three.netkin --out again.html")
+    assert again.exit_code == 0, again.output
+
+
+def test_statistics_stand_beside_no_models(netkin):
+    netkin("collect netkin:digits --data digits:test --examples 50 --layers relu1 --out part.stats")
+    for line in ("compare part.stats netkin:digits netkin:digits", "compare netkin:digits netkin:digits part.stats"):
+        result = netkin(line)
+        assert result.exit_code == 2
+        assert "is a file of statistics, which holds both models; name it alone" in result.stderr
