@@ -1,15 +1,17 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from netkin import results
+from netkin import jobs, results
 from netkin.cli.outputs import as_json
 from netkin.comparing import explain
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
+from netkin.sources.batches import sample
 
 DIGITS = "compare netkin:digits --data digits:test"
 
@@ -227,12 +229,10 @@ def test_several_models_are_compared_each_with_every_other(netkin):
     many = results.load("three.netkin")
     assert many.models == ("netkin:digits (1)", "netkin:digits (2)", "netkin:digits (3)")
     models = [load_model("netkin:digits", seed=seed) for seed in (0, 2)]
-    data = load_data("digits:test").sample(100, seed=0) if hasattr(load_data("digits:test"), "sample") else None
-    if data is not None:
-        expected = compare(*models, data=data, layers=["relu1", "fc"])
-        pair = many["netkin:digits (1)", "netkin:digits (3)"]
-        assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
-    assert "A map of the models by cka" in open("three.html", encoding="utf-8").read()
+    expected = compare(*models, data=sample(load_data("digits:test"), 100), layers=["relu1", "fc"])
+    pair = many["netkin:digits (1)", "netkin:digits (3)"]
+    assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
+    assert "A map of the models by cka" in Path("three.html").read_text(encoding="utf-8")
     again = netkin("report three.netkin --out again.html")
     assert again.exit_code == 0, again.output
 
@@ -243,3 +243,29 @@ def test_statistics_stand_beside_no_models(netkin):
         result = netkin(line)
         assert result.exit_code == 2
         assert "is a file of statistics, which holds both models; name it alone" in result.stderr
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_compares_and_continues_beside_the_result(netkin):
+    call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'
+    both = f"{call} --engine ray --save ab.netkin --device cpu"
+    result = netkin(both)
+    assert result.exit_code == 0, result.stderr
+    found = results.load("ab.netkin")
+    assert (found.a, found.b, found.examples) == ("netkin:digits (1)", "netkin:digits (2)", 100)
+    assert netkin(f"{call} --save one.netkin").exit_code == 0
+    one = results.load("one.netkin")
+    assert found["cka"].values == pytest.approx(one["cka"].values, abs=1e-6)
+    assert found.data == one.data
+    assert jobs.read("ab.netkin").condition == "done"
+    other = netkin(f"{both} --seed 1")
+    assert other.exit_code == 1
+    assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
+    assert netkin(f"{both} --seed 1 --force").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])
+def test_options_of_a_cluster_go_with_one(netkin, option):
+    result = netkin(f"{DIGITS} {option}")
+    assert result.exit_code == 2
+    assert f"{option.split()[0]} goes with --engine ray." in result.stderr

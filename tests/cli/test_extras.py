@@ -28,7 +28,8 @@ LINES = {
     "stitch": f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --examples 200 --report stitch.html",
     "sensitivity": f"sensitivity {MODEL} --data digits:test --examples 200 --layers relu1 --report classes.html",
     "tasks": f"tasks a={MODEL},digits:test b={MODEL},digits:train --examples 40 --layers relu1 --report tasks.html",
-    "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin --report s.html",
+    "compress": f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200 --save small.netkin "
+    "--report small.html",
     "sparsity": f"sparsity {MODEL} --data digits:test --examples 100 --report sparsity.html",
     "recommend": f"recommend {MODEL} --data digits:test --examples 200 --report which.html",
     "federate": f"federate {MODEL} --data digits:train --clients 3 --classes 2 --rounds 1 --report users.html",

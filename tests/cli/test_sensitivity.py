@@ -1,6 +1,7 @@
 """`netkin sensitivity`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_classes_go_by_names(netkin):
     result = netkin(f"{LINE} --class three --class 8 --names {names} --report classes.html")
     assert result.exit_code == 0, result.output
     assert "three  eight" in " ".join(result.stdout.split("\n")).replace("   ", "  ")
-    page = open("classes.html", encoding="utf-8").read()
+    page = Path("classes.html").read_text(encoding="utf-8")
     assert "netkin:digits" in page
     assert "eight" in page
 
