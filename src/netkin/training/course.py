@@ -179,7 +179,9 @@ class Loaded:
                 f"{type(data).__name__}.{hint}"
             )
         elif iter(data) is data:
-            raise ValueFault("`data` can be read only once; pass a loader or a list, which begin anew each epoch.")
+            raise ValueFault(
+                "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
+            )
 
     @property
     def per_epoch(self) -> int | None:
@@ -249,7 +251,7 @@ def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
 
 
 def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
-    """Yield the batches of data that are only looked at, in their own order."""
+    """Yield the batches of data that are not trained on, in their own order."""
     return course_of(data, Recipe(steps=1, batch=batch, order="given"), seed=0).epoch()
 
 

@@ -334,11 +334,11 @@ def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
 
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
-        raise ValueFault("`smoothing` belongs to the cross entropy; let a `loss` of your own do it by itself.")
+        raise ValueFault("`smoothing` belongs to the cross entropy; build it into your own `loss`.")
     if every is not None and save is None:
-        raise ValueFault(f"every={every!r} says how often a training is saved, and not where; give `save=`, a file.")
+        raise ValueFault(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
     if every is not None and every < 1:
-        raise ValueFault(f"`every` is a number of steps, 1 or more, between two writings of `save`; got {every!r}.")
+        raise ValueFault(f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.")
 
 
 def untrained_digits_net(seed: int) -> nn.Module:

@@ -160,9 +160,9 @@ class Trainings:
         if way == "one by one":
             return ""
         if self.hooks is not None:
-            return "hooks look at each step of a network by itself"
+            return "hooks need each step of a network by itself"
         if any(_has_hooks(model) for model in self.models):
-            return "hooks that are registered on a model look at each of its steps by itself"
+            return "hooks that are registered on a model need each of its steps by itself"
         if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
             return "their data must be arrays `(inputs, labels)`"
         if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
@@ -323,7 +323,7 @@ class Trainings:
 
 
 class _Unfit(Exception):
-    """Networks that can't be trained at once, though nothing of their form said so."""
+    """Networks that can't be trained at once, which shows only when they run."""
 
 
 def _has_hooks(model: nn.Module) -> bool:
