@@ -86,7 +86,8 @@ class Arrays:
 
     def __init__(self, arrays: Any, recipe: Recipe, seed: int):
         self.arrays, self.recipe = arrays, recipe
-        self.count, self.place = batch_length(arrays), _device(arrays)  # where picks are handed out
+        self.count = batch_length(arrays)
+        self.place = next(leaf for _, leaf in leaves(arrays)).device  # where picks are handed out
         self.generator = torch.Generator().manual_seed(seed)
         if recipe.drop_last and self.count < recipe.batch:
             raise ValueFault(
@@ -279,7 +280,3 @@ def _refuse_no_images(arrays: Any) -> None:
         raise ShapeError(
             f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}."
         )
-
-
-def _device(arrays: Any) -> torch.device:
-    return next(leaf for _, leaf in leaves(arrays)).device

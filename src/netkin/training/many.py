@@ -173,7 +173,7 @@ class Trainings:
 
     def _unlike(self) -> str:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
-        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
+        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in [*model.named_parameters(), *model.named_buffers()])
                  for model in self.models}  # fmt: skip
         first = restarts.form_of(self.models[0])
         if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
@@ -329,10 +329,6 @@ class _Unfit(Exception):
 def _has_hooks(model: nn.Module) -> bool:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for module in model.modules() for kind in kinds)
-
-
-def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:
