@@ -173,8 +173,8 @@ class Trainings:
 
     def _unlike(self) -> str:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
-        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in [*model.named_parameters(), *model.named_buffers()])
-                 for model in self.models}  # fmt: skip
+        tensors = [[*model.named_parameters(), *model.named_buffers()] for model in self.models]
+        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in own) for own in tensors}
         first = restarts.form_of(self.models[0])
         if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
             return "they are not of one form"
