@@ -144,6 +144,7 @@ class RayRequest:
                 else:
                     made[block] = messages  # type: ignore[assignment]
             blocks = [block for block in again if block.pairs]
+        job.expect(one.name for block in made for one in block.errands(kind) if one.kept)  # without those that failed
         return made
 
     def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
