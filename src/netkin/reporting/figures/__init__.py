@@ -22,6 +22,7 @@ from netkin.reporting.figures.drawing import (
 )
 from netkin.reporting.figures.layouts import (
     comparison_figure,
+    compression_figure,
     federation_figure,
     ranking_figure,
     ranking_into,
@@ -34,6 +35,7 @@ from netkin.reporting.figures.layouts import (
 from netkin.reporting.scales import depths
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
+from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 
@@ -44,6 +46,7 @@ def plot(
     | Ranking
     | Federation
     | SparsityStudy
+    | Compression
     | TaskAccuracies
     | Sequence[TaskAccuracies],
     measure: str | None = None,
@@ -89,6 +92,8 @@ def plot(
         figure = _of_ranking(results, measure, ax)
     elif isinstance(results, SparsityStudy):
         figure = sparsity_figure(results)
+    elif isinstance(results, Compression):
+        figure = compression_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
         figure = comparison_figure(results, measure, ax, steps, profile)
     else:
