@@ -31,6 +31,7 @@ from netkin.representations.shapes import name_of as shape_name
 from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study
 
+GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 RESULT = 6_000  # bytes of a comparison beside its numbers, as measured
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
 Pair = tuple[str, str]
@@ -180,6 +181,7 @@ class Planner:
         self.sizes: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
         self.inputs, self.batch, self.batches, self.learning = 0, 1, 0, 0
         self.total: int | None = None
+        self._plans: dict[Any, Plan | None] = {}
         self.speed = Speed(0.0, _operation_seconds())
         with random_states_kept(data=[data]):
             for first, names in self.kinds.items():
@@ -223,6 +225,8 @@ class Planner:
         for count in counts:
             prefix = "sample, " if count != self.total else ""
             for name, kept in (("blocks", False), ("rows kept", True)):
+                if kept and prefix + "blocks" in found and found[prefix + "blocks"].runs_once:
+                    continue  # nothing would be saved
                 reason = "" if keeps else "several processes share the data"
                 if kept and (reason := reason or self.keepable):
                     why[prefix + name] = reason
@@ -233,8 +237,6 @@ class Planner:
                     why[prefix + name] = str(fault)
         if not found:
             raise MemoryLimit(why["blocks"])
-        for name in [name for name, way in found.items() if way.runs_once and not way.keeps_rows]:
-            found.pop(name.replace("blocks", "rows kept"), None)  # nothing is saved by keeping rows
         return found, why
 
     def chosen(self, ways: Mapping[str, PairsWay]) -> str:
@@ -261,7 +263,7 @@ class Planner:
                 f"{what} need {size_in_words(held)}, and the limit is {size_in_words(self.study.limit)}; use fewer "
                 "`layers=` or `examples=`, or a higher `memory=`."
             )
-        size = _largest(lambda one: self._priced(one, examples, rows) is not None, most // 2 + most % 2)
+        size = _largest(lambda one: self._priced(one, examples, rows) is not None, min(most // 2 + most % 2, GROUP))
         if size == 0:
             self._pass_plan(1, examples, rows)  # which refuses
         blocks = blocks_of(self.pairs.of, size)
@@ -285,10 +287,13 @@ class Planner:
 
     def _priced(self, size: int, examples: int | None, rows: int) -> Plan | None:
         """Return the plan of the largest pass of two groups of `size` models; None where it does not fit."""
-        try:
-            return self._pass_plan(size, examples, rows)
-        except MemoryLimit:
-            return None
+        key = (size, examples, rows)
+        if key not in self._plans:
+            try:
+                self._plans[key] = self._pass_plan(*key)
+            except MemoryLimit:
+                self._plans[key] = None
+        return self._plans[key]
 
     def _pass_plan(self, size: int, examples: int | None, rows: int) -> Plan:
         heavy = sorted(self.layers, key=lambda name: -sum(one.width**2 for one in self.layers[name]))[: 2 * size]
@@ -338,14 +343,16 @@ def _architecture(name: str, thing: Any, options: Options) -> Any:
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, 0 if none does; smaller ones than that fit, too."""
+    """Return the largest number from 1 to `most` that fits, to an eighth, 0 if none does."""
     if not fits(1):
         return 0
     low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
+    if high > most and fits(most):
+        return most
+    high = min(high, most)
+    while high - low > max(low // 8, 1):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
