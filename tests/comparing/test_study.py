@@ -1,0 +1,135 @@
+"""One study on every engine gives equal tables, whatever is killed on the way: workers, a node, the process itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+import study_worlds
+from netkin.errors import InflatedWarning
+
+SOURCES, TESTS = str(Path(nk.__file__).parents[1]), str(Path(study_worlds.__file__).parent)
+LOOPBACK = "127.0.0.1"
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of the run, its checkpoints and results."""
+    made = tmp_path_factory.mktemp("study")
+    study_worlds.train(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment():
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
+    path = os.pathsep.join([SOURCES, TESTS])
+    return found | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    """The study in one process, of live models."""
+    models = {}
+    for step in range(study_worlds.CHECKPOINTS):
+        models[f"step {step}"] = study_worlds.net()
+        models[f"step {step}"].load_state_dict(torch.load(folder / f"step{step}.pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InflatedWarning)
+        return nk.compare_many(models, list(study_worlds.examples().split(20)), progress=False, **study_worlds.ASKED)
+
+
+@pytest.fixture(scope="module")
+def nodes(environment, folder):
+    """Two nodes of Ray on this machine; the second has a full disk."""
+    pytest.importorskip("ray", reason="needs the extra netkin[ray]")
+    from ray.cluster_utils import Cluster
+
+    disks = {place: folder / f"disk{place}" for place in (1, 2)}
+    for disk in disks.values():
+        disk.mkdir()
+    (disks[2] / "cache").symlink_to("/dev/full")
+    how = {"num_cpus": 1, "node_ip_address": LOOPBACK, "include_dashboard": False}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+            patch.setenv(name, environment[name])
+        cluster = Cluster(initialize_head=True, head_node_args=how | {"env_vars": {"NODE_DISK": str(disks[1])}})
+        cluster.add_node(**how, env_vars={"NODE_DISK": str(disks[2])})
+        yield cluster
+        cluster.shutdown()
+
+
+def started(environment, *arguments):
+    command = [sys.executable, study_worlds.__file__, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def parts_in(folder):
+    return {part: part.stat().st_mtime_ns for part in (folder / "study.job" / "parts").glob("*.netkin")}
+
+
+def wait_for(folder, driver, count):
+    """Wait until so many parts are finished."""
+    end = time.monotonic() + 120
+    while len(parts_in(folder)) < count and time.monotonic() < end:
+        assert driver.poll() is None, driver.stderr.read()
+        time.sleep(0.02)
+    assert len(parts_in(folder)) >= count
+
+
+@pytest.fixture(scope="module")
+def ran(folder, environment, nodes):
+    """What was there when the driver was killed, when a node was removed, and at the end of the study."""
+    address = f"{LOOPBACK}:{nodes.address.rpartition(':')[2]}"
+    driver = started(environment, "ray", folder, address)
+    wait_for(folder, driver, 8)
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    killed = parts_in(folder)
+    driver = started(environment, "ray", folder, address)
+    wait_for(folder, driver, len(killed) + 8)
+    nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+    removed = parts_in(folder)
+    _, said = driver.communicate(timeout=240)
+    assert driver.returncode == 0, said
+    return killed, removed, parts_in(folder)
+
+
+def assert_equal(found, local, within=1e-10):
+    assert list(found) == list(local)
+    assert len(found) == 780
+    for pair, one in local.items():
+        for name, table in one.tables.items():
+            other = found[pair].tables[name]
+            np.testing.assert_allclose(other.values, table.values, rtol=0, atol=within)
+            np.testing.assert_allclose(other.errors, table.errors, rtol=0, atol=within)
+
+
+def test_two_ranks_give_the_tables_of_one_process(folder, environment, local):
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*start, study_worlds.__file__, "distributed", str(folder)], env=environment, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_equal(nk.load(folder / "distributed.netkin"), local)
+
+
+def test_two_nodes_of_which_one_is_killed_give_the_tables_of_one_process(folder, ran, local):
+    assert_equal(nk.load(folder / "ray.netkin"), local)
+
+
+def test_nothing_that_was_finished_is_computed_again(ran):
+    killed, removed, end = ran
+    assert 0 < len(killed) < len(removed) < len(end)
+    assert {part: end[part] for part in killed} == killed
+    assert {part: end[part] for part in removed} == removed
