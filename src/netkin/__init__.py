@@ -121,9 +121,10 @@ _UNLISTED = {
         "token_costs",
     ],
     "netkin.comparing": ["explain_many", "model_directions"],
+    "netkin.comparing.engines.ray": ["Ray"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
-    "netkin.results": ["document"],
+    "netkin.results": ["SparsityStudy", "document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

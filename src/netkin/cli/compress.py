@@ -115,6 +115,7 @@ def _compressed(
 @BALANCED
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@click.option("--save", type=FILE, help="Write the study to this file, as sparsity.netkin.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as sparsity.html.")
 @click.option("--figure", type=FILE, help="Draw weights, similarity and accuracy into this file, as sparsity.png.")
 @FORCE
@@ -122,18 +123,27 @@ def _compressed(
 @QUIET
 @refusing
 def sparsity(
-    model: str, other: str | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+    model: str,
+    other: str | None,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
 ) -> None:
     """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
 
     With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
+    outputs.check("--save", save, "sparsity")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     found = _studied([model, other] if other else [model], **options)
+    outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
-    click.echo(as_json(found.document()) if json else str(found))
+    click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 

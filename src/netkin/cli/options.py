@@ -52,6 +52,13 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
     context.meta[SILENT] = quiet  # for `refusing`, which runs the command
 
 
+def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuse options of a cluster without one."""
+    if typed(context, str(parameter.name)) and context.params["engine"] != "ray":
+        raise click.UsageError(f"{parameter.opts[0]} goes with --engine ray.")
+    return value
+
+
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")
 EXAMPLES = click.option(
     "--examples",
@@ -66,12 +73,30 @@ RECIPE = click.option(
     metavar="NAME=VALUE",
     help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
 )
-ENGINE = click.option(
-    "--engine",
-    type=click.Choice(["local", "distributed"]),
-    default="local",
-    show_default=True,
-    help="This process alone, or all that torchrun started: each reads a share of the data, the first writes.",
+_ENGINE = (
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "distributed", "ray"]),
+        default="local",
+        show_default=True,
+        is_eager=True,
+        help="This process; all that torchrun started, of which the first writes; or the workers of a Ray cluster.",
+    ),
+    click.option(
+        "--address",
+        metavar="ADDRESS",
+        callback=_for_ray,
+        help="With --engine ray: a running cluster, as 10.0.0.1:6379 or auto; by default one is started here.",
+    ),
+    click.option(
+        "--gpus",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        metavar="SHARE",
+        callback=_for_ray,
+        help="With --engine ray and --device cuda: the share of a GPU that each task asks for.",
+    ),
 )
 COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
@@ -156,6 +181,11 @@ _SKETCHING = (
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
     return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, QUIET)
+
+
+def engine_options(command: Command) -> Command:
+    """Give a command the options that say who does the work."""
+    return _with_options(command, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:
