@@ -63,9 +63,10 @@ def study(engine, data):
 def main(engine, folder, address=None):
     os.chdir(folder)
     if engine == "ray":
-        from netkin.comparing.engines.ray import Ray
+        from netkin.comparing.engines import ray
 
-        study(Ray(address, job="study.job", shares=2), "study_worlds:inputs").save("ray.netkin")
+        ray.GROUP = 14  # so that there are three blocks
+        study(ray.Ray(address, job="study.job", shares=2), "study_worlds:inputs").save("ray.netkin")
         return
     found = study("distributed", nk.load_data("study_worlds:inputs"))
     if torch.distributed.get_rank() == 0:

@@ -108,7 +108,12 @@ class AllPairs:
             raise ValueFault(
                 "many models take several passes, and a stream can be read only once; pass a loader or a list."
             )
-        return Planner(self.given, self.options, self.pairs, self.study, measures, self.data, self.examples)
+        running = named_engine(self.engine)
+        with running.working():
+            made = Planner(self.given, self.options, self.pairs, self.study, measures, self.data, self.examples)
+            if isinstance(running, PassEngine):
+                made.study = replace(made.study, limit=running.least(made.study.limit))
+        return made
 
     def _through(self, way: PairsWay, measures: Sequence[Measure], planner: Planner) -> list[Comparison]:
         """Go a way: take its passes one after the other."""
