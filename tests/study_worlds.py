@@ -1,6 +1,7 @@
 """One study for all engines, and its models and data by name: `python study_worlds.py ENGINE FOLDER [ADDRESS]`.
 
-All pairs of 40 checkpoints of one run, all layers, with error bars; the result is left in the folder.
+All pairs of 40 checkpoints of one run, all layers, with error bars; the result is left in the folder. With "disk" for
+ENGINE, two of them on a cluster of which a node has a full disk.
 """
 
 import os
@@ -13,6 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
+from netkin.comparing.engines import ray
+from netkin.comparing.engines.ray import Ray
 
 CHECKPOINTS = 40
 ASKED = {"measures": ["svcca", "cka_debiased"], "pairs": "corresponding", "errors": True, "chunks": 2}
@@ -34,8 +37,11 @@ def examples():
 
 
 def cached_inputs():
-    """Return the examples after writing them to the disk of the node, which may be full."""
-    with open(Path(os.environ["NODE_DISK"]) / "cache", "wb") as file:
+    """Return the examples after writing them to the disk of the node, which may be full; tell which disk it was."""
+    disk = Path(os.environ["NODE_DISK"])
+    with open("disks", "a") as file:
+        file.write(f"{disk.name}\n")
+    with open(disk / "cache", "wb") as file:
         torch.save(examples(), file)
     return inputs()
 
@@ -62,11 +68,13 @@ def study(engine, data):
 
 def main(engine, folder, address=None):
     os.chdir(folder)
+    if engine == "disk":
+        first, *_, last = models().values()
+        nk.compare(first, last, "study_worlds:cached_inputs", engine=Ray(address, shares=6)).save("disk.netkin")
+        return
     if engine == "ray":
-        from netkin.comparing.engines import ray
-
         ray.GROUP = 14  # so that there are three blocks
-        study(ray.Ray(address, job="study.job", shares=2), "study_worlds:inputs").save("ray.netkin")
+        study(Ray(address, job="study.job", shares=2), "study_worlds:inputs").save("ray.netkin")
         return
     found = study("distributed", nk.load_data("study_worlds:inputs"))
     if torch.distributed.get_rank() == 0:

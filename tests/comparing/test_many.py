@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.pairs_plan import blocks_of
+from netkin.comparing.model_blocks import blocks_of
 from netkin.errors import MemoryLimit, ValueFault
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
@@ -162,6 +162,12 @@ def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
     assert plan.way.models == 5 * weights
     fewer = nk.explain_many(models, data, "cka", memory=plan.way.statistics + 2 * weights, **options)
     assert len(fewer.way.blocks) > 1
+
+
+def test_models_given_by_name_need_no_data_for_measures_of_weights():
+    models = {"a": "netkin:digits", "b": "netkin:digits"}
+    live = {name: nk.load_model(spec, seed=place) for place, (name, spec) in enumerate(models.items())}
+    assert_same(nk.compare_many(models, measures="weight_cosine"), nk.compare_many(live, measures="weight_cosine"))
 
 
 def test_data_of_another_order_in_each_pass_are_refused(nets):

@@ -29,6 +29,13 @@ def folder(tmp_path_factory):
     return made
 
 
+def net_at(folder, step):
+    """Return the net as it was after a step."""
+    model = study_worlds.net()
+    model.load_state_dict(torch.load(folder / f"step{step}.pt"))
+    return model
+
+
 @pytest.fixture(scope="module")
 def environment():
     found = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
@@ -39,10 +46,7 @@ def environment():
 @pytest.fixture(scope="module")
 def local(folder):
     """The study in one process, of live models."""
-    models = {}
-    for step in range(study_worlds.CHECKPOINTS):
-        models[f"step {step}"] = study_worlds.net()
-        models[f"step {step}"].load_state_dict(torch.load(folder / f"step{step}.pt"))
+    models = {f"step {step}": net_at(folder, step) for step in range(study_worlds.CHECKPOINTS)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
         return nk.compare_many(models, list(study_worlds.examples().split(20)), progress=False, **study_worlds.ASKED)
@@ -88,9 +92,18 @@ def wait_for(folder, driver, count):
 
 
 @pytest.fixture(scope="module")
-def ran(folder, environment, nodes):
+def on_full_disk(folder, environment, nodes):
+    """The comparison of two checkpoints while both nodes are there."""
+    driver = started(environment, "disk", folder, nodes.address)
+    _, said = driver.communicate(timeout=240)
+    assert driver.returncode == 0, said
+    return nk.load(folder / "disk.netkin")
+
+
+@pytest.fixture(scope="module")
+def ran(folder, environment, nodes, on_full_disk):
     """What was there when the driver was killed, when a node was removed, and at the end of the study."""
-    address = f"{LOOPBACK}:{nodes.address.rpartition(':')[2]}"
+    address = nodes.address
     driver = started(environment, "ray", folder, address)
     wait_for(folder, driver, 4)
     driver.send_signal(signal.SIGKILL)
@@ -123,6 +136,12 @@ def test_two_ranks_give_the_tables_of_one_process(folder, environment, local):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_equal(nk.load(folder / "distributed.netkin"), local)
+
+
+def test_a_node_with_a_full_disk_leaves_its_work_to_the_other(folder, on_full_disk):
+    one = nk.compare(*(net_at(folder, step) for step in (0, 39)), study_worlds.examples())
+    np.testing.assert_allclose(on_full_disk["cka"].values, one["cka"].values, rtol=0, atol=1e-10)
+    assert set((folder / "disks").read_text().split()) == {"disk1", "disk2"}
 
 
 def test_two_nodes_of_which_one_is_killed_give_the_tables_of_one_process(folder, ran, local):

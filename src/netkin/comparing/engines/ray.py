@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,21 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
-from netkin.comparing.pairs_plan import blocks_of
+from netkin.comparing.model_blocks import blocks_of, largest_group
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, in_words, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
-from netkin.statistics.collector import Study
+from netkin.statistics.collector import LayerSize, Study
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Options
 
 HOME = worker.__name__
 LOOKED = 8  # models that one task looks at
-GROUP = 8  # models of a group; a block of pairs is that of two groups
+GROUP = 8  # models of a group at most, fewer where memory is short; a block of pairs is that of two groups
 SHARES = 2  # of the data, for each task that can run at once
 Pair = tuple[str, str]
 
@@ -119,7 +120,7 @@ class RayRequest:
         self._set_aside(survey.faults)
         told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
         with self._job(kind, survey, measures) as job:
-            plan = self._planned(cluster, survey, job)
+            plan = self._planned(cluster, survey, job, measures)
             blocks = [
                 BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
             ]
@@ -167,13 +168,17 @@ class RayRequest:
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
 
-    def _planned(self, cluster: Cluster, survey: Survey, job: Job) -> dict[str, Any]:
+    def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: Sequence[Measure]) -> dict[str, Any]:
         """Return how the work is split, as it was when the job began."""
         pairs = self._sound(self.pairs.of)
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            blocks, slots = [block.pairs for block in blocks_of(pairs, GROUP)], cluster.slots(self.gpus)
+            study, which = replace(self.study, examples=survey.examples, limit=limit), self.pairs.which
+            size = (
+                largest_group(survey.layers, which, study, measures, GROUP) or 1
+            )  # of which a task tells what it needs
+            blocks, slots = [block.pairs for block in blocks_of(pairs, size)], cluster.slots(self.gpus)
             shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
             return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
 
@@ -194,6 +199,10 @@ class Survey:
             )
         models = {name: own for look in looks for name, own in look["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
+        self.layers = {
+            name: [LayerSize(**{**one, "space": tuple(one["space"])}) for one in own["layers"]]
+            for name, own in models.items() if own.get("layers")
+        }  # fmt: skip
         self.faults = {name: worker.as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
         self.settings = {what: text for look in looks for what, text in look["settings"].items()}
         self._limit = min(look["limit"] for look in looks)

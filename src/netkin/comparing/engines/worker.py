@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import nn
 
 from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
+from netkin.comparing.alignment import size_of_layer
 from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
@@ -188,8 +190,11 @@ def look(told: Mapping[str, Any]) -> Message:
 
 
 def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
-    def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
+    layers: list[dict[str, Any]] = []
+
+    def keep(layer: str, rows: torch.Tensor) -> torch.Tensor:
         refuse_non_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
+        layers.append(asdict(size_of_layer(runner, layer, rows)))
         return rows
 
     try:
@@ -197,9 +202,11 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
         with about(name):
             (runner,) = request_of(terms, {name: model}, data, []).runners
             if data is not None:
-                with runner.ready(finite):
-                    runner.rows(next(iter(batches_of(data, terms["examples"]))))
-            return {"weights": runner.origin["weights"]}
+                batch = next(iter(batches_of(data, terms["examples"])))
+                with runner.ready(keep):
+                    runner.rows(batch)
+                layers = [one | {"examples": runner.length(batch) or 1} for one in layers]
+            return {"weights": runner.origin["weights"], "layers": layers}
     except Exception as fault:
         held.models.pop(name, None)
         return as_outcome(fault)
