@@ -1,6 +1,7 @@
 """All pairs of many models, in several passes that each fit the memory, give the numbers of one pass."""
 
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.model_blocks import blocks_of
+from netkin.comparing.model_blocks import blocks_of, largest_group, pass_plan
 from netkin.errors import MemoryLimit, ValueFault
+from netkin.measures.registry import find
+from netkin.statistics.collector import LayerSize, Study
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
 
@@ -50,6 +53,22 @@ def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
     assert all({name for pair in block.pairs for name in pair} == set(block.models) for block in blocks)
     groups = -(-count // size)
     assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
+
+
+@pytest.mark.parametrize("pairs", ["all", "corresponding"])
+def test_a_group_is_the_largest_whose_pass_fits(pairs):
+    layers = {
+        str(place): [LayerSize(str(place), "x", 30, 8, 8), LayerSize(str(place), "y", 20, 8, 8)] for place in range(20)
+    }
+    study, measures = Study({}, [], examples=1000), [find("cka"), find("svcca")]
+    sizes = {size: pass_plan(layers, pairs, study, measures, size).bytes for size in range(1, 11)}
+    assert list(sizes.values()) == sorted(sizes.values())
+    for size in (1, 2, 5):
+        limited = replace(study, limit=sizes[size])
+        assert largest_group(layers, pairs, limited, measures, 10) == size
+        assert largest_group(layers, pairs, limited, measures, 1) == 1
+    assert largest_group(layers, pairs, replace(study, limit=sizes[1] - 1), measures, 10) == 0
+    assert largest_group(layers, pairs, study, measures, 10) == 10
 
 
 def tables(many):
