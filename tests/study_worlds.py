@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.comparing.engines import ray
 from netkin.comparing.engines.ray import Ray
 
 CHECKPOINTS = 40
@@ -73,8 +72,7 @@ def main(engine, folder, address=None):
         nk.compare(first, last, "study_worlds:cached_inputs", engine=Ray(address, shares=6)).save("disk.netkin")
         return
     if engine == "ray":
-        ray.GROUP = 14  # so that there are three blocks
-        study(Ray(address, job="study.job", shares=2), "study_worlds:inputs").save("ray.netkin")
+        study(Ray(address, job="study.job", shares=6), "study_worlds:inputs").save("ray.netkin")
         return
     found = study("distributed", nk.load_data("study_worlds:inputs"))
     if torch.distributed.get_rank() == 0:

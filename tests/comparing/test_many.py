@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.model_blocks import blocks_of, largest_group, pass_plan
+from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.measures.registry import find
 from netkin.statistics.collector import LayerSize, Study
@@ -55,20 +55,25 @@ def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
     assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
 
 
+@pytest.mark.parametrize("most", [1, 2, 9, 16, 100])
+def test_the_largest_number_that_fits_is_found_to_an_eighth(most):
+    for limit in range(most + 3):
+        found = largest_fit(lambda number, limit=limit: number <= limit, most)
+        best = min(limit, most)
+        assert found <= best
+        assert best - found <= found // 8
+    assert largest_fit(lambda number: True, most) == most
+
+
 @pytest.mark.parametrize("pairs", ["all", "corresponding"])
-def test_a_group_is_the_largest_whose_pass_fits(pairs):
-    layers = {
-        str(place): [LayerSize(str(place), "x", 30, 8, 8), LayerSize(str(place), "y", 20, 8, 8)] for place in range(20)
-    }
+def test_a_pass_of_more_models_takes_more_memory(pairs):
+    widths = {"x": 30, "y": 20}
+    layers = {str(n): [LayerSize(str(n), name, width, 8, 8) for name, width in widths.items()] for n in range(20)}
     study, measures = Study({}, [], examples=1000), [find("cka"), find("svcca")]
-    sizes = {size: pass_plan(layers, pairs, study, measures, size).bytes for size in range(1, 11)}
-    assert list(sizes.values()) == sorted(sizes.values())
-    for size in (1, 2, 5):
-        limited = replace(study, limit=sizes[size])
-        assert largest_group(layers, pairs, limited, measures, 10) == size
-        assert largest_group(layers, pairs, limited, measures, 1) == 1
-    assert largest_group(layers, pairs, replace(study, limit=sizes[1] - 1), measures, 10) == 0
-    assert largest_group(layers, pairs, study, measures, 10) == 10
+    sizes = [pass_plan(layers, pairs, study, measures, size).bytes for size in range(1, 11)]
+    assert sizes == sorted(sizes)
+    with pytest.raises(MemoryLimit, match="need .* and the limit is"):
+        pass_plan(layers, pairs, replace(study, limit=sizes[2] - 1), measures, 3)
 
 
 def tables(many):

@@ -105,12 +105,12 @@ def ran(folder, environment, nodes, on_full_disk):
     """What was there when the driver was killed, when a node was removed, and at the end of the study."""
     address = nodes.address
     driver = started(environment, "ray", folder, address)
-    wait_for(folder, driver, 4)
+    wait_for(folder, driver, 3)
     driver.send_signal(signal.SIGKILL)
     driver.communicate()
     killed = parts_in(folder)
     driver = started(environment, "ray", folder, address)
-    wait_for(folder, driver, len(killed) + 4)
+    wait_for(folder, driver, len(killed) + 3)
     nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
     removed = parts_in(folder)
     _, said = driver.communicate(timeout=240)

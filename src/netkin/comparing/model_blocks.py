@@ -9,7 +9,6 @@ from typing import Any
 
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Plan, make_plan, needs_of
-from netkin.errors import MemoryLimit
 from netkin.measures.registry import Measure
 from netkin.statistics.collector import LayerSize, Study
 
@@ -67,29 +66,6 @@ def pass_plan(
     alignment = Alignment([one for name in heavy for one in layers[name]], rectangles)
     study = replace(study, layers=alignment.layers, rectangles=alignment.rectangles)
     return make_plan(needs_of(measures), study)
-
-
-def largest_group(
-    layers: Mapping[str, Sequence[LayerSize]], which: Any, study: Study, measures: Sequence[Measure], most: int
-) -> int:
-    """Return how many models a group may have at `most` for a pass of two to fit the study's limit; 0 if none fits.
-
-    Args:
-        layers: the layers of each model; without any, as for measures of weights, all fit.
-        which: the pairs of layers that meet, as `pairs` of a comparison.
-        study: the examples, the chunks and the limit.
-        measures: what is to be read.
-        most: more are not asked for.
-    """
-
-    def fits(size: int) -> bool:
-        try:
-            pass_plan(layers, which, study, measures, size)
-        except MemoryLimit:
-            return False
-        return True
-
-    return largest_fit(fits, min(most, -(-len(layers) // 2))) if layers else most
 
 
 def largest_fit(fits: Callable[[int], bool], most: int) -> int:

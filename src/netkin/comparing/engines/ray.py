@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +14,19 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
-from netkin.comparing.model_blocks import blocks_of, largest_group
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, in_words, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
-from netkin.statistics.collector import LayerSize, Study
+from netkin.statistics.collector import Study
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Options
 
 HOME = worker.__name__
 LOOKED = 8  # models that one task looks at
-GROUP = 8  # models of a group at most, fewer where memory is short; a block of pairs is that of two groups
 SHARES = 2  # of the data, for each task that can run at once
 Pair = tuple[str, str]
 
@@ -120,7 +117,7 @@ class RayRequest:
         self._set_aside(survey.faults)
         told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
         with self._job(kind, survey, measures) as job:
-            plan = self._planned(cluster, survey, job, measures)
+            plan = self._planned(cluster, survey, job, told["measures"])
             blocks = [
                 BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
             ]
@@ -145,6 +142,7 @@ class RayRequest:
                 else:
                     made[block] = messages  # type: ignore[assignment]
             blocks = [block for block in again if block.pairs]
+        job.expect(one.name for block in made for one in block.errands(kind) if one.kept)  # without those that failed
         return made
 
     def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
@@ -168,21 +166,30 @@ class RayRequest:
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
 
-    def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: Sequence[Measure]) -> dict[str, Any]:
+    def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: list[list[str]]) -> dict[str, Any]:
         """Return how the work is split, as it was when the job began."""
         pairs = self._sound(self.pairs.of)
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            study, which = replace(self.study, examples=survey.examples, limit=limit), self.pairs.which
-            size = (
-                largest_group(survey.layers, which, study, measures, GROUP) or 1
-            )  # of which a task tells what it needs
-            blocks, slots = [block.pairs for block in blocks_of(pairs, size)], cluster.slots(self.gpus)
+            blocks, slots = self._blocks(cluster, pairs, limit, measures), cluster.slots(self.gpus)
             shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
             return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
 
         return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+
+    def _blocks(self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]) -> list[list[Pair]]:
+        """Return pairs in blocks of models that run together; a worker finds out how many fit its memory."""
+        if len(pairs) == 1 or self.terms["data"] is None:
+            return [pairs]
+        terms = terms_for(self.terms, named_models(pairs))
+        told = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
+        name = f"plan of {len(pairs)} pairs"
+        errand = Errand(name, f"{HOME}:plan", told, gpus=self.gpus)
+        made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
+        if isinstance(made, NetkinError):
+            raise made
+        return [[(a, b) for a, b in block] for block in made[0]["blocks"]]
 
 
 class Survey:
@@ -199,10 +206,6 @@ class Survey:
             )
         models = {name: own for look in looks for name, own in look["models"].items()}
         self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
-        self.layers = {
-            name: [LayerSize(**{**one, "space": tuple(one["space"])}) for one in own["layers"]]
-            for name, own in models.items() if own.get("layers")
-        }  # fmt: skip
         self.faults = {name: worker.as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
         self.settings = {what: text for look in looks for what, text in look["settings"].items()}
         self._limit = min(look["limit"] for look in looks)

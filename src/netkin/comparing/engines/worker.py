@@ -15,7 +15,6 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,17 @@ from torch import nn
 
 from netkin import __version__, errors
 from netkin.arrays import refuse_non_finite
-from netkin.comparing.alignment import size_of_layer
 from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
+    asked_of,
     identity_of,
     is_ordered,
     measures_of,
     named_models,
     request_of,
 )
+from netkin.comparing.pairs_plan import Planner
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.study import Statistics, from_parts
 from netkin.comparing.tabulating import comparison_of
@@ -190,11 +190,8 @@ def look(told: Mapping[str, Any]) -> Message:
 
 
 def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
-    layers: list[dict[str, Any]] = []
-
-    def keep(layer: str, rows: torch.Tensor) -> torch.Tensor:
+    def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
         refuse_non_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
-        layers.append(asdict(size_of_layer(runner, layer, rows)))
         return rows
 
     try:
@@ -202,14 +199,27 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
         with about(name):
             (runner,) = request_of(terms, {name: model}, data, []).runners
             if data is not None:
-                batch = next(iter(batches_of(data, terms["examples"])))
-                with runner.ready(keep):
-                    runner.rows(batch)
-                layers = [one | {"examples": runner.length(batch) or 1} for one in layers]
-            return {"weights": runner.origin["weights"], "layers": layers}
+                with runner.ready(finite):
+                    runner.rows(next(iter(batches_of(data, terms["examples"]))))
+            return {"weights": runner.origin["weights"]}
     except Exception as fault:
         held.models.pop(name, None)
         return as_outcome(fault)
+
+
+def plan(told: Mapping[str, Any]) -> Message:
+    """Return pairs of many models in blocks, as few as the memory allows, so that each model runs seldom."""
+    terms, names = told["terms"], named_models(told["pairs"])
+    given = {name: terms["models"][name]["model"] for name in names}
+    planner = Planner(
+        given,
+        *asked_of(terms, names, told["pairs"]),
+        measures_of(told["measures"]),
+        data_of(terms)[0],
+        terms["examples"],
+    )
+    ways, _ = planner.ways(None, keeps=False)
+    return {"blocks": [block.pairs for block in ways[planner.chosen(ways)].blocks]}, {}
 
 
 def collect(told: Mapping[str, Any]) -> Message:
