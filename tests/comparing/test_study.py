@@ -54,14 +54,14 @@ def local(folder):
 
 @pytest.fixture(scope="module")
 def nodes(environment, folder):
-    """Two nodes of Ray on this machine; the second has a full disk."""
+    """Two nodes of Ray on this machine; the first, where work begins, has a full disk."""
     pytest.importorskip("ray", reason="needs the extra netkin[ray]")
     from ray.cluster_utils import Cluster
 
     disks = {place: folder / f"disk{place}" for place in (1, 2)}
     for disk in disks.values():
         disk.mkdir()
-    (disks[2] / "cache").symlink_to("/dev/full")
+    (disks[1] / "cache").symlink_to("/dev/full")
     how = {"num_cpus": 1, "node_ip_address": LOOPBACK, "include_dashboard": False}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
