@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from clock import seconds
+from clock import ratio, seconds
 
 import netkin as nk
 
@@ -116,15 +116,45 @@ def thousand_checkpoints(count: int = CHECKPOINTS) -> dict[str, Any]:
         nk.compare_many(small, data, "cka", **options)  # what is loaded once, whatever the work
         plan = nk.explain_many(models, data, "cka", **options)
         before = _peak()
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         many = nk.compare_many(models, data, "cka", **options)
-        took, grown = time.perf_counter() - begin, _peak() - before
+        took, used, grown = time.perf_counter() - begin, time.process_time() - used, _peak() - before
         assert len(many) == count * (count - 1) // 2
     return {
         "checkpoints": count, "pairs": len(many), "blocks": len(plan.way.blocks), "forward_passes": plan.passes,
         "planned_bytes": plan.bytes, "result_bytes": plan.result, "peak_bytes": grown, "planned_seconds": plan.seconds,
-        "seconds": took, "ratio": grown / plan.bytes, "threads": torch.get_num_threads(),
+        "seconds": took, "cpu_seconds": used, "ratio": grown / plan.bytes, "threads": torch.get_num_threads(),
     }  # fmt: skip
+
+
+def ray_checkpoints(count: int = FEW) -> dict[str, Any]:
+    """Return how much longer all pairs of a hundred checkpoints take by one worker of Ray than in this process.
+
+    Ray's own start, and that of its worker, which imports torch and netkin, are told apart; both ways run in turn.
+    """
+    import ray
+
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {"layers": LAYERS, "pairs": "corresponding", "progress": False}
+    with tempfile.TemporaryDirectory() as folder:
+        models = checkpoints(Path(folder), count)
+        few = dict(list(models.items())[:2])
+
+        def by_ray(some: dict[str, str]) -> Any:
+            return nk.compare_many(some, "scaling:batches", MEASURES, engine="ray", **options)
+
+        def here() -> Any:
+            return nk.compare_many(models, batches(), MEASURES, **options)
+
+        def start() -> None:
+            ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+            by_ray(few)
+
+        began = seconds(start)
+        figures = ratio(lambda: by_ray(models), here, repeats=3)
+        ray.shutdown()
+    return figures | {"start_seconds": began, "checkpoints": count, "threads": 1}
 
 
 def checkpoints(folder: Path, count: int) -> dict[str, str]:
@@ -154,9 +184,9 @@ def inputs() -> torch.Tensor:
     return torch.randn(EXAMPLES, 16, generator=torch.Generator().manual_seed(1))
 
 
-def batches() -> Iterator[torch.Tensor]:
+def batches() -> list[torch.Tensor]:
     """Return the same by the name under which workers find them."""
-    return list(inputs().split(BATCH))  # type: ignore[return-value]
+    return list(inputs().split(BATCH))
 
 
 def _peak() -> int:
