@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
-from netkin.comparing.cache import CachedRunner
+from netkin.comparing.feed import CachedRunner
 from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.measures.registry import find

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.cache import CachedRunner
 from netkin.comparing.engines import Engine, PassEngine, named_engine
+from netkin.comparing.feed import CachedRunner
 from netkin.comparing.model_blocks import ModelBlock
 from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded
 from netkin.comparing.planning import weights_alone
