@@ -43,7 +43,14 @@ class Amount(click.ParamType):
     epilog=example("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
 )
 @click.argument("model")
-@click.option("--layer", "layers", multiple=True, required=True, metavar="PATTERN", help="Linear or Conv2d; several.")
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
+    help="Linear or Conv2d, by name, glob or type; of a glob those that fit.",
+)
 @click.option("--data", required=True, metavar="DATA", help="The examples the directions come from; see `netkin data`.")
 @click.option("--k", type=Amount(), metavar="K", help="Directions kept of each layer's input, or their share, as 0.35.")
 @click.option("--variance", type=float, metavar="SHARE", help="Keep the directions that hold this share of variance.")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from netkin.representations.example_axes import is_plain
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
-from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.sources.models import remark_on
 
@@ -306,7 +305,7 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
     if not wanted or not all(isinstance(one, str) for one in wanted):
         raise ValueFault(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
-    found = {str(one): [layer for layer in known if layer == one or fnmatchcase(layer, str(one))] for one in wanted}
+    found = {str(one): [one] if one in known else matching_names(known, str(one)) for one in wanted}
     for one, matching in found.items():
         if not matching:
             raise UnknownName(f"{name!r} has no layer {one!r}{did_you_mean(one, known) or '.'}")

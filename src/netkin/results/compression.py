@@ -113,6 +113,8 @@ class Compression:
     def _notes(self) -> Iterator[str]:
         for note in dict.fromkeys(note for row in self.layers for note in row.notes):
             yield f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}"
+        if "left out" in self.provenance:
+            yield f"left out: {self.provenance['left out']}"
 
 
 _HEAD = ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]

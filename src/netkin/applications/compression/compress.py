@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from netkin.applications.compression.sizes import (
     parameters,
 )
 from netkin.comparing.request import name_of
-from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of, guest
@@ -87,7 +87,7 @@ def compress(
 
     Args:
         model: the network.
-        layers: which linear or conv layers (see `nk.layers`).
+        layers: which linear or conv layers (see `nk.layers`); of a glob those that fit, and the table names the rest.
         data: a loader, an iterable of batches or one array of inputs.
         k: directions to keep, or their share, for all layers or by layer.
         variance: the share of the input's variance to hold.
@@ -155,6 +155,7 @@ class Work:
     cut: float
     size: Size
     feeding: Feeding
+    left_out: dict[str, str] = field(default_factory=dict)  # why layers that a glob names do not fit
 
     def compressed(self, from_the_top: bool) -> nn.Module:
         """Return the compressed copy of the model, with its table."""
@@ -259,21 +260,36 @@ class Work:
 
     def _layers(self) -> dict[str, Layer]:
         known = modules(self.model)
-        names = choose(self.model, self.spec)
+        spec = list(self.spec) if isinstance(self.spec, Iterable) and not isinstance(self.spec, str) else self.spec
+        names = choose(self.model, spec)
         for name in names:
             if split_call(name)[1] is not None:
                 raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
-        layers = {name: refuse_unfit(name, known[name]) for name in names}
-        for name, layer in layers.items():
-            refuse_hooked(name, layer)
+        fitting: dict[str, Layer] = {}
+        for name in names:
+            try:
+                fitting[name] = self._fitting(name, known)
+            except NetkinError as fault:
+                if len(names) == 1 or name in (spec if isinstance(spec, list) else [spec]):
+                    raise
+                self.left_out[name] = str(fault)
+        if not fitting:
+            raise ValueFault(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
+        return fitting
+
+    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> Layer:
+        """Return a layer that can be compressed as it is asked for, else say why not."""
+        layer = refuse_unfit(name, known[name])
+        refuse_hooked(name, layer)
+        if not isinstance(self.size.k, Mapping):
+            self.size.refuse_unfit({name: layer})
         if self.other is not None:
             there = modules(self.other)
-            for name in layers:
-                if name not in there:
-                    hint = did_you_mean(name, there) or "."
-                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
-                refuse_unfit(name, there[name])
-        return layers
+            if name not in there:
+                hint = did_you_mean(name, there) or "."
+                raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
+            refuse_unfit(name, there[name])
+        return layer
 
     def _record(
         self,
@@ -315,9 +331,17 @@ class Work:
             "data digest": seen.digest.hex,
             "settings digest": settings_digest({"layers": layers, **options}),
             "call": described_call("nk.compress", **given, **options),
+            **({"left out": _in_words(self.left_out)} if self.left_out else {}),
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
+
+
+def _in_words(left_out: Mapping[str, str], most: int = 5) -> str:
+    """Return which layers a glob named and why the first of them was left out."""
+    names, (first, why) = list(left_out), next(iter(left_out.items()))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}. {'Why' if len(names) == 1 else f'Why {first!r}'}: {why}"
 
 
 def _row(
