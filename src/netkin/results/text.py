@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -236,18 +237,42 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
         yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
         return
     many = max((width - max(map(len, labels))) // cell, 1)
+    if many < len(columns) and sys.stdout.isatty():
+        kept = _ends(len(columns), max(many - 1, 1))
+        yield from _middle_left_out(labels, entries, kept, cell)
+        yield from _legend(rows, columns, labels == whole, width, kept)
+        shown = f"{len(kept)} of {len(columns)} columns are shown; `| less` behind the command"
+        yield wrapped(f"{shown}, --json, --report or, in Python, `to_pandas()` show all", width)
+        return
     for start in range(0, len(columns), many):
         numbers = [str(i + 1) for i in range(start, min(start + many, len(columns)))]
         yield from _block(labels, numbers, [line[start : start + many] for line in entries], cell)
     yield from _legend(rows, columns, labels == whole, width)
 
 
-def _legend(rows: Sequence[str], columns: Sequence[str], readable: bool, width: int) -> Iterator[str]:
-    """Say what the numbers stand for, unless the rows' labels say it."""
+def _ends(count: int, many: int) -> list[int]:
+    """Return the places of the first and the last columns, as many as fit."""
+    last = many // 2
+    return [*range(many - last), *range(count - last, count)]
+
+
+def _middle_left_out(labels: list[str], entries: list[list[str]], kept: list[int], cell: int) -> list[str]:
+    """Return the table with some columns, and an ellipsis for those between the first and the last of them."""
+    lines = [[str(i + 1) for i in kept], *([line[i] for i in kept] for line in entries)]
+    for line in lines:
+        line.insert(len(kept) - len(kept) // 2, "…")
+    return _block(labels, lines[0], lines[1:], cell)
+
+
+def _legend(
+    rows: Sequence[str], columns: Sequence[str], readable: bool, width: int, kept: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Say what the numbers stand for, unless the rows' labels say it; of the columns those that are `kept`."""
     if not readable:
         yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
-    same = tuple(rows) == tuple(columns)
-    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(_listed(columns))}", width)
+    same, named = tuple(rows) == tuple(columns), _listed(columns)
+    named = named if kept is None else [named[i] for i in kept]
+    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(named)}", width)
 
 
 def _listed(names: Iterable[str]) -> list[str]:
