@@ -237,7 +237,7 @@ def _table(found: Sequence[Comparison]) -> str:
 
 def _missing(found: Sequence[Comparison]) -> list[str]:
     """Return why pairs that were asked for have no value, the commonest reason first."""
-    from netkin.results.listings import NOT_ASKED
+    from netkin.results.labels import NOT_ASKED
     from netkin.results.text import reasons
 
     holes = {

@@ -17,7 +17,7 @@ from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import reported
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED
+from netkin.results.labels import NOT_ASKED
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ
 

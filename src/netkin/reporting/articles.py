@@ -18,7 +18,7 @@ from netkin.reporting.origins import origins, plain_table
 from netkin.reporting.profiles import profile
 from netkin.reporting.wording import direction, headline, meaning_of, number_with_error, range_of, reasons
 from netkin.results import Comparison, Values
-from netkin.results.listings import column_label, has_classes, has_networks
+from netkin.results.labels import column_label, has_classes, has_networks
 from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"

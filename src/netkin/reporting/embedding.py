@@ -16,7 +16,7 @@ from netkin.reporting.scales import Scale, ink, palette, scales_of
 from netkin.reporting.wording import number, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile
-from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
 
 MEANING = ("means", "cannot_see")  # fields of a table that are the same in every comparison of a page

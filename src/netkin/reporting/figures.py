@@ -31,7 +31,7 @@ from netkin.reporting.sparsity_page import sparsity_figure
 from netkin.reporting.task_page import way_names
 from netkin.reporting.wording import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
-from netkin.results.listings import pair_label
+from netkin.results.labels import pair_label
 from netkin.results.text import has_errors
 from netkin.results.weight_sparsity import SparsityStudy
 

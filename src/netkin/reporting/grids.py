@@ -14,7 +14,7 @@ import numpy as np
 
 from netkin.reporting.scales import Scale, scales_of
 from netkin.results import Comparison, Comparisons, Series, Values
-from netkin.results.listings import by_name, column_label, has_classes, is_apart, is_of_tasks, listing, pair_label
+from netkin.results.labels import by_name, column_label, has_classes, is_apart, is_of_tasks, listing, pair_label
 from netkin.results.text import cells, values_and_errors
 
 SAME_MODEL = "a model is not compared with itself here"

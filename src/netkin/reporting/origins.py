@@ -9,7 +9,7 @@ from typing import Any
 from netkin.reporting.markup import Markup, name, tag
 from netkin.reporting.wording import direction, range_of
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED, has_networks, listing
+from netkin.results.labels import NOT_ASKED, has_networks, listing
 from netkin.results.text import NO_DATA, error_summary, has_errors
 
 _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")

@@ -24,7 +24,7 @@ from netkin.reporting.sparsity_page import sparsity_page
 from netkin.reporting.task_page import Record, task_page
 from netkin.reporting.wording import headline, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
-from netkin.results.listings import has_networks, is_of_tasks
+from netkin.results.labels import has_networks, is_of_tasks
 from netkin.results.text import buckets_note
 from netkin.results.weight_sparsity import SparsityStudy
 

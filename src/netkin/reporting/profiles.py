@@ -15,7 +15,7 @@ from netkin.reporting.markup import Markup, joined, name, tag
 from netkin.reporting.scales import Scale, scales_of
 from netkin.reporting.wording import bound, number_with_error, shortened
 from netkin.results import Comparison, Spread, Values
-from netkin.results.listings import by_name, is_worth, pair_label
+from netkin.results.labels import by_name, is_worth, pair_label
 from netkin.results.text import has_errors
 
 WIDTH, HEIGHT = 960, 236  # of the field of the lines, with its margins above, left and right

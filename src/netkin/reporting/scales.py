@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from netkin.results import Values
-from netkin.results.listings import by_name, is_apart, is_worth
+from netkin.results.labels import by_name, is_apart, is_worth
 
 EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at least, so that colours say how much
 # lightness, chroma, hue in degrees, at equal distances along the scale

@@ -10,8 +10,7 @@ import numpy as np
 
 from netkin.reporting.grids import Grid, partners
 from netkin.results import Comparison, Match, Values
-from netkin.results.identifiers import LONGEST, brief, told_apart
-from netkin.results.listings import has_classes, has_networks, is_worth, listing, pair_label
+from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
 from netkin.results.text import worth_of
 
 

@@ -2,12 +2,11 @@
 
 from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values
-from netkin.results.comparisons import Comparisons
+from netkin.results.comparisons import Comparisons, Spread
 from netkin.results.federation import Federation
 from netkin.results.packing import document, load
 from netkin.results.ranking import Ranking
 from netkin.results.series import Series
-from netkin.results.spreads import Spread
 from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
 from netkin.results.trends import THRESHOLDS, Trend
 from netkin.results.values import Match

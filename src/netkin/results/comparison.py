@@ -13,8 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.identifiers import asks_for, fits
-from netkin.results.listings import NOT_ASKED
+from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text

@@ -14,7 +14,7 @@ import numpy as np
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results import jackknife
-from netkin.results.identifiers import told_apart
+from netkin.results.labels import told_apart
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netkin.results.identifiers import brief, told_apart
-from netkin.results.listings import (
+from netkin.results.labels import (
     NOT_ASKED,
+    brief,
     by_name,
     column_label,
     has_classes,
@@ -28,6 +28,7 @@ from netkin.results.listings import (
     listed_pairs,
     listing,
     pair_label,
+    told_apart,
 )
 
 if TYPE_CHECKING:

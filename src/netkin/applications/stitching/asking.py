@@ -15,7 +15,7 @@ from netkin.applications.stitching.task_loss import NAME, TaskLoss, is_task_loss
 from netkin.errors import UnknownName, ValueFault
 from netkin.identity import UnorderedDigest, function_digest
 from netkin.representations.inputs import batch_length, watched
-from netkin.results.identifiers import taken_apart
+from netkin.results.labels import taken_apart
 
 How = str | TaskLoss
 FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"

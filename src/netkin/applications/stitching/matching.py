@@ -18,7 +18,7 @@ from torch import Tensor
 
 from netkin.applications.stitching.sparse import descended
 from netkin.errors import UnknownName, ValueFault, did_you_mean
-from netkin.results.identifiers import taken_apart
+from netkin.results.labels import taken_apart
 from netkin.statistics import Moments
 
 

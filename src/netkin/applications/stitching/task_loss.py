@@ -13,7 +13,7 @@ from netkin.applications.stitching.losses import ROWS, Loss, loss_named
 from netkin.applications.stitching.matching import find, seeded
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
-from netkin.results.identifiers import taken_apart
+from netkin.results.labels import taken_apart
 
 NAME = "task_loss"
 _COUNTS = ("rank", "epochs", "steps", "batch", "patience", "every", "sample")

@@ -14,7 +14,7 @@ from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.measures.registry import LEADING
 from netkin.results import Comparison, Values
-from netkin.results.listings import NOT_ASKED
+from netkin.results.labels import NOT_ASKED
 
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements

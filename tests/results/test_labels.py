@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from netkin.results.listings import NOT_ASKED, listing
+from netkin.results.labels import NOT_ASKED, listing
 
 
 def asked(made, pairs, rows=("in", "mid", "out"), columns=("in", "mid", "out"), **changes):
