@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+import netkin as nk
 from netkin import results
 from netkin.cli.outputs import as_json
 from netkin.comparing import explain
@@ -217,3 +218,52 @@ def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
     result = netkin(f"{EXPLAINED} --measure ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "did you mean 'cka'?" in result.stderr
+
+
+TRANSFORMS = "def doubled(images):\n    return 2 * images\n\n\ndef halved(images):\n    return images / 2\n"
+
+
+def test_models_data_and_pages_have_the_names_that_people_give(netkin, tmp_path):
+    line = "compare netkin:digits netkin:digits --data 'my probe=digits:test' --examples 40 --layers fc --name old"
+    result = netkin(f"{line} --name new --title 'Old & new' --report ab.html --figure ab.svg --save ab.netkin")
+    assert result.exit_code == 0, result.stderr
+    found = nk.load("ab.netkin")
+    assert (found.a, found.b, found.data) == ("old", "new", "my probe, a sample of 40 of 360 (seed 0)")
+    page = (tmp_path / "ab.html").read_text()
+    assert page.count("<title>Old &amp; new</title>") == page.count("<h1>Old &amp; new</h1>") == 1
+    assert "Old &amp; new" in (tmp_path / "ab.svg").read_text()
+    assert netkin("report ab.netkin --out again.html --title Again").exit_code == 0
+    assert "<h1>Again</h1>" in (tmp_path / "again.html").read_text()
+
+
+def test_a_file_of_statistics_is_read_under_other_names(netkin):
+    netkin("collect netkin:digits --data digits:test --layers fc --name mine --out s.stats")
+    assert netkin("compare s.stats").stdout.startswith("mine (rows) and mine (columns)")
+    assert netkin("compare s.stats --name yours").stdout.startswith("yours (rows) and yours (columns)")
+
+
+def test_a_transform_is_named_as_a_function_of_a_module(netkin, tmp_path):
+    (tmp_path / "nk_transforms.py").write_text(TRANSFORMS)
+    line = "compare netkin:digits netkin:digits --data digits:test --layers relu1 --json"
+    both = json.loads(netkin(f"{line} --transform nk_transforms:doubled --transform nk_transforms:halved").stdout)
+    models = [nk.load_model("netkin:digits", seed=seed) for seed in (0, 1)]
+    functions = [lambda images: 2 * images, lambda images: images / 2]
+    expected = nk.compare(*models, nk.load_data("digits:test"), layers="relu1", transforms=functions)
+    assert both["tables"][0]["values"] == [[pytest.approx(expected["relu1", "relu1"], abs=1e-6)]]
+    assert both["tables"][0]["values"] != json.loads(netkin(line).stdout)["tables"][0]["values"]
+
+
+@pytest.mark.parametrize(
+    "options, code, words",
+    [
+        ("--title x", 2, "--title goes with --report or --figure"),
+        ("--name a --name b", 2, "each model has one --name, or none has; got 2 for 1 model."),
+        ("--transform doubled", 2, "--transform is written package.module:function; got 'doubled'."),
+        ("--transform a:b --transform c:d", 2, "--transform is given once for all models, or once for each; got 2."),
+        ("--transform nk_nowhere:f", 1, "found no module 'nk_nowhere'"),
+    ],
+)
+def test_names_titles_and_transforms_that_do_not_fit_are_refused(netkin, options, code, words):
+    result = netkin(f"{DIGITS} --layers fc {options}")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in " ".join(result.stderr.split())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, QUIET, example
+from netkin.cli.options import FILE, JSON, NAMES, QUIET, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import loaded_models, refusing, tell_random_weights
+from netkin.cli.running import loaded_models, model_names, refusing, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 @click.option("--by-layer", is_flag=True, help="A table for each layer too.")
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Only the K most similar others of each.")
 @click.option("--save", type=FILE, help="Write the comparison to this file, as nets.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as nets.html.")
-@click.option("--figure", type=FILE, help="Draw the table into this file, as nets.png, nets.svg or nets.pdf.")
+@NAMES
+@pictures("nets", "the table")
 @FORCE
 @JSON
 @QUIET
@@ -59,7 +58,7 @@ def atoms(
         raise click.UsageError("--top prints the nearest networks and makes no table that could be saved or drawn.")
     if top and top >= len(models):
         raise click.UsageError(f"--top asks for {top} others of each, and there are {len(models) - 1}.")
-    networks = _networks(models, options.pop("atoms"), options.pop("source"), options.pop("block"))
+    networks = _networks(models, *(options.pop(name) for name in ("names", "atoms", "source", "block")))
     if top:
         _print_nearest(networks, top, json)
         return
@@ -72,19 +71,18 @@ def atoms(
     outputs.finish()
 
 
-def _networks(specs: Sequence[str], atoms: int | None, source: str, block: int | None) -> dict[str, nn.Module]:
+def _networks(
+    specs: Sequence[str], names: Sequence[str], atoms: int | None, source: str, block: int | None
+) -> dict[str, nn.Module]:
     """Load the models that were named; with `atoms`, as networks that share their coefficients."""
     from netkin.applications.subspaces import share_coefficients
 
     if atoms is None and (block or source != "joint"):
         raise click.UsageError("--source and --block go with --atoms, which says how many atoms a layer has.")
-    again, seen = Counter(specs), Counter[str]()
+    names = model_names(specs, names)
     models = loaded_models(specs)
     tell_random_weights(models)
-    named: dict[str, nn.Module] = {}
-    for spec, model in zip(specs, models, strict=True):
-        seen[spec] += 1
-        named[f"{spec} ({seen[spec]})" if again[spec] > 1 else spec] = model
+    named = dict(zip(names, models, strict=True))
     if atoms is None:
         return named
     shared = share_coefficients(named, atoms, source=source, block=block)

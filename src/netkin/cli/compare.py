@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, example, typed
+from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, example, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import REFUSED, called, read_from_weights, refusing
+from netkin.cli.running import REFUSED, called, model_names, read_from_weights, refusing
 from netkin.errors import InflatedWarning, ValueFault
 
 if TYPE_CHECKING:
     from netkin.results import Comparison
 
 
-READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json", "quiet")  # they concern no pass
+READING = (  # they concern no pass
+    "a", "measures", "errors", "names", "save", "report", "figure", "title", "force", "json", "quiet",
+)  # fmt: skip
 
 
 @click.command(
@@ -33,8 +35,7 @@ READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json
 @partial(comparing_options, needs_data=False)
 @ENGINE
 @click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
-@click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
+@pictures("ab")
 @FORCE
 @JSON
 @click.pass_context
@@ -108,6 +109,8 @@ def _read(context: click.Context, path: str) -> Comparison:
     if context.params["errors"] and not statistics.study.chunks:
         raise ValueFault(f"{path!r} keeps no chunks of the examples, so nothing has an error; collect with --errors.")
     measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
+    if names := context.params["names"]:
+        statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
     warn_of_missing(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 

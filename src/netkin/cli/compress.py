@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, QUIET, SHAPE, TRANSFORM, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     crashes_refused,
+    functions_of,
     loaded,
     loaded_models,
+    model_names,
     refuse_absent_device,
     refuse_crash,
     refusing,
@@ -62,6 +64,7 @@ class Amount(click.ParamType):
 @EXAMPLES
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@TRANSFORM
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
 @FORCE
 @QUIET
@@ -101,6 +104,7 @@ def _compressed(
         against=others[0] if others else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
+        transform=functions_of(options.pop("transforms"), 1),
         **options,
     )
     tell_random_weights([whole, *others])
@@ -122,8 +126,8 @@ def _compressed(
 @BALANCED
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as sparsity.html.")
-@click.option("--figure", type=FILE, help="Draw weights, similarity and accuracy into this file, as sparsity.png.")
+@NAMES
+@pictures("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
 @QUIET
@@ -145,8 +149,8 @@ def sparsity(
 
 
 def _studied(
-    specs: list[str], data: str | None, seed: int, balanced: bool, device: str | None, examples: int | None,
-    **options: Any,
+    specs: list[str], names: tuple[str, ...], data: str | None, seed: int, balanced: bool, device: str | None,
+    examples: int | None, **options: Any,
 ) -> SparsityStudy:  # fmt: skip
     """Load what was named and call the library."""
     from netkin.applications.sparsity import sparsity_study
@@ -156,9 +160,8 @@ def _studied(
     tell_random_weights(models)
     for one in models:
         one.to(device or "cpu")
-    names = [f"{spec} ({place})" for place, spec in enumerate(specs, 1)] if len(set(specs)) < len(specs) else specs
     batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     with crashes_refused(specs, models):
-        return sparsity_study(dict(zip(names, models, strict=True)), batches, **given)
+        return sparsity_study(dict(zip(model_names(specs, names), models, strict=True)), batches, **given)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, example, following_options, typed
+from netkin.cli.options import FILE, JSON, example, following_options, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, loaded, read_from_weights, refuse_absent_device, refusing
+from netkin.cli.running import crashes_refused, functions_of, loaded, read_from_weights, refuse_absent_device, refusing
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="At most N checkpoints, evenly spread.")
 @following_options
 @click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as run.html.")
-@click.option("--figure", type=FILE, help="Draw the layers' lines into this file, as run.png, run.svg or run.pdf.")
+@pictures("run", "the layers' lines")
 @FORCE
 @JSON
 @refusing
@@ -71,9 +70,10 @@ def _followed(
     opened = open_run(run, model).only(steps)
     balanced = options.pop("balanced")
     batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, opened.whole)
+    transform = functions_of(options.pop("transforms"), 1)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
-        return follow(opened, batches, measures, layers=layers, save=save, **options)
+        return follow(opened, batches, measures, layers=layers, save=save, transform=transform, **options)
 
 
 def _tell_how_far(save: Path | None) -> None:

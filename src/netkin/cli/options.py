@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.running import SILENT
+from netkin.cli.running import SILENT, TITLE
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -52,6 +52,27 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
     context.meta[SILENT] = quiet  # for `refusing`, which runs the command
 
 
+def _keep_title(context: click.Context, parameter: click.Parameter, title: str | None) -> None:
+    context.meta[TITLE] = title  # for `Outputs.draw`
+
+
+TITLED = click.option(
+    "--title", metavar="TEXT", expose_value=False, callback=_keep_title, help="Title of the page and of the figure."
+)
+NAMES = click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name of each model in the result, in the order of the models.",
+)
+TRANSFORM = click.option(
+    "--transform",
+    "transforms",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Function of a batch of inputs, applied before the model; once for all models, or once for each.",
+)
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")
 EXAMPLES = click.option(
     "--examples",
@@ -155,25 +176,33 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, QUIET)
+    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
 
 
 def collecting_options(command: Command) -> Command:
     """Give a command the options of a pass whose statistics are kept; without a measure all linear ones are served."""
     measures = _measures([], "Those to be served; without any all linear ones. See `netkin measures`.")
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, QUIET)
+    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; without any sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, QUIET)
+    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM, QUIET)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, QUIET)
+    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM, QUIET)
+
+
+def pictures(stem: str, drawn: str = "the tables") -> Option:
+    """Return what gives a command the options --report, --figure and --title; `stem` begins the names of examples."""
+    page = click.option("--report", type=FILE, help=f"Write a page for the browser to this file, as {stem}.html.")
+    text = f"Draw {drawn} into this file, as {stem}.png, {stem}.svg or {stem}.pdf."
+    figure = click.option("--figure", type=FILE, help=text)
+    return lambda command: page(figure(TITLED(command)))
 
 
 def _data(required: bool = True) -> Option:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from netkin.cli.running import TITLE
 from netkin.errors import FileFault, MissingExtra
 
 FIGURES = (".png", ".svg", ".pdf")
@@ -74,8 +75,9 @@ class Outputs:
         """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 
-        self.write(page, lambda path, **how: report(result, path, **how), f"report: open {page}")
-        self.write(figure, lambda path, **how: plot(result, path=path, **how), f"figure in {figure}")
+        title = click.get_current_context().meta.get(TITLE)
+        self.write(page, lambda path, **how: report(result, path, title=title, **how), f"report: open {page}")
+        self.write(figure, lambda path, **how: plot(result, path=path, title=title, **how), f"figure in {figure}")
 
     def show(self, text: Callable[[], str]) -> None:
         """Print a result."""

@@ -6,6 +6,7 @@ import functools
 import os
 import shlex
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 REFUSED = 1
 INTERRUPTED = 130
-ARGUMENTS, SILENT = "netkin.arguments", "netkin.silent"
+ARGUMENTS, SILENT, TITLE = "netkin.arguments", "netkin.silent", "netkin.title"
+DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
 Result = TypeVar("Result")
 
 
@@ -35,7 +37,9 @@ def called(
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = loaded_models(specs)
-    chosen = {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
+    chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
+    names = model_names(specs, options["names"])
+    chosen |= {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
     balanced = options.pop("balanced")
     batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
     with crashes_refused(specs, models):
@@ -102,9 +106,28 @@ def telling_how_far(save: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(how_far(save) or str(stop)) from stop
 
 
-def _names(a: str, b: str | None) -> tuple[str, str]:
-    """Return the names of both models: what was typed, numbered where that is the same twice."""
-    return (f"{a} (1)", f"{b} (2)") if a == b else (a, b or a)
+def model_names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
+    if given and len(given) != len(specs):
+        models = "1 model" if len(specs) == 1 else f"{len(specs)} models"
+        raise click.UsageError(f"each model has one --name, or none has; got {len(given)} for {models}.")
+    if len(set(given)) < len(given):
+        raise click.UsageError(f"models have different names; got {', '.join(given)}.")
+    times = Counter(specs)
+    return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+
+
+def functions_of(specs: Sequence[str], models: int) -> Any:
+    """Return the functions that --transform names: none, one for all models, or one for each."""
+    from netkin.sources.names import find_function
+
+    for spec in specs:
+        if not all(spec.partition(":")):
+            raise click.UsageError(f"--transform is written package.module:function; got {spec!r}.")
+    if len(specs) not in (0, 1, models):
+        raise click.UsageError(f"--transform is given once for all models, or once for each; got {len(specs)}.")
+    found = [find_function(spec) for spec in specs]
+    return found if len(found) > 1 else next(iter(found), None)
 
 
 @contextmanager
@@ -175,6 +198,8 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
 
         context = click.get_current_context(silent=True)
         silent = context is not None and context.meta.get(SILENT)
+        if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
+            raise click.UsageError("--title goes with --report or --figure, which it heads.")
         try:
             with commanded(_command_line()), showing(False if silent else None):
                 command(*arguments, **options)

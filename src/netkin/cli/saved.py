@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.collect import held_by
-from netkin.cli.options import FILE, JSON, example
+from netkin.cli.options import FILE, JSON, TITLED, example
 from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
-from netkin.cli.running import refusing
+from netkin.cli.running import TITLE, refusing
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def _cut(text: str) -> str:
 @click.command(epilog=example("report ab.netkin --out ab.html"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, help="The page to write; by default the first FILE's name ending in .html.")
+@TITLED
 @FORCE
 @JSON
 @refusing
@@ -124,7 +125,8 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
                 f"`netkin compare {file} --report {page}` does so."
             )
     saved = [load(file) for file in files]
-    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, overwrite=force)
+    title = click.get_current_context().meta.get(TITLE)
+    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, title=title, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,17 @@ from netkin.cli.options import (
     EXAMPLES,
     FILE,
     JSON,
+    NAMES,
     QUIET,
     example,
+    pictures,
 )
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     how_far,
     loaded,
     loaded_models,
+    model_names,
     refuse_absent_device,
     refuse_crash,
     refusing,
@@ -83,10 +85,9 @@ MOST = 6  # warnings shown
     metavar="N",
     help="Seed of --examples, of random maps and of training.",
 )
-@click.option("--name", "names", multiple=True, metavar="NAME", help="What each model is called, in their order.")
+@NAMES
 @click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
-@click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
+@pictures("ab")
 @click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load`.")
 @FORCE
 @QUIET
@@ -127,7 +128,9 @@ def stitch(
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)
+        found = _stitched(
+            models, model_names(models, names), each=made.append if map_file else None, **asked, **options
+        )
     if save:
         click.echo(f"saved to {save}", err=True)
     if map_file and not made:
@@ -189,16 +192,6 @@ def _stitched(
         found = stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
     tell_random_weights(networks)
     return found
-
-
-def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
-    if given and len(given) != len(specs):
-        raise click.UsageError(f"each model has one --name, or none has; got {len(given)} for {len(specs)} models.")
-    if len(set(given)) < len(given):
-        raise click.UsageError(f"models have different names; got {', '.join(given)}.")
-    times = Counter(specs)
-    return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
 
 
 def _each(found: Comparison | Comparisons) -> list[Comparison]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, recipe_settings
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, pictures, recipe_settings
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
 from netkin.errors import FileFault
@@ -55,8 +55,7 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write DIR/METHOD.netkin; finished tasks lie beside, and the same command continues.")  # fmt: skip
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
-@click.option("--figure", type=FILE, help="Draw the accuracy matrices into this file, as tasks.png, .svg or .pdf.")
+@pictures("tasks", "the accuracy matrices")
 @FORCE
 @QUIET
 @JSON
@@ -178,8 +177,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @click.option(
     "--save", type=FILE, help="Write the result to this file; rounds lie beside it, and the same command continues."
 )
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as users.html.")
-@click.option("--figure", type=FILE, help="Draw accuracies and similarity into this file, as users.png, .svg or .pdf.")
+@pictures("users", "accuracies and similarity")
 @FORCE
 @QUIET
 @JSON

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
-from netkin.cli.options import DEVICE, FILE, JSON, QUIET, example, task_options
+from netkin.cli.options import DEVICE, FILE, JSON, QUIET, TRANSFORM, example, pictures, task_options
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.cli.running import crashes_refused, functions_of, loaded, loaded_models, refuse_absent_device, refusing
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ DEFAULT = "h_score_regularised"
 )
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@TRANSFORM
 @click.option("--save", type=FILE, help="Write the ranking to this file, as which.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as which.html.")
-@click.option("--figure", type=FILE, help="Draw the scores into this file, as which.png, which.svg or which.pdf.")
+@pictures("which", "the scores")
 @FORCE
 @QUIET
 @JSON
@@ -130,6 +130,7 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
         layers=options["layer"],
         device=options["device"],
         seed=options["seed"],
+        transforms=functions_of(options["transforms"], 1),
     )
 
 
@@ -141,8 +142,7 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
 @task_options
 @click.option("--save", type=FILE, help="Write the comparisons to this file, as tasks.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
-@click.option("--figure", type=FILE, help="Draw the blocks of all pairs into this file, as tasks.png, .svg or .pdf.")
+@pictures("tasks", "the blocks of all pairs")
 @FORCE
 @JSON
 @refusing
@@ -217,5 +217,6 @@ def _compared(
             made[name] = opened(Path(parts[0]))
             warn_of_missing(made[name])
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
+    options["transforms"] = functions_of(options["transforms"], 1)
     with crashes_refused(list(specs.values()), list(models.values())):
         return compare_tasks(made, **options, share_buckets=not independent_buckets)

@@ -55,6 +55,7 @@ def plot(
     *,
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
+    title: str | None = None,
     overwrite: bool = False,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
@@ -75,6 +76,7 @@ def plot(
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
+        title: Title above the whole figure.
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
@@ -94,6 +96,8 @@ def plot(
         figure = _of(results, measure, ax, steps, profile)
     else:
         figure = _of_training(results, measure, ax, steps)
+    if title is not None:
+        figure.suptitle(title)
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure

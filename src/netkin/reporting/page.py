@@ -11,7 +11,7 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.articles import article, holes
-from netkin.reporting.documents import SCRIPTS, document, footer, header, toolbar, warnings
+from netkin.reporting.documents import SCRIPTS, document, footer, header, retitled, toolbar, warnings
 from netkin.reporting.embedding import embedded
 from netkin.reporting.federation_page import federation_page
 from netkin.reporting.grids import Grid, grids_of, summary_grids
@@ -47,18 +47,21 @@ Results = (
 )
 
 
-def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def report(
+    results: Results, path: str | os.PathLike[str], *, title: str | None = None, overwrite: bool = False
+) -> Path:
     """Write a result as a single HTML page to `path`, and return the path.
 
     It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
     row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
-    file that is no page of netkin's is written over only with `overwrite`.
+    file that is no page of netkin's is written over only with `overwrite`. `title` heads the page in place of its own.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
-    files.write_text(path, page(results), "page", overwrite=overwrite)
+    made = page(results) if title is None else retitled(page(results), title)
+    files.write_text(path, made, "page", overwrite=overwrite)
     return Path(path)
 
 
