@@ -21,9 +21,11 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
+from netkin.sources.names import by_name
 from netkin.statistics.collector import Study
 
 
+@by_name(models="a b", data="data")
 def compare(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -93,6 +95,7 @@ def compare(
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
+@by_name(models="a b", data="data")
 def explain(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -159,6 +162,7 @@ def explain(
     return request.explain(found_measures(measures))
 
 
+@by_name(models="a b", data="data")
 def collect(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -250,6 +254,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return found[0]
 
 
+@by_name(models="models", data="data")
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,

@@ -18,9 +18,11 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import known_layer
 from netkin.representations.shapes import Shape
+from netkin.sources.names import by_name
 from netkin.statistics.collector import Study
 
 
+@by_name(models="a b", data="data")
 def model_directions(
     a: nn.Module,
     layer: str,

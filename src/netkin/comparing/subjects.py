@@ -26,6 +26,7 @@ from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape
+from netkin.sources import load_data, load_model
 from netkin.sources.models import remark_on
 
 Keep = Callable[[str, Tensor], Any]
@@ -58,6 +59,13 @@ class Subject:
     transform: Any = None
     device: Any = None
     weights: Tensors | None = None
+
+    def __post_init__(self) -> None:
+        """Load what is given by its name."""
+        if isinstance(self.thing, str):
+            object.__setattr__(self, "thing", load_model(self.thing))
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", load_data(self.data))
 
 
 class Runner(ABC):

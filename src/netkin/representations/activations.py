@@ -49,8 +49,10 @@ from netkin.representations.shapes import (
     token_mask,
 )
 from netkin.settings import exact_products
+from netkin.sources.names import by_name
 
 
+@by_name(models="model", data="data")
 def activations(
     model: nn.Module,
     layers: Spec = None,

@@ -36,11 +36,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
 Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
 
 
+@by_name(models="model")
 def layers(model: nn.Module) -> list[str]:
     """Return the names of the layers that netkin compares by default.
 

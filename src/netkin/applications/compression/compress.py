@@ -45,10 +45,13 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression, TakenApart
+from netkin.sources import load_model
+from netkin.sources.names import by_name
 
 ORDERS = ("at_once", "from_the_top")
 
 
+@by_name(models="model", data="data test")
 def compress(
     model: nn.Module,
     layers: Spec,
@@ -130,6 +133,8 @@ def _other(against: str | nn.Module) -> nn.Module | None:
     """Return the model that is compared with, or None for the logits."""
     if isinstance(against, nn.Module):
         return against
+    if ":" in against:
+        return load_model(against)
     if against != "logits":
         near = did_you_mean(str(against), ["logits"]) or "."
         raise UnknownName(f"`against` is 'logits' or another model; got {against!r}{near}")

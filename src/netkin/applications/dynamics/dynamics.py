@@ -32,12 +32,14 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series, Values
 from netkin.results.packing import packed, unpacked
+from netkin.sources.names import by_name
 from netkin.sources.runs import Architecture, Run, open_run
 from netkin.statistics.collector import Collector, Key, Study
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
+@by_name(data="data")
 def dynamics(
     run: Any,
     data: Any = None,

@@ -24,8 +24,10 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct
+from netkin.sources.names import by_name
 
 
+@by_name(models="model", data="data")
 def class_sensitivity(
     model: nn.Module,
     data: Any,

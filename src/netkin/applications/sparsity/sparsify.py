@@ -34,6 +34,7 @@ from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
+from netkin.sources.names import by_name
 from netkin.training import Recipe, restarts
 from netkin.training.course import course_of, placed
 from netkin.training.loop import Loss, default_loss, outputs_of
@@ -45,6 +46,7 @@ ROUNDS = 100  # of SynFlow, each pruning a little more
 Scores = dict[str, Tensor]
 
 
+@by_name(data="data")
 def sparsify(
     model: nn.Module,
     sparsity: float,

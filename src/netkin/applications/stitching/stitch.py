@@ -26,8 +26,10 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import unwrapped
+from netkin.sources.names import by_name
 
 
+@by_name(models="a b", data="data test")
 def stitch(
     a: nn.Module,
     layer_a: str,

@@ -26,8 +26,10 @@ from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.sources.names import by_name
 
 
+@by_name(models="a b", data="data test")
 def stitch_all(
     a: nn.Module,
     b: nn.Module,
@@ -114,6 +116,7 @@ def stitch_all(
     return found
 
 
+@by_name(models="models", data="data test")
 def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
     data: Any,

@@ -18,6 +18,7 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
+from netkin.sources.names import by_name
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
@@ -61,6 +62,7 @@ class NearestNetworks:
         return "\n".join(f"{name}: {others}" for name, others in told.items())
 
 
+@by_name(models="models")
 def atom_similarity(
     models: Mapping[str, Any] | Iterable[Any],
     measure: str = "atom_cosine",
@@ -107,6 +109,7 @@ def atom_similarity(
     )  # fmt: skip
 
 
+@by_name(models="models")
 def nearest_networks(
     models: Mapping[str, Any] | Iterable[Any], k: int = 5, *, gauge: str = "stored", progress: ProgressOption = None
 ) -> NearestNetworks:
