@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench docs clean
+.PHONY: help demo test check format bench docs figures clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,11 +30,15 @@ bench: $(VENV)/.dev  ## measure speed against peers, as ratios
 
 docs: $(VENV)/.docs  ## rebuild the generated pages and the site
 	@$(BIN)/python docs/generate.py
-	@$(BIN)/mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	@$(BIN)/python docs/gallery.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html; with search: $(BIN)/python -m http.server --directory site"
+
+figures: $(VENV)/.dev  ## draw the pictures of the docs again; needs Chromium
+	@$(BIN)/python docs/gallery.py --pictures
 
 clean:  ## remove the environments, the site and all caches
-	rm -rf $(VENV) .bench-venv site docs/claims.html build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench-venv site docs/claims.html docs/pages build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests bench docs reproductions -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:

@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -131,6 +132,7 @@ def page_of_reproductions() -> str:
     return REPRODUCTIONS + "".join(parts)
 
 
+@cache
 def records() -> list[Claim]:
     """Return the records that still say what the present code would measure; without the code, all of them."""
     if not (FOLDER.parent / "reproductions" / "running.py").exists():
@@ -233,5 +235,5 @@ if __name__ == "__main__":
             (FOLDER / name).write_text(page())
         if RESULTS.exists() and (found := records()):
             report_claims(found, FOLDER / "claims.html", overwrite=True)
-    elif out_of_date():
-        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in out_of_date())}; run `make docs`.")
+    elif stale := out_of_date():
+        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`.")

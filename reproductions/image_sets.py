@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.sources import load_data
-from netkin.sources.images import STATISTICS
+from netkin.sources.examples import STATISTICS
 
 SIZES = {"cpu": (5_000, 2_000), "gpu": (50_000, 10_000)}  # training and test images, at most
 SETS = {"cifar10": ("CIFAR-10", 10), "cifar100": ("CIFAR-100", 100), "svhn": ("SVHN", 10), "mnist": ("MNIST", 10)}

@@ -5,19 +5,22 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from netkin.applications.stitching.direct import matched
+from netkin.applications.stitching.ends import Transformation
 from netkin.applications.stitching.fitting import fitted
-from netkin.applications.stitching.joining import Stitched
+from netkin.applications.stitching.joints import joints
 from netkin.applications.stitching.map_training import trained
-from netkin.applications.stitching.matching import matched
+from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.transformations import Transformation
+from netkin.representations import batches_of
 
 
 def joined(a, layer_a, b, layer_b, data, settings=None, cuts=True):
     """Return the network that a training begins with."""
     settings, pair = settings or TaskLoss(), (layer_a, layer_b)
-    fit = fitted(a, b, [pair], data)
-    start = Transformation(matched(fit.moments(pair), settings.start), fit.meetings[pair], rank=settings.rank)
+    found = joints(a, b, next(batches_of(data)), pairs=[pair])
+    fit = fitted(a, b, batches_of(data), found, ("a", "b"))
+    start = Transformation(matched(fit.moments(pair), settings.start), found.meetings[pair], rank=settings.rank)
     return Stitched(a, layer_a, b, layer_b, start.to(next(b.parameters()).dtype), cuts=cuts)
 
 

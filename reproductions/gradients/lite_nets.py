@@ -25,7 +25,7 @@ from netkin.representations import Reader, guest
 from netkin.representations.gradients import Taps, Target
 from netkin.sources.architectures import architecture, seeded
 from netkin.sources.efficientnets import EfficientNetLite
-from netkin.sources.images import STATISTICS
+from netkin.sources.examples import STATISTICS
 from netkin.sources.weights import load_weights
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings

@@ -102,6 +102,7 @@ _UNLISTED = {
         "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
     ],
     "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
+    "netkin.applications.dynamics": ["RunPlan", "explain_dynamics"],
     "netkin.applications.stitching": ["Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch"],
     "netkin.jobs": ["Job"],
     "netkin.applications.transfer": [

@@ -197,3 +197,22 @@ def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
     assert series.between_steps("conv4")[0, 2] == pytest.approx(1)
     assert 0.2 < series.between_steps("conv1")[0, 2] < 1
     assert Path("atoms.html").read_text().count('class="map"') == 4
+
+
+@pytest.mark.usefixtures("run")
+def test_explain_tells_what_the_command_would_do_and_does_nothing(netkin):
+    result = netkin(f"{LINE} --explain --save run.netkin")
+    assert result.exit_code == 0, result.output
+    assert "run 'run': 3 checkpoints, epochs 0 to 3" in result.stdout
+    assert "forward passes in all:" in result.stdout
+    assert not Path("run.netkin").exists()
+    facts = json.loads(netkin(f"{LINE} --explain --json").stdout)
+    assert facts["steps"] == [0, 2, 3]
+    assert facts["each"]["pairs"] == 16
+
+
+@pytest.mark.usefixtures("run")
+def test_a_plan_that_would_be_refused_exits_with_1(netkin):
+    result = netkin(f"{LINE} --explain --memory 100")
+    assert result.exit_code == 1
+    assert "would be refused" in result.stdout

@@ -116,7 +116,7 @@ def test_a_fault_outside_the_models_is_not_taken_for_theirs(netkin, monkeypatch)
         patched.setattr("netkin.comparing.compare.compare", fail)
         assert isinstance(netkin("compare nk_own:net --data nk_own:rows").exception, ZeroDivisionError)
     # a statistic is fed by hooks, while the model runs
-    monkeypatch.setattr("netkin.statistics.layer_grams.offset_is_large", fail)
+    monkeypatch.setattr("netkin.statistics.grams.offset_is_large", fail)
     line = "compare nk_own:net --data nk_own:rows --measure 'cka_minibatch(batch=20)'"
     assert isinstance(netkin(line).exception, ZeroDivisionError)
 

@@ -9,8 +9,8 @@ import torch
 import netkin as nk
 from netkin.errors import InflatedWarning, NoValue
 from netkin.measures import find
-from netkin.statistics import LayerMoments, Moments, Spectra, products
-from netkin.statistics.products import CHANCE, u_centred, u_products
+from netkin.statistics import LayerMoments, Moments, Spectra, linear_algebra
+from netkin.statistics.linear_algebra import CHANCE, u_centred, u_products
 from transcriptions import debiased_alignment, rbf_kernel
 
 
@@ -131,7 +131,7 @@ def test_examples_equally_far_apart_have_no_unbiased_hsic_however_turned(worlds,
 
 
 def test_the_value_of_many_examples_is_the_same_by_parts(worlds, monkeypatch):
-    monkeypatch.setattr(products, "ENTRIES", 100_000)
+    monkeypatch.setattr(linear_algebra, "ENTRIES", 100_000)
     X, Y = worlds.related(700, 3, 4)
     X, Y = torch.tensor(X), torch.tensor(Y)
     whole = u_products(X, Y)

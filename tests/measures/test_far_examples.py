@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from netkin.errors import NoValue
-from netkin.statistics import LayerGrams, products
+from netkin.statistics import LayerGrams, linear_algebra
 from transcriptions import TRANSCRIPTIONS
 
 RBF = [
@@ -32,7 +32,7 @@ def test_wide_layers_are_taken_by_parts(worlds, value, monkeypatch, name, parame
     X, Y = worlds.related(64, 300, 5)
     X[:, 250:] *= 1e3
     exact = TRANSCRIPTIONS[name](X, Y, **parameters)
-    monkeypatch.setattr(products, "ENTRIES", 64 * 70)
+    monkeypatch.setattr(linear_algebra, "ENTRIES", 64 * 70)
     assert value(name, X, Y, **parameters) == pytest.approx(exact, abs=1e-9)
 
 

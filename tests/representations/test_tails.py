@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from netkin.errors import UnknownName
-from netkin.representations.cutting import run_until
+from netkin.representations.cutting import agrees, reaches_around, run_until, tail
 from netkin.representations.hooks import main_tensor
-from netkin.representations.tails import agrees, reaches_around, tail
 from netkin.sources.architectures import architecture, seeded
 from stitching_worlds import built, drawn
 

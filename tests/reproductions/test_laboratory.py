@@ -9,7 +9,7 @@ from torch import nn
 
 from netkin import training
 from netkin.errors import SourceError, UnknownName
-from netkin.sources.images import STATISTICS
+from netkin.sources.examples import STATISTICS
 from netkin.training import Recipe, loop
 from reproductions import laboratory
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words

@@ -61,7 +61,7 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path, monkeypatch):
 
 def test_more_images_than_memory_is_allowed_are_refused(tmp_path, monkeypatch):
     write(tmp_path / "a.png")
-    monkeypatch.setattr("netkin.sources.images.LARGEST", 100)
+    monkeypatch.setattr("netkin.sources.examples.LARGEST", 100)
     with pytest.raises(
         SourceError, match="1 images of 6 × 6 in .* need more than 100 bytes; choose fewer, or a smaller"
     ):

@@ -1,5 +1,6 @@
 """A statistic saved and read back goes on as if never stopped."""
 
+import ast
 import itertools
 
 import numpy as np
@@ -11,6 +12,8 @@ from netkin import files
 from netkin.errors import FileFault
 from netkin.measures import measures
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Outputs, layer_moments
+from netkin.statistics.numbered_rows import Numbers
+from netkin.statistics.statistic import Stored, packed, unpacked
 
 MAKERS = {
     "moments": lambda: LayerMoments([(["a"], ["b"])], debiased=True),
@@ -115,3 +118,30 @@ def test_a_damaged_statistic_is_refused_with_its_name(tmp_path):
     path.write_bytes(b"half")
     with pytest.raises(FileFault, match="s.netkin"):
         LayerRows.from_file(path)
+
+
+def test_a_file_is_read_whatever_module_its_classes_were_in_when_it_was_written():
+    tensors = {}
+    written = packed(Numbers(next=7, given=True), tensors, "numbers")
+    for name in ("netkin.Numbers", "netkin.statistics.collector.Numbers", "netkin.elsewhere.Numbers"):
+        assert unpacked(written | {"class": name}, tensors) == Numbers(next=7, given=True)
+
+
+def test_an_incomplete_mini_batch_is_read_by_its_former_name(worlds):
+    X, Y = worlds.related(30, 4, 3)
+    collector, tensors = LayerGrams([(["a"], ["b"])], batch=16), {}
+    collector.update({"a": X, "b": Y})
+    former = repr(packed(collector, tensors, "")).replace(
+        "netkin.IncompleteBatch", "netkin.statistics.layer_grams._Incomplete"
+    )
+    assert "_Incomplete" in former
+    assert value_of(unpacked(ast.literal_eval(former), tensors)) == value_of(collector)
+
+
+def test_files_tell_all_classes_of_netkin_apart():
+    def below(kind):
+        return [one for child in kind.__subclasses__() for one in (child, *below(child))]
+
+    names = [kind.__qualname__ for kind in below(Stored) if kind.__module__.startswith("netkin.")]
+    assert sorted(names) == sorted(set(names))
+    assert not [name for name in names if "." in name]

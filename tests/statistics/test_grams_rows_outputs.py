@@ -9,7 +9,7 @@ import torch
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.measures import measures
 from netkin.statistics import Grams, LayerGrams, LayerMoments, LayerRows, LayerSpectra, Outputs, Rows
-from netkin.statistics.products import median, rbf_kernel
+from netkin.statistics.linear_algebra import median, rbf_kernel
 from transcriptions import TRANSCRIPTIONS, centred
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here

@@ -11,7 +11,7 @@ from netkin.errors import NoValue
 from netkin.measures import find
 from netkin.measures.registry import value_of
 from netkin.statistics import LayerMoments, Moments, sides
-from netkin.statistics.singular import left_vectors, singular_values
+from netkin.statistics.linear_algebra import left_vectors, singular_values
 
 LINEAR = [name for name, one in nk.measures.measures().items() if one.facts.reads is Moments]
 PARAMETERS = ["svcca(variance=0.9)", "svcca_k(k=3)", "shape_distance(alpha=0.2)", "gulp(ridge=0.1)"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +12,16 @@ import click
 
 from netkin.cli.options import FILE, JSON, example, following_options, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, functions_of, loaded, read_from_weights, refuse_absent_device, refusing
+from netkin.cli.running import (
+    REFUSED,
+    Result,
+    crashes_refused,
+    functions_of,
+    loaded,
+    read_from_weights,
+    refuse_absent_device,
+    refusing,
+)
 from netkin.errors import NetkinError
 
 if TYPE_CHECKING:
@@ -27,11 +39,19 @@ if TYPE_CHECKING:
 @following_options
 @click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
 @pictures("run", "the layers' lines")
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @FORCE
 @JSON
 @refusing
 def dynamics(
-    run: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+    run: str,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    explains: bool,
+    force: bool,
+    json: bool,
+    **options: Any,
 ) -> None:
     """Compare every checkpoint of a run with the final one, layer by layer.
 
@@ -44,6 +64,9 @@ def dynamics(
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing: only measures of weights, such as atom_cosine, need none.")
+    if explains:
+        _explain(run, json, **options)
+        return
     outputs.check("--save", save, "series")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -64,6 +87,33 @@ def _followed(
 ) -> Series:
     """Open the run and call the library; a crash of the final model, which runs first, becomes one sentence."""
     from netkin.applications.dynamics import dynamics as follow
+
+    return _called(partial(follow, save=save), run, model, steps, data, batch_size, options)
+
+
+def _explain(
+    run: str, json: bool, model: str | None, steps: int | None, data: str | None, batch_size: int, **options: Any
+) -> None:
+    from netkin.applications.dynamics import explain_dynamics
+
+    own = {name: value for name, value in options.items() if name not in ("overwrite", "partial")}
+    plan = _called(explain_dynamics, run, model, steps, data, batch_size, own)
+    facts = asdict(plan)
+    facts["each"].pop("kinds")
+    click.echo(as_json(facts) if json else str(plan))
+    if plan.refused:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _called(
+    function: Callable[..., Result],
+    run: str,
+    model: str | None,
+    steps: int | None,
+    data: str | None,
+    batch_size: int,
+    options: dict[str, Any],
+) -> Result:
     from netkin.sources.runs import open_run
 
     refuse_absent_device(options["device"])
@@ -73,7 +123,7 @@ def _followed(
     transform = functions_of(options.pop("transforms"), 1)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):
-        return follow(opened, batches, measures, layers=layers, save=save, transform=transform, **options)
+        return function(opened, batches, measures, layers=layers, transform=transform, **options)
 
 
 def _tell_how_far(save: Path | None) -> None:

@@ -20,12 +20,11 @@ from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import weights_digest
 from netkin.representations import Reader, guest, model_lock, model_precision, rows_of, shape_for
-from netkin.representations.example_axes import is_plain
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
-from netkin.representations.shapes import Shape
+from netkin.representations.shapes import Shape, is_plain
 from netkin.sources import load_data, load_model
 from netkin.sources.models import remark_on
 

@@ -4,6 +4,7 @@ from netkin.measures.canonical import (
     cca_mean,
     cca_mean_squared,
     cca_rms,
+    dft_cca,
     eigenspace_overlap,
     eigenspace_overlap_uncentered,
     gaussian_mutual_information,
@@ -16,7 +17,11 @@ from netkin.measures.canonical import (
     svcca_k,
 )
 from netkin.measures.directions import AlignedSide, Directions, svcca_directions
-from netkin.measures.feature_gradients import (
+from netkin.measures.filter_subspaces import atom_angular, atom_cosine, grassmann, weight_cosine
+from netkin.measures.kernels import (
+    cka_minibatch,
+    cka_rbf,
+    cka_rbf_debiased,
     kernel_cka,
     kernel_cka_uncentered,
     kernel_nbs,
@@ -25,8 +30,6 @@ from netkin.measures.feature_gradients import (
     sketched_cka_uncentered,
     sketched_nbs,
 )
-from netkin.measures.filter_subspaces import atom_angular, atom_cosine, grassmann, weight_cosine
-from netkin.measures.kernels import cka_minibatch, cka_rbf, cka_rbf_debiased
 from netkin.measures.linear import (
     angular_cka,
     cka,
@@ -40,7 +43,6 @@ from netkin.measures.linear import (
     procrustes_distance,
     procrustes_size_and_shape,
 )
-from netkin.measures.maps import dft_cca
 from netkin.measures.registry import Facts, Measure, broken_packages, find, measure, measures
 
 __all__ = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from netkin.arrays import at_least_single
 from netkin.errors import ShapeError
-from netkin.statistics.products import centred, u_centred
+from netkin.statistics.linear_algebra import centred, u_centred
 
 
 def batch_cka(X: Tensor, Y: Tensor) -> Tensor:

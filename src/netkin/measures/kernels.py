@@ -1,16 +1,41 @@
-"""Measures that read kernel matrices: mini-batch CKA and CKA with an RBF kernel."""
+"""Measures that read kernel matrices: mini-batch CKA, CKA with an RBF kernel, and kernels of features and gradients.
+
+With features and gradients (Tang et al. 2020, exact or sketched) a layer is represented by a kernel matrix over
+examples, made of its features f and of the gradients g of the loss: ``features`` and ``gradients`` alone, their
+``sum``, ``product`` (of f ∘ g), ``hadamard`` (K_f ∘ K_g, the kernel of ψ = g fᵀ), ``transport``, and with sketches
+``psi``: ψ itself sketched, which `hadamard` of two sketches is not.
+"""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.measures.registry import LEADING, RIGID, measure
+from netkin.measures.registry import LEADING, RIGID, MeasureFunction, measure
 from netkin.statistics import Grams, Rows
-from netkin.statistics.products import centred, u_centred
+from netkin.statistics.kernel_pairs import Kernels
+from netkin.statistics.linear_algebra import centred, u_centred
+from netkin.statistics.sketches import Sketch
 
 MEDIAN = "its kernel width is a median"
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
+PAPER = "Tang et al. (2020), arXiv:2003.11498"
+SPREAD = "it is random by its seed: repeat it over seeds"
+EXACT = '"features", "gradients", "sum", "product", "hadamard" or "transport"'
+MEANINGS = {  # of the parameters that these measures share
+    "buckets": "into how many sums the examples of each data set go.",
+    "stacks": "into how many of these sums each example goes.",
+    "seed": "of the buckets and the signs of the examples.",
+    "target": 'the loss of the gradients: "tempered", "labels" or "predicted" (see `nk.gradients`).',
+    "beta": "the exponent by which the prediction is tempered.",
+    "outputs": 'what the models give: "categorical" or "multilabel" logits, or "continuous" numbers.',
+}
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
 @measure(
@@ -89,3 +114,173 @@ def _cosine(K: Tensor, L: Tensor, fraction: float) -> Tensor:
             f"the HSIC of a layer with itself is zero: fraction={fraction} makes its RBF kernel the same for all."
         )
     return (K * L).sum() / sizes
+
+
+def of_kernels(
+    convention: str, kernels: str = EXACT, *, means: str, cannot_see: str
+) -> Callable[[Callable[Concatenate[S, P], Tensor]], MeasureFunction[S, P]]:
+    """Register a measure of kernels, and describe its parameters below its docstring; `kernels` are those it takes."""
+
+    def register(function: Callable[Concatenate[S, P], Tensor]) -> MeasureFunction[S, P]:
+        names = list(inspect.signature(function).parameters)[1:]
+        said = [f"        {name}: {({'kernel': f'{kernels}.'} | MEANINGS)[name]}\n" for name in names]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Args:\n{''.join(said)}    "
+        facts: dict[str, Any] = {"shows": ("kernel",)}
+        if "seed" in names:
+            facts = {"shows": ("kernel", "buckets"), "smooth": SPREAD}
+        made = measure(
+            higher_is_closer=True, bounds=(0.0, 1.0), unchanged_by=frozenset({"rotation", "scaling"}), reference=PAPER,
+            convention=convention, means=means, cannot_see=cannot_see, **facts,
+        )  # fmt: skip
+        return made(function)
+
+    return register
+
+
+@of_kernels(
+    "kernels centred over examples; gradients of the tempered loss",
+    means="How alike the two layers arrange the examples, by features and by what the loss asks of each of them. "
+    "With the kernel 'hadamard' two examples are close if their features are and if they are to move alike.",
+    cannot_see=f"{LEADING} Gradients are those of a prediction that is made flatter, not of the labels. Few "
+    "examples score high by themselves.",
+)
+def kernel_cka(
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the centred alignment of two layers' kernels of features and gradients, from 0 to 1.
+
+    ``⟨HKH, HLH⟩ / (‖HKH‖ ‖HLH‖)``. With kernel="features" it is `cka`. Called with two layers, each is a tuple
+    (features, gradients).
+    """
+    return pair.alignment(kernel, "examples")
+
+
+@of_kernels(
+    "Eq. 10 as printed: not centred",
+    means="The cosine of the two layers' kernels of features and gradients as they are, as the paper prints it.",
+    cannot_see="A mean that both layers share counts as likeness: positive features score high whatever they encode.",
+)
+def kernel_cka_uncentered(
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the alignment of two layers' kernels of features and gradients without centring, from 0 to 1."""
+    return pair.alignment(kernel)
+
+
+@of_kernels(
+    "Eq. 11 as printed: not centred",
+    means="The cosine that is left between the two layers' features and gradients after the best rotation, as the "
+    "paper prints it. Small directions count more than in CKA.",
+    cannot_see="A mean that both layers share counts as likeness, and on few examples unrelated layers score high.",
+)
+def kernel_nbs(
+    pair: Kernels,
+    *,
+    kernel: str = "hadamard",
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the normalised Bures similarity of two layers' kernels of features and gradients, from 0 to 1.
+
+    ``tr (K^½ L K^½)^½ / √(tr K tr L)``.
+    """
+    return pair.bures(kernel)
+
+
+@of_kernels(
+    "sketched; centred over the examples of each data set",
+    '"psi", "features", "gradients", "sum" or "product"',
+    means="How alike the kernels of two layers are whose data may differ: each data set is summed into random "
+    "buckets, and the buckets are compared.",
+    cannot_see="Between different data sets no example belongs to another, so that shapes of spectra are compared "
+    "and nothing else; the same data with other buckets fall to a fraction. It is random by its seed: repeat it.",
+)
+def sketched_cka(
+    pair: Sketch,
+    *,
+    kernel: str = "psi",
+    buckets: int = 512,
+    stacks: int = 1,
+    seed: int = 0,
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the centred alignment of two layers' sketched kernels, which may be of different data, from 0 to 1."""
+    return pair.alignment(kernel, "examples")
+
+
+@of_kernels(
+    "sketched; centred over buckets, as the authors' code does",
+    f'"psi", {EXACT}',
+    means="The alignment of two sketched kernels, centred about the mean of the buckets, as the paper's own code does.",
+    cannot_see="The mean of the buckets is nearly zero by their signs, so that this centring takes little away. "
+    "Random by its seed, and between different data sets the shapes of spectra decide.",
+)
+def sketched_cka_by_buckets(
+    pair: Sketch,
+    *,
+    kernel: str = "hadamard",
+    buckets: int = 512,
+    stacks: int = 1,
+    seed: int = 0,
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the alignment of two layers' sketched kernels, centred about the mean of the buckets, from 0 to 1."""
+    return pair.alignment(kernel, "buckets")
+
+
+@of_kernels(
+    "sketched; Eq. 10 as printed: not centred",
+    f'"psi", {EXACT}',
+    means="The cosine of two sketched kernels as they are, as the paper prints it.",
+    cannot_see="Random by its seed; between different data sets the shapes of spectra decide, and a large mean "
+    "above all.",
+)
+def sketched_cka_uncentered(
+    pair: Sketch,
+    *,
+    kernel: str = "hadamard",
+    buckets: int = 512,
+    stacks: int = 1,
+    seed: int = 0,
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the alignment of two layers' sketched kernels without centring, from 0 to 1."""
+    return pair.alignment(kernel)
+
+
+@of_kernels(
+    "sketched; Eq. 11 as printed: not centred",
+    f'"psi", {EXACT}',
+    means="The normalised Bures similarity of two sketched kernels, as the paper prints it.",
+    cannot_see="Random by its seed; between different data sets the shapes of spectra decide. Few buckets raise it.",
+)
+def sketched_nbs(
+    pair: Sketch,
+    *,
+    kernel: str = "hadamard",
+    buckets: int = 512,
+    stacks: int = 1,
+    seed: int = 0,
+    target: str = "tempered",
+    beta: float = 0.5,
+    outputs: str = "categorical",
+) -> Tensor:
+    """Return the normalised Bures similarity of two layers' sketched kernels, from 0 to 1."""
+    return pair.bures(kernel)

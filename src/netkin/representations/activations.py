@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from netkin.arrays import refuse_non_finite
 from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
-from netkin.representations.example_axes import UnclearAxis, axes_of_length, example_axis, is_plain, without_examples
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import (
     apart,
@@ -41,12 +40,17 @@ from netkin.representations.nesting import copied
 from netkin.representations.shapes import (
     Shape,
     TokenMask,
+    UnclearAxis,
     adjoint_rows,
+    axes_of_length,
+    example_axis,
     is_custom,
+    is_plain,
     name_of,
     rows_of,
     shape_for,
     token_mask,
+    without_examples,
 )
 from netkin.settings import exact_products
 from netkin.sources.names import by_name

@@ -1,22 +1,33 @@
-"""Cutting: run a model up to a layer, run it from a layer on, or put something else in a layer's place.
+"""Cutting: run a model up to a layer or from a layer on, put something else in a layer's place, or cut off its tail.
 
-Unlike `activations`, these leave gradients and training mode as the caller set them.
+Unlike `activations`, these leave gradients and training mode as the caller set them. A *tail* is what a model does
+after a layer, so that nothing before the layer is computed: the modules that enclose the layer are traced with
+`torch.fx`, all others stay whole, and what does not depend on the layer's output falls away. Where a model can't be
+traced, `run_from` does the same work with hooks, and computes what comes before the layer for nothing.
 """
 
 from __future__ import annotations
 
+import copy
+import operator
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.guests import model_lock
 from netkin.representations.hooks import main_tensor, watching
 from netkin.representations.inputs import Forward, feed
-from netkin.representations.layers import children, choose, layer_label, modules, split_call
-from netkin.representations.nesting import copied, path_to_tensor, replaced_at
+from netkin.representations.layers import children, choose, layer_label, modules, split_call, unwrapped
+from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, rebuilt, replaced_at
+
+Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
+NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text
 
 
 class _Reached(BaseException):
@@ -142,3 +153,196 @@ def _tail(known: dict[str, nn.Module], layer: str, output: Any) -> Any:
 
 def _did_not_run(layer: str) -> ForwardError:
     return ForwardError(f"{layer_label(layer)} did not run in the forward of this batch; choose a layer that does.")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows a layer: called with the layer's output (and the batch) it gives the model's output.
+
+    `graph` is None where the model could not be cut, for the reason `why`; then the whole model runs.
+    """
+
+    layer: str
+    model: nn.Module
+    graph: fx.GraphModule | None
+    why: str = ""
+    forward: Forward | None = None
+
+    def __call__(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
+        if self.graph is None:
+            return run_from(self.model, self.layer, output, batch, forward or self.forward)
+        return self.graph(output)
+
+    @property
+    def how(self) -> str:
+        """How the model was cut, and what is wasted, in words."""
+        if self.graph is not None:
+            return f"cut after {self.layer!r}: nothing before it is computed"
+        return f"hooks at {self.layer!r}: the whole model runs, what comes before is computed for nothing ({self.why})"
+
+
+def tail(
+    model: nn.Module,
+    layer: str,
+    *,
+    forward: Forward | None = None,
+    traces: dict[frozenset[str], fx.Graph] | None = None,
+) -> Tail:
+    """Return what `model` does after `layer`; of a layer that runs several times the first call is meant.
+
+    In `traces` calls for several layers of the same model share what they have in common.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> tail(model, "0")(torch.ones(3, 8), None).shape
+        torch.Size([3, 2])
+    """
+    stem, call = known_layer(model, layer)
+    if forward is not None:
+        return Tail(layer, model, None, "a `forward` function runs it", forward)
+    try:
+        return Tail(layer, model, _cut(unwrapped(model), stem, call or 1, {} if traces is None else traces))
+    except _Uncut as reason:
+        return Tail(layer, model, None, str(reason))
+
+
+def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, forward: Forward | None = None) -> bool:
+    """Tell whether the model's output still depends on its input once the layer's `output` is fixed.
+
+    So it is inside a residual block: the shortcut carries the model's own features past the layer. What says only which
+    tokens count, or where they stand, may go past it.
+    """
+    other = _stirred_batch(batch)
+    first = run_from(model, layer, output, batch, forward)
+    second = run_from(model, layer, output, other, forward)
+    return not _same(first, second, tolerance=0.0)
+
+
+def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
+    """Tell whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
+    try:
+        answers = found(output.clone(), batch)
+    except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input
+        return False
+    return _same(answers, whole, tolerance=1e-4)
+
+
+class _Uncut(Exception):
+    """Says why a model can't be cut."""
+
+
+class _Enclosing(fx.Tracer):
+    """Opens the modules that enclose the layer, and no others."""
+
+    def __init__(self, stem: str):
+        super().__init__()
+        keys = stem.split(".")
+        self.open = frozenset(".".join(keys[:depth]) for depth in range(1, len(keys)))
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Keep a module whole unless it encloses the layer."""
+        return module_qualified_name not in self.open
+
+
+def _cut(model: nn.Module, stem: str, call: int, traces: Traces) -> fx.GraphModule:
+    known = modules(model)
+    if not stem:
+        raise _Uncut("nothing follows the model itself")
+    above = [name for name in known if not name or stem.startswith(f"{name}.")]
+    if any(known[name]._forward_hooks or known[name]._forward_pre_hooks for name in above):
+        raise _Uncut("a module around the layer has hooks")
+    tracer = _Enclosing(stem)
+    if tracer.open not in traces:
+        traces[tracer.open] = _traced(model, tracer)
+    graph = copy.deepcopy(traces[tracer.open])
+    _begin_at(graph, _call(graph, model, known[stem], call))
+    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}Tail")
+
+
+def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
+    try:
+        return tracer.trace(model)
+    except Exception as fault:
+        said = re.split(r"\n|\.\s", str(fault).strip(), maxsplit=1)[0].removesuffix(".")
+        raise _Uncut(f"torch.fx can't trace it: {type(fault).__name__}{f', {said}' if said else ''}") from fault
+
+
+def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
+    found = [n for n in graph.nodes if n.op == "call_module" and model.get_submodule(str(n.target)) is module]
+    if len(found) < call:
+        raise _Uncut("the layer is not called as a module")
+    return found[call - 1]
+
+
+def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:
+    """Make the graph begin with the layer's output, and drop all that this does not need."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        output = graph.placeholder("layer_output")
+    for user in list(layer.users):
+        first = user.op == "call_function" and user.target is operator.getitem and user.args[1] == 0
+        if first and any(other.target is operator.getitem for other in layer.users):
+            user.replace_all_uses_with(output)
+    for node in list(graph.nodes):
+        if _counting(node) in inputs:  # the layer gives as many
+            with graph.inserting_after(output):
+                node.replace_all_uses_with(graph.call_method("size", (output, 0)))
+    graph.eliminate_dead_code(_is_end)
+    if not all(_is_part(user) for user in layer.users):
+        layer.replace_all_uses_with(output)
+        graph.eliminate_dead_code(_is_end)
+    if layer in graph.nodes and layer.users:
+        raise _Uncut("more than the first part of the layer's output is used")
+    for node in inputs:
+        if node.users:
+            raise _Uncut("a path around the layer needs the model's own input")
+        graph.erase_node(node)
+    graph.lint()
+
+
+def _counting(node: fx.Node) -> fx.Node | None:
+    """Return whose examples a node counts: x of ``x.size(0)``, ``x.shape[0]`` and ``x.size()[0]``."""
+    if node.target == "size" and node.args[1:] == (0,):
+        return node.all_input_nodes[0]
+    sizes = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    if isinstance(sizes, fx.Node) and (sizes.target, *sizes.args[1:]) in (("size",), (getattr, "shape")):
+        return sizes.all_input_nodes[0]
+    return None
+
+
+def _is_end(node: fx.Node) -> bool:
+    # in-place steps whose result is not read are dropped too; `agrees` tells when that was wrong
+    return node.op in ("placeholder", "output")
+
+
+def _is_part(user: fx.Node) -> bool:
+    return user.target is operator.getitem and isinstance(user.args[1], int)
+
+
+def _stirred_batch(batch: Any) -> Any:
+    inside = parts(batch)
+    if not inside:
+        return _stirred(batch)
+    features = {key: part for key, part in inside.items() if not str(key).endswith(NO_FEATURES)}
+    return rebuilt(batch, {key: _stirred_batch(part) for key, part in features.items()})
+
+
+def _stirred(leaf: Any) -> Any:
+    """Return other inputs of the same kind: noise of the same spread, or the examples in another order."""
+    if not isinstance(leaf, Tensor) or not leaf.ndim:
+        return leaf
+    if leaf.is_floating_point():
+        generator = torch.Generator().manual_seed(0)
+        return leaf + leaf.std(correction=0) * torch.randn(leaf.shape, generator=generator).to(leaf)
+    return leaf.roll(1, 0).flip(-1)
+
+
+def _same(first: Any, second: Any, tolerance: float) -> bool:
+    pairs = zip(leaves(first), leaves(second), strict=True)
+    return all(_close(x, y, tolerance) for (_, x), (_, y) in pairs if isinstance(x, Tensor))
+
+
+def _close(x: Tensor, y: Tensor, tolerance: float) -> bool:
+    if x.shape != y.shape:
+        return False
+    return bool((x.double() - y.double()).abs().max() <= tolerance * y.double().abs().max().clamp(min=1e-30))

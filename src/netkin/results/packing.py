@@ -277,7 +277,7 @@ RESULTS: dict[str, Callable[[Mapping[str, Any], Arrays], Any]] = {
 # alone, never because a file names one
 READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
-    "stitch": ("netkin.applications.stitching.stitches", "load_stitch", 2),
+    "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "federation": ("netkin.results.federation", "load_federation", 0),
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
-from netkin.sources.examples import npz, text
-from netkin.sources.images import digits, image_folder
+from netkin.sources.examples import digits, image_folder, npz, text
 from netkin.sources.names import call, find_function, fitted, split_options
 from netkin.sources.pretrained import load_processor, preprocessing
 from netkin.sources.published import cifar10, cifar100, mnist, svhn

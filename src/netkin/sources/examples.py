@@ -1,23 +1,234 @@
-"""Examples in one file: `npz:FILE`, arrays of NumPy, and `text:FILE`, sequences of characters."""
+"""Examples in files of your own: `images:DIR`, `npz:FILE` (arrays of NumPy), `text:FILE`, and the digits of netkin.
+
+Images are fed as pixels of the mean and standard deviation that a network was trained on.
+"""
 
 from __future__ import annotations
 
+import importlib
+import io
 import math
+import os
+import warnings
 import zipfile
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from netkin.errors import SourceError, ValueFault
+from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Examples, as_they_are
-from netkin.sources.images import normalisation
+from netkin.sources.names import in_short
 from netkin.sources.pretrained import load_tokenizer
-from netkin.sources.reading import content, refuse_absent, refuse_bomb, unreadable
+from netkin.sources.reading import LARGEST, content, most_in_memory, refuse_absent, refuse_bomb, unreadable
 
+# mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
+    "none": ((0.0,), (1.0,)),
+}
+LONGEST = 256 * 1024**2  # bytes of a text file
 INPUTS = ("x", "images", "inputs", "data")
 LABELS = ("y", "labels")
+
+
+def normalisation(name: str, channels: int = 3) -> Callable[[Tensor], Tensor]:
+    """Return the function that makes ``(x / 255 - mean) / std`` of images with so many `channels`.
+
+    `name` is the image set whose mean and standard deviation are meant, or `none` for pixels from 0 to 1.
+
+    Example:
+        >>> normalisation("none")(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
+        tensor([1., 1., 1.])
+    """
+    fitting = [each for each, (mean, _) in STATISTICS.items() if len(mean) in (1, channels)]
+    if name not in fitting:
+        have = ", ".join(f"`{each}`" for each in fitting)
+        raise UnknownName(
+            f"no normalisation {name!r} for {channels} channels{did_you_mean(name, fitting) or '.'} We have {have}."
+        )
+    return partial(_normalised, name=name)
+
+
+def _normalised(images: Tensor, name: str) -> Tensor:
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in STATISTICS[name])
+    return (images.float() / 255 - mean) / std
+
+
+DIGIT_PARTS = {"": slice(None), "train": slice(1437), "test": slice(1437, None)}
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# formats read in Pillow itself; others call programs of the system
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
+def digits(part: str = "") -> Examples:
+    """Return the bundled digits, 1 × 8 × 8 with ink from 0 to 1: all, the `train` or the `test` part."""
+    if part not in DIGIT_PARTS:
+        near = did_you_mean(part, DIGIT_PARTS)
+        raise UnknownName(f"the digits have no part {part!r}{near or '.'} We have `digits:train` and `digits:test`.")
+    with files("netkin.sources").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+    rows = DIGIT_PARTS[part]
+    return images[rows].unsqueeze(1), labels[rows].long(), lambda ink: ink.float() / 16
+
+
+def image_folder(directory: str, normalise: str = "none", size: int = 0, broken: str = "refuse") -> Examples:
+    """Return the images of a folder in sorted order, 3 × height × width; its folders are the classes, in sorted order.
+
+    All must be of one size, unless `size` says to which their shorter side is brought before the middle is cut out. A
+    folder without folders gives images without labels. With `broken=skip` files that cannot be read as images are left
+    out, and a remark on the data names them. Grey images of 16 bits and of floating numbers from 0 to 1 keep their
+    precision.
+    """
+    prepare = normalisation(normalise)
+    if broken not in ("refuse", "skip"):
+        raise ValueFault(f"`broken` must be 'refuse' or 'skip'; got {broken!r}.")
+    paths, labels = _image_paths(Path(directory).expanduser())
+    images, kept, faults = _read(paths, size, broken == "skip", directory)
+    stored = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    remarks = [f"{len(faults):,} of {len(paths):,} images were left out as broken: {_named(faults)}."] if faults else []
+    return stored, torch.tensor(labels)[kept] if labels else None, prepare, *remarks
+
+
+def _read(paths: list[Path], size: int, skips: bool, directory: str) -> tuple[np.ndarray, list[int], list[str]]:
+    """Return all images, the places of those that could be read, and why the others could not."""
+    images, kept, faults = np.empty(0, dtype=np.uint8), list[int](), list[str]()
+    for place, path in enumerate(paths):
+        try:
+            image = _pixels(path, size)
+        except SourceError as fault:
+            if not skips:
+                raise
+            faults.append(str(fault))
+            continue
+        if not kept:
+            images = _room_for(image, len(paths), directory)
+        first = paths[kept[0]] if kept else path
+        if image.dtype.itemsize > images.dtype.itemsize:
+            images = images.astype(image.dtype)
+        images[len(kept)] = _of_one_size(image, images[0], path, first)
+        kept.append(place)
+    if not kept:
+        raise SourceError(f"none of the {len(paths):,} images in {directory!r} could be read: {faults[0]}")
+    return images[: len(kept)], kept, faults
+
+
+def _room_for(first: np.ndarray, count: int, directory: str) -> np.ndarray:
+    if first.nbytes * count > LARGEST:
+        raise SourceError(
+            f"{count:,} images of {first.shape[0]} × {first.shape[1]} in {directory!r} need more than "
+            f"{LARGEST:,} bytes; choose fewer, or a smaller `size`, as in `images,size=64:DIR`."
+        )
+    return np.empty((count, *first.shape), dtype=first.dtype)
+
+
+def _named(faults: list[str], most: int = 3) -> str:
+    names = [fault.split("'")[1] if "'" in fault else fault for fault in faults]
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _image_paths(folder: Path) -> tuple[list[Path], list[int]]:
+    if not folder.is_dir():
+        raise SourceError(f"{str(folder)!r} is no folder; name the one that holds the images.")
+    try:
+        classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        labelled = [(path, label) for label, inner in enumerate(classes) for path in _images_under(inner)]
+        found = labelled or [(each, -1) for each in sorted(folder.iterdir()) if _is_image(each)]
+    except OSError as error:
+        raise SourceError(unreadable(folder, error)) from error
+    if not found:
+        raise SourceError(
+            f"found no images in {str(folder)!r}; they must end in {', '.join(sorted(SUFFIXES))} and lie in it or in "
+            "its folders, one for each class."
+        )
+    return [path for path, _ in found], [label for _, label in labelled]
+
+
+def _images_under(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(folder, onerror=refuse)
+    return sorted(Path(root) / name for root, _, names in walk for name in names if _is_image(Path(name)))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def _pixels(path: Path, size: int) -> np.ndarray:
+    """Return an image as height × width × 3 values from 0 to 255: bytes, or floats where it is finer than that."""
+    pillow, operations = _pillow("PIL.Image"), _pillow("PIL.ImageOps")
+    stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # beyond its limit of pixels Pillow warns, and we refuse
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(io.BytesIO(stored), formats=FORMATS) as image:
+                if image.width * image.height * 3 > most_in_memory(len(stored)):
+                    raise pillow.DecompressionBombError(f"{image.width} × {image.height}.")
+                depth = _depth(image, path)
+                plain = image.convert("F" if depth else "RGB")
+            values = np.asarray(operations.fit(plain, (size, size)) if size else plain)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise SourceError(f"{str(path)!r} has too many pixels to be opened safely: {error}") from error
+    except SourceError:
+        raise
+    except Exception as error:  # the bytes may be anything, and so may be the error
+        reason = f"{str(path)!r} is damaged or no image of a kind that is read here: {in_short(error)}"
+        raise SourceError(reason) from error
+    return _from_grey(values, depth, path) if depth else values
+
+
+def _depth(image: Any, path: Path) -> float:
+    """Return the value of white in a grey image finer than bytes; 0 for all others."""
+    if image.mode == "F":
+        return 1.0
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which have 16 bits and may come as 32
+        raise SourceError(
+            f"{str(path)!r} holds whole numbers of 32 bits, whose white is unknown; save it with 16 bits."
+        )
+    return 65535.0 if image.mode.startswith("I") else 0.0
+
+
+def _from_grey(values: np.ndarray, white: float, path: Path) -> np.ndarray:
+    low, high = float(values.min()), float(values.max())
+    if not 0 <= low <= high <= white:  # false for NaN, too
+        raise SourceError(
+            f"{str(path)!r} holds numbers from {low:g} to {high:g}; an image of floating numbers goes from 0 for black "
+            "to 1 for white, so scale it first."
+        )
+    return np.repeat((values * (255 / white)).astype(np.float32)[:, :, None], 3, axis=2)
+
+
+def _of_one_size(image: np.ndarray, first: np.ndarray, path: Path, first_path: Path) -> np.ndarray:
+    if image.shape != first.shape:
+        (height, width), (other_height, other_width) = first.shape[:2], image.shape[:2]
+        raise SourceError(
+            f"{str(first_path)!r} has {height} × {width} pixels and {str(path)!r} {other_height} × {other_width}; "
+            f"choose one size, as in `images,size={min(height, width)}:DIR`."
+        )
+    return image
+
+
+def _pillow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as fault:
+        raise MissingExtra(
+            "reading image files needs the package 'pillow'; install it with `pip install 'netkin[images]'`."
+        ) from fault
 
 
 def npz(file: str, channels: str = "first", normalise: str = "none") -> Examples:
@@ -107,9 +318,6 @@ def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) 
         raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and {len(labels):,} labels.")
 
 
-LARGEST = 256 * 1024**2
-
-
 def text(file: str, window: int = 64, tokenizer: str = "") -> Examples:
     """Return a text in pieces of `window` characters one after the other, each character as a whole number.
 
@@ -152,7 +360,7 @@ def _too_short(path: Path, held: str, window: int, needed: str) -> SourceError:
 def _written(path: Path) -> str:
     try:
         # universal newlines as Python's own `open` has them
-        return content(path, "text file", LARGEST).decode("utf-8").replace("\r\n", "\n")
+        return content(path, "text file", LONGEST).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise SourceError(f"{str(path)!r} is no text in UTF-8: byte {error.start:,} fits no character.") from error
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from netkin.errors import SourceError, ValueFault
 from netkin.sources.batches import Examples
-from netkin.sources.images import normalisation
+from netkin.sources.examples import normalisation
 from netkin.sources.pickles import read_plain_pickle
 from netkin.sources.reading import content, most_in_memory
 

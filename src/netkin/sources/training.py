@@ -1,4 +1,4 @@
-"""The names of `netkin.training.digits`, where they used to be; opened by name, as training imports this room."""
+"""Names of `netkin.training` where they used to be; opened by name, as training imports this room."""
 
 from __future__ import annotations
 

@@ -1,20 +1,18 @@
 """Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
 
-from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, chunk_of
+from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, one_feed
 from netkin.statistics.frequencies import off_block_share
-from netkin.statistics.grams import Grams
+from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
 from netkin.statistics.layer_filters import Filters, LayerFilters
-from netkin.statistics.layer_grams import LayerGrams
 from netkin.statistics.layer_moments import LayerMoments
-from netkin.statistics.linear_rows import LinearRows
 from netkin.statistics.moments import Moments
+from netkin.statistics.numbered_rows import chunk_of, row_examples, summed
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
-from netkin.statistics.outputs import Outputs
-from netkin.statistics.rows import LayerRows, Rows
+from netkin.statistics.rows import LayerRows, LinearRows, Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.statistic import Outputs, Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
@@ -51,4 +49,7 @@ __all__ = [
     "Study",
     "chunk_of",
     "off_block_share",
+    "one_feed",
+    "row_examples",
+    "summed",
 ]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import summing_dtype
-from netkin.statistics.collector import Key, label, summed
-from netkin.statistics.products import squared_norm
+from netkin.statistics.collector import Key, label
+from netkin.statistics.linear_algebra import squared_norm
+from netkin.statistics.numbered_rows import summed
 from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 

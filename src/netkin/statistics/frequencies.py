@@ -22,7 +22,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.products import power_of_two
+from netkin.statistics.linear_algebra import power_of_two
 
 Grid = tuple[int, ...]  # the size of a map; empty for a layer without space
 

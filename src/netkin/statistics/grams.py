@@ -1,17 +1,39 @@
-"""`Grams`: what measures read of mini-batch Gram matrices, and what they ask of their collector."""
+"""`Grams` and `LayerGrams`: mini-batch Gram matrices, for kernels and for features too wide for moments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from netkin.arrays import paired
-from netkin.statistics.collector import Settings
+from netkin.arrays import as_matrix, moved, paired, refuse_non_finite, summing_dtype
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
+from netkin.statistics.collector import (
+    Collector,
+    Key,
+    Price,
+    Rectangle,
+    Settings,
+    Study,
+    keys_of,
+    label,
+    name_of,
+    one_feed,
+    refuse_missing,
+    refuse_other_width,
+    refuse_unknown,
+)
+from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
+from netkin.statistics.numbered_rows import IncompleteBatch, Numbers, chunk_of, row_numbers, summed
 
-DEFAULTS = {"batch": 128, "kernel": "linear", "fraction": 0.4}  # of measures that have no such parameter
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+KERNELS = ("linear", "rbf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +62,7 @@ class Grams:
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mini-batches and the kernel that a measure asks for, where its parameters say."""
-        return {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+        return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
 
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
         """Return an empty string: mini-batches are not inflated by few examples."""
@@ -54,3 +76,325 @@ class GramSettings(Settings):
     batch: int = 128
     kernel: str = "linear"
     fraction: float = 0.4
+
+
+class LayerGrams(Collector):
+    """HSIC₁ of many pairs of layers, summed over mini-batches; `collector[a, b]` is the pair that a measure reads.
+
+    Each mini-batch's Gram matrices are U-centred (Song 2012) and flattened to rows, so that one product holds the
+    HSIC of all pairs. A mini-batch is a range of `batch` example numbers (None: as many as come first); rows of one
+    that is not complete wait for the rest, also in a file. One that stays incomplete counts as it is, and under four
+    examples it is left out and counted.
+    """
+
+    kind = "LayerGrams"
+    holds = "Grams"
+    reduces = True
+    stored = (
+        "rectangles", "names", "batch", "kernel", "fraction", "chunks", "widths", "_sums", "_counts", "_weights",
+        "_waiting", "_numbers", "_each", "_scales", "_centres",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rectangles: Sequence[Rectangle],
+        *,
+        batch: int | None = None,
+        kernel: str = "linear",
+        fraction: float = 0.4,
+        chunks: int = 0,
+    ):
+        if kernel not in KERNELS:
+            raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
+        if batch is not None and batch < 4:
+            raise ValueFault(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
+        self.batch, self.kernel, self.fraction, self.chunks = batch, kernel, fraction, chunks
+        self.open_pairs(rectangles)
+        self._counts = np.zeros(max(chunks, 1), dtype=np.int64)  # of mini-batches
+        self._weights = np.zeros(max(chunks, 1))  # the sum of their m(m - 3)
+        self._waiting: dict[int, IncompleteBatch] = {}
+        self._numbers = Numbers()  # of rows
+        self._each: int | None = None  # the rows of an example; 0 once examples have different numbers of them
+        self.widths: dict[Key, int] = {}
+        self._scales: dict[Key, float] = {}
+        self._centres: dict[Key, bool] = {}
+        self.release()
+
+    def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
+        """Say which pairs are wanted, where the layers' names are learnt from the first batch."""
+        self.rectangles, self.names = [(list(left), list(right)) for left, right in rectangles], keys_of(rectangles)
+        self._sums = torch.zeros(max(self.chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
+
+    def release(self) -> None:
+        self._finished: tuple[Tensor, np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def settings_for(cls, measure: Any) -> GramSettings:
+        return GramSettings(**Grams.options(None, measure.settings))
+
+    @classmethod
+    def price(cls, settings: GramSettings, study: Study) -> Price | None:
+        if study.spectral:
+            return None
+        batch, layers = settings.batch, study.sizes
+        waiting = sum((batch + min(batch, one.rows)) * one.width * one.itemsize for one in layers if one.rows != batch)
+        # one layer in order, about its mean and in its unit; all kernel matrices as they came, together and U-centred
+        passing = 3 * batch * max((layer.width * layer.itemsize for layer in layers), default=0)
+        kernels = batch**2 * (len(layers) * (8 + 2 * max((layer.itemsize for layer in layers), default=0)) + 16)
+        operations = None
+        if study.examples is not None:
+            operations = sum(layer.rows_of(study.examples) * batch * layer.width for layer in layers)
+            operations += sum(x.rows_of(study.examples) * batch for x, _ in study.pairs())
+        return Price(
+            waiting + passing + kernels, f"Grams of mini-batches of {batch}, {settings.kernel} kernel",
+            "the Gram matrices", operations, why=", by which it is defined",
+        )  # fmt: skip
+
+    @classmethod
+    def start(cls, settings: GramSettings, study: Study) -> Self:
+        return cls(study.rectangles, chunks=study.chunks, **settings.to_json())
+
+    @classmethod
+    def of(cls, rows: Mapping[Key, Any], **options: Any) -> Self:
+        """Return the statistic of all pairs of some layers' rows, differentiably; `options` are those of the class."""
+        collector = cls([(list(rows), list(rows))], **options)
+        collector._take({key: as_matrix(matrix, name_of(key), check=False) for key, matrix in rows.items()}, None)
+        return collector
+
+    def serves(self, settings: GramSettings) -> str:
+        mine = GramSettings(self.batch or 0, self.kernel, self.fraction)
+        return "" if settings == mine else f"mini-batches of {settings.batch} with a {settings.kernel} kernel"
+
+    def reduce(self, key: Key, rows: Tensor, numbers: np.ndarray) -> Any:
+        """Return a layer's kernel matrix at once, if its rows make up exactly one mini-batch; else the rows."""
+        if self.batch is None:
+            self.batch = max(4, len(rows))
+        each = divmod(len(rows), len(numbers)) if len(numbers) else (0, 0)
+        regular = each[1] == 0 and self._each in (None, each[0])
+        whole = regular and self._is_whole(row_numbers(numbers, len(rows)))
+        refuse_other_width(key, rows.shape[1], self.widths.setdefault(key, rows.shape[1]))
+        return Kernel(self._kernel(key, rows)) if whole else rows
+
+    def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
+        """Fold in one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
+
+        Rows of layers with `owners`, whose examples have different numbers of rows, are counted as they come, and so
+        are all that come after them.
+        """
+        rows = one_feed(self, rows)
+        refuse_missing(self.names, rows)
+        given = {name: rows[name] for name in self.names}
+        for name, one in given.items():
+            if not isinstance(one, Kernel):
+                given[name] = as_matrix(one, name_of(name), check=False).detach()
+        self._take(given, numbers, bool(owners))
+
+    def _take(self, rows: Mapping[Key, Tensor | Kernel], numbers: Any, uneven: bool = False) -> None:
+        counts = {len(one.matrix if isinstance(one, Kernel) else one) for one in rows.values()}
+        if len(counts) > 1:
+            raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
+        (count,) = counts
+        places = self._numbered(numbers, count, uneven)
+        self._finished, self.batch = None, self.batch or max(4, count)
+        kernels = {name: one.matrix for name, one in rows.items() if isinstance(one, Kernel)}
+        matrices = {name: one for name, one in rows.items() if not isinstance(one, Kernel)}
+        for name, one in matrices.items():
+            refuse_other_width(name, one.shape[1], self.widths.setdefault(name, one.shape[1]))
+        if self._is_whole(places):
+            kernels |= {name: self._kernel(name, one) for name, one in matrices.items()}
+            self._add(int(places[0]) // self.batch, kernels)
+            return
+        assert not kernels, "a mini-batch that was whole when reduced is whole when folded in"
+        for place in np.unique(places // self.batch).tolist():
+            here = np.flatnonzero(places // self.batch == place)
+            index = torch.from_numpy(here)
+            part = {name: [matrix[index.to(matrix.device)]] for name, matrix in matrices.items()}
+            self._wait(place, IncompleteBatch(places[here], part))
+
+    def _numbered(self, numbers: Any, count: int, uneven: bool) -> np.ndarray:
+        """Return the numbers of rows: they follow from those of their examples while all have as many rows."""
+        if numbers is not None:
+            each = 0 if uneven or count % len(numbers) else count // len(numbers)
+            self._each = each if self._each in (None, each) else 0
+        if numbers is None or not self._each:
+            return self._numbers.take(None, count)
+        return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
+
+    def _is_whole(self, places: np.ndarray) -> bool:
+        """Tell whether rows of these numbers are one mini-batch in its order."""
+        batch = self.batch or 0
+        return len(places) == batch and places[0] % batch == 0 and bool((np.diff(places) == 1).all())
+
+    def _wait(self, place: int, part: IncompleteBatch) -> None:
+        """Add rows to an incomplete mini-batch, and fold it in once it is complete."""
+        if place in self._waiting:
+            part = self._waiting[place].joined(part)
+        if len(part.numbers) == self.batch and place >= 0:
+            self._waiting.pop(place, None)
+            self._add(place, {name: self._kernel(name, rows) for name, rows in part.in_order()})
+        else:
+            self._waiting[place] = part
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Grams:
+        """Return the HSIC of the layers `a` and `b`, in that order."""
+        refuse_unknown(a, b, self.names, "Gram matrices", self.rectangles)
+        sums, counts, weights = self._with_remainder()
+        stays = np.arange(len(counts)) != (-1 if without is None else without)
+        batches, weight = int(counts[stays].sum()), float(weights[stays].sum())
+        if batches == 0 or self.batch is None:
+            waiting = sum(len(part.numbers) for part in self._waiting.values())
+            raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {waiting} were seen.")
+        x, y, means = self.names.index(a), self.names.index(b), summed(sums, without) / weight
+        return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
+
+    def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
+        count = int(self._with_remainder()[1].sum())
+        left_out = f"; {self._left_out} examples left out" if self._left_out else ""
+        return f"mini-batch estimate ({count:,} batch{'es' * (count != 1)} of up to {self.batch}{left_out})"
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return tuple(self._with_remainder()[1].tolist()) if self.chunks else ()
+
+    @property
+    def _left_out(self) -> int:
+        """How many rows lie in incomplete mini-batches that are too small for HSIC₁."""
+        return sum(len(part.numbers) for part in self._waiting.values() if len(part.numbers) < 4)
+
+    def _with_remainder(self) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """Return the sums and counts with those incomplete mini-batches that are large enough."""
+        if self._finished is None:
+            before = self._sums, self._counts, self._weights
+            self._sums, self._counts, self._weights = self._sums.clone(), self._counts.copy(), self._weights.copy()
+            for place, part in sorted(self._waiting.items()):
+                if len(part.numbers) >= 4:
+                    self._add(place, {name: self._kernel(name, rows) for name, rows in part.in_order()})
+            # read number by number, so on the CPU
+            self._finished = (self._sums.cpu(), self._counts, self._weights)
+            self._sums, self._counts, self._weights = before
+        return self._finished
+
+    # --- merging ------------------------------------------------------------------------------------------------------
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums of both; incomplete mini-batches of one range are put together.
+
+        Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
+        """
+        self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction", chunks="chunks")
+        if self.batch and other.batch and self.batch != other.batch:
+            self._refuse_unlike(other, batch="batch")
+        if self.widths and other.widths:
+            self._refuse_unlike(other, widths="widths")
+        self._refuse_uneven(other)
+        merged, theirs = self._copy(), other._copy()
+        merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)
+        for name in self.names:
+            scales = [side._scales[name] for side in (merged, theirs) if name in side._scales]
+            for side in (merged, theirs) if scales else ():
+                side._rescale(name, min(scales))
+        merged._sums = merged._sums + theirs._sums.to(merged._sums.device)
+        merged._counts, merged._weights = self._counts + other._counts, self._weights + other._weights
+        numbered = self._numbers.given and other._numbers.given
+        merged._numbers = Numbers(max(self._numbers.next, other._numbers.next), numbered)
+        merged._each = self._each if other._each is None else other._each
+        for place, part in theirs._waiting.items():
+            merged._wait(place if numbered else min([0, *merged._waiting]) - 1, part)
+        return merged
+
+    def _refuse_uneven(self, other: LayerGrams) -> None:
+        """Refuse parts whose mini-batches depend on what came before them."""
+        known = {one._each for one in (self, other)} - {None}
+        if 0 in known or len(known) > 1:
+            raise ShapeError(
+                "mini-batches of rows can't be merged where examples have different numbers of rows, as which rows a "
+                "mini-batch holds depends on all before it. Choose a shape with one row an example, such as 'mean' or "
+                "'pool', or take all data in one pass."
+            )
+
+    def restricted(self, keys: Collection[Key]) -> Self:
+        """Return the sums of some layers alone, in a collector of their own."""
+        rectangles = [
+            ([x for x in left if x in keys], [y for y in right if y in keys]) for left, right in self.rectangles
+        ]
+        part = self._copy()
+        part.open_pairs([(left, right) for left, right in rectangles if left and right])
+        places = [self.names.index(key) for key in part.names]
+        part._sums = self._sums[:, places][:, :, places]
+        part._waiting = {
+            place: IncompleteBatch(one.numbers, {key: one.rows[key] for key in part.names})
+            for place, one in self._waiting.items()
+        }
+        return part
+
+    # --- one mini-batch -----------------------------------------------------------------------------------------------
+
+    def _kernel(self, name: Key, rows: Tensor) -> Tensor:
+        """Return the kernel matrix of one mini-batch, whose features are centred first where their offset is large."""
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        if self.kernel == "rbf":
+            return self._rbf(name, rows)
+        gram = self._gram(name, rows, centred=self._centres.get(name, False))
+        if name not in self._centres or (gram.device.type == "cpu" and not self._centres[name]):
+            self._centres[name] = offset_is_large(gram)
+            gram = self._gram(name, rows, centred=True) if self._centres[name] else gram
+        return gram
+
+    def _rbf(self, name: Key, rows: Tensor) -> Tensor:
+        """Return the RBF kernel; nothing but zeros where it has no width, so that this layer alone has no value."""
+        refuse_non_finite(rows, f"{label(name)} in mini-batch {self._counts.sum()}")
+        try:
+            return rbf_kernel(rows, self.fraction)
+        except NoValue:
+            return torch.zeros(len(rows), len(rows), dtype=summing_dtype(rows.device), device=rows.device)
+
+    def _gram(self, name: Key, rows: Tensor, centred: bool) -> Tensor:
+        """Return ``XXᵀ`` in this layer's unit, which is chosen anew if squares would leave the range of float32."""
+        given = rows
+        if centred:
+            rows = rows - rows.mean(0, dtype=summing_dtype(rows.device)).to(rows.dtype)
+        scale = self._scales.get(name, 1.0)
+        gram = gram_product(rows if scale == 1 else rows * scale)
+        if name in self._scales and gram.device.type != "cpu":
+            return gram
+        size = float(torch.diagonal(gram.detach()).sum())
+        if 1e-20 < size < 1e25 or (name in self._scales and size <= 1e-20):
+            self._scales[name] = scale
+            return gram
+        refuse_non_finite(given, f"{label(name)} in mini-batch {self._counts.sum()}")
+        scale = power_of_two(rows)
+        if not scale:  # all zero so far: the unit is still free
+            return gram
+        self._rescale(name, scale)
+        return gram_product(rows * scale)
+
+    def _add(self, place: int, kernels: Mapping[Key, Tensor]) -> None:
+        """Add m(m - 3) HSIC₁ of all pairs, and of each layer with itself, for the mini-batch of that number.
+
+        So weighted, a small remainder counts little: its HSIC₁ varies most.
+        """
+        first = kernels[self.names[0]]
+        flat = u_centred(torch.stack([kernels[name].to(first.device) for name in self.names])).flatten(1)
+        chunk = int(chunk_of(np.array([place]), self.chunks)[0])
+        self._sums = moved(self._sums, flat.device)
+        self._sums[chunk] += flat @ flat.T
+        self._counts[chunk] += 1
+        self._weights[chunk] += len(first) * (len(first) - 3)
+
+    def _rescale(self, name: Key, scale: float) -> None:
+        """Count layer `name` in another unit from now on; HSIC is quadratic in the features of either side."""
+        ratio = scale / self._scales.get(name, scale)  # until a unit is chosen the sums are zero
+        self._scales[name] = scale
+        factor = ratio**2 if self.kernel == "linear" else 1.0
+        if name in self.names:
+            place = self.names.index(name)
+            self._sums[:, place] *= factor
+            self._sums[:, :, place] *= factor
+
+
+class Kernel(NamedTuple):
+    """The kernel matrix of one mini-batch, taken while the model ran."""
+
+    matrix: Tensor

@@ -37,12 +37,10 @@ from netkin.statistics.block_sums import (
 from netkin.statistics.collector import (
     Collector,
     Key,
-    Numbers,
     Owned,
     Price,
     Rectangle,
     Study,
-    chunk_of,
     keys_of,
     label,
     name_of,
@@ -50,11 +48,11 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_other_width,
     refuse_unknown,
-    row_examples,
 )
+from netkin.statistics.linear_algebra import power_of_two
 from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
-from netkin.statistics.products import power_of_two
+from netkin.statistics.numbered_rows import Numbers, chunk_of, row_examples
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:

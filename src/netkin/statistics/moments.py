@@ -12,10 +12,17 @@ from torch import Tensor
 
 from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
-from netkin.statistics.products import about_medians, few_for_bias, squared_norm, u_products
+from netkin.statistics.linear_algebra import (
+    about_medians,
+    few_for_bias,
+    largest,
+    left_vectors,
+    singular_values,
+    squared_norm,
+    u_products,
+)
 from netkin.statistics.row_sides import RowsSide
 from netkin.statistics.sides import Side, decompose
-from netkin.statistics.singular import left_vectors, singular_values
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
 COARSE = 1e-4  # the error of a correlation from which on a warning is given
@@ -326,12 +333,6 @@ class Moments:
             f"values of measures that whiten (CCA, SVCCA, regression) are inflated; {x + y:,} examples would do, "
             f"and {10 * (x + y):,} would leave little of that."
         )
-
-
-def largest(values: Tensor, count: int) -> Tensor:
-    """Return the `count` largest correlations over all blocks, which rounding must not lift over one."""
-    together = values.flatten().to(summing_dtype(values.device))
-    return together.sort(descending=True).values[:count].clamp(max=1)
 
 
 def _note_asked(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import refuse_non_finite, summing_dtype
-from netkin.statistics.products import power_of_two, self_product, squared_norm
+from netkin.statistics.linear_algebra import power_of_two, self_product, squared_norm
 from netkin.statistics.sides import Side
 
 

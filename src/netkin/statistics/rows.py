@@ -1,4 +1,4 @@
-"""`LayerRows` and `Rows`: the rows themselves, up to a stated cap; `LinearRows` reads them as moments."""
+"""`Rows` and `LayerRows`: the rows themselves, up to a stated cap; `LinearRows` keeps all and reads them as moments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
-    Numbers,
     Price,
+    Rectangle,
     Settings,
     Study,
-    chunk_of,
-    hashes,
     keys_of,
     label,
     name_of,
@@ -29,13 +27,13 @@ from netkin.statistics.collector import (
     refuse_missing,
     refuse_other_width,
     refuse_unknown,
-    row_examples,
-    row_numbers,
 )
+from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_algebra import ENTRIES, centred, few_for_bias, rbf_kernel
+from netkin.statistics.linear_costs import LinearSettings, price_of_rows
 from netkin.statistics.moments import Moments
-from netkin.statistics.products import ENTRIES, centred, few_for_bias, rbf_kernel
+from netkin.statistics.numbered_rows import KeptRows, Numbers, chunk_of, row_examples, row_numbers
 from netkin.statistics.row_sides import RowsSide
-from netkin.statistics.statistic import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -326,67 +324,51 @@ class LayerRows(Collector):
         return moved
 
 
-class KeptRows(Stored):
-    """The rows of one layer, part by part, with their own numbers and, if chunks are kept, those of their examples."""
+class LinearRows(LayerRows):
+    """All rows of layers wider than the examples are many, read as moments; they fold into moments when merged."""
 
-    stored = ("parts", "numbers", "examples", "seen", "held", "bar")
+    kind = "LinearRows"
+    settings_for = LinearSettings.of
+    stored = ("rectangles", "precision", *LayerRows.stored)
 
-    def __init__(self) -> None:
-        self.parts: list[Tensor] = []
-        self.numbers: list[np.ndarray] = []
-        self.examples: list[np.ndarray] = []
-        self.seen, self.held = 0, 0
-        self.bar: int | None = None  # rows whose hash is larger are not among those kept
+    def __init__(self, rectangles: Sequence[Rectangle], *, precision: torch.dtype = torch.float64, chunks: int = 0):
+        self.rectangles, self.precision = [(list(left), list(right)) for left, right in rectangles], precision
+        super().__init__(keys_of(self.rectangles), chunks=chunks)
 
-    def update(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None, seed: int) -> None:
-        """Add those rows that may be among the kept ones; they must not change when the caller's array does."""
-        if self.bar is None:
-            self.add(rows.clone(), numbers, examples)
-            return
-        chosen = np.flatnonzero(hashes(seed, numbers) <= self.bar)
-        self.seen += len(rows) - len(chosen)
-        index = torch.from_numpy(chosen).to(rows.device)
-        self.add(rows[index], numbers[chosen], None if examples is None else examples[chosen])
+    @classmethod
+    def price(cls, settings: LinearSettings, study: Study) -> Price | None:
+        streamed = LayerMoments.price(settings, study)
+        return None if streamed is None else price_of_rows(settings, study, streamed)
 
-    def add(self, rows: Tensor, numbers: np.ndarray, examples: np.ndarray | None) -> None:
-        self.parts.append(rows)
-        self.numbers.append(numbers)
-        self.examples += [] if examples is None else [examples]
-        self.seen, self.held = self.seen + len(rows), self.held + len(rows)
+    @classmethod
+    def start(cls, settings: LinearSettings, study: Study) -> Self:
+        made = cls(study.rectangles, precision=settings.precision(study), chunks=study.chunks)
+        made.resolutions = study.resolutions
+        return made
 
-    def joined(self, other: KeptRows) -> KeptRows:
-        """Return the rows of both, none of which may be the same."""
-        both = KeptRows()
-        both.parts, both.numbers = [*self.parts, *other.parts], [*self.numbers, *other.numbers]
-        both.examples = [*self.examples, *other.examples]
-        both.seen, both.held = self.seen + other.seen, self.held + other.held
-        every = np.concatenate(both.numbers) if both.numbers else np.empty(0)
-        if len(np.unique(every)) < len(every):
-            raise ShapeError("both statistics hold rows of the same examples; give each part its own `indices`.")
-        return both
+    def serves(self, settings: LinearSettings) -> str:
+        return settings.lacking(self.precision, debiased=True)
 
-    def shrink(self, cap: int, seed: int) -> None:
-        """Keep the rows with the smallest hashes, by rising numbers."""
-        if self.parts:
-            every = np.concatenate(self.numbers)
-            mixed = hashes(seed, every)
-            chosen = np.argsort(mixed, kind="stable")[:cap]
-            self.bar = int(mixed[chosen[-1]]) if len(chosen) == cap else None
-            self._keep(chosen[np.argsort(every[chosen], kind="stable")])
+    def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
+        """Return the moments of the layers `a` and `b`, in that order."""
+        refuse_unknown(a, b, self.names, "rows", self.rectangles)
+        return super().pair(a, b, without).moments(self.precision)
 
-    def in_order(self, cap: int | None, seed: int) -> Tensor:
-        """Return the rows by rising numbers, at most `cap`."""
-        if cap is not None and self.held > cap:
-            self.shrink(cap, seed)
-        every = np.concatenate(self.numbers)
-        if len(self.parts) > 1 or (np.diff(every) < 0).any():
-            self._keep(np.argsort(every, kind="stable"))
-        return self.parts[0]
+    def like(self, other: Collector) -> Collector:
+        """Return the moments of these rows, where `other` holds moments."""
+        if not isinstance(other, LayerMoments):
+            return self
+        moments = LayerMoments(self.rectangles, precision=other.precision, debiased=other.debiased, chunks=self.chunks)
+        moments.resolutions, layers = self.resolutions, self._layers
+        if all(layer.parts for layer in layers.values()):
+            self.settle()
+            chunks = {name: [chunk_of(part, self.chunks) for part in layer.examples] for name, layer in layers.items()}
+            moments._counts += self._counts
+            moments.sizes = {name: (layer.parts[0].shape[1],) for name, layer in layers.items()}
+            moments._fold({name: list(layer.parts) for name, layer in layers.items()}, chunks)
+        return moments
 
-    def _keep(self, chosen: np.ndarray) -> None:
-        together = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        if not np.array_equal(chosen, np.arange(len(together))):
-            together = together[torch.from_numpy(chosen).to(together.device)]
-        self.parts, self.numbers = [together], [np.concatenate(self.numbers)[chosen]]
-        self.examples = [np.concatenate(self.examples)[chosen]] if self.examples else []
-        self.held = len(chosen)
+    def merge(self, other: Self) -> Self:
+        """Return the rows of both."""
+        self._refuse_unlike(other, layers="rectangles", precision="precision")
+        return super().merge(other)

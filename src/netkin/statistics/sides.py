@@ -19,7 +19,7 @@ from torch import Tensor
 
 from netkin.errors import NoValue
 from netkin.statistics.frequencies import Frequencies
-from netkin.statistics.products import squared_norm
+from netkin.statistics.linear_algebra import squared_norm
 
 Made = TypeVar("Made")
 

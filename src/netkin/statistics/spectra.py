@@ -44,9 +44,9 @@ from netkin.statistics.frequencies import (
     regrouped,
 )
 from netkin.statistics.layer_moments import LayerMoments
+from netkin.statistics.linear_algebra import power_of_two
 from netkin.statistics.linear_costs import CHUNK, LinearSettings, examples_at_once, price_of_spectra
 from netkin.statistics.moments import Moments
-from netkin.statistics.products import power_of_two
 from netkin.statistics.rows import LayerRows
 from netkin.statistics.sides import CovarianceSide
 

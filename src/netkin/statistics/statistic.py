@@ -1,4 +1,4 @@
-"""What all statistics share: they are updated, merged, written to a file and read back.
+"""What all statistics share: they are updated, merged, written to a file and read back. `Outputs` is the smallest.
 
 A file holds the attributes that a class names in `stored`: numbers, texts, tensors, arrays, and lists, tuples, mappings
 and `Stored` objects of these. Nothing but such classes is made when a file is read, and none of their code is run.
@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from netkin import files
-from netkin.errors import FileFault, ShapeError
+from netkin.arrays import as_tensor, refuse_non_finite, summing_dtype
+from netkin.errors import FileFault, NoValue, ShapeError, ValueFault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _CLASSES: dict[str, type[Stored]] = {}
+_RENAMED = {"_Incomplete": "IncompleteBatch"}
 
 
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _known_as(full_name: str) -> str:
+    """Return the name by which files know a class: one of netkin by its own name, wherever its module was or is."""
+    package, *_, name = full_name.split(".")
+    return f"netkin.{_RENAMED.get(name, name)}" if package == "netkin" else full_name
+
+
+def _name_of_class(kind: type) -> str:
+    return _known_as(f"{kind.__module__}.{kind.__qualname__}")
 
 
 class Stored:
@@ -36,7 +45,7 @@ class Stored:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _CLASSES[_full_name(cls)] = cls
+        _CLASSES[_name_of_class(cls)] = cls
 
     def settle(self) -> None:
         """Bring the object into the form in which it is stored."""
@@ -114,7 +123,7 @@ def packed(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Stored):
         inside, header = value._state()
         tensors |= {f"{path}.{name}": tensor for name, tensor in inside.items()}
-        return {"class": _full_name(type(value)), "path": f"{path}.", "holds": header}
+        return {"class": _name_of_class(type(value)), "path": f"{path}.", "holds": header}
     if isinstance(value, Mapping):
         parts = [
             [packed(key, tensors, ""), packed(one, tensors, f"{path}.{i}")]
@@ -150,7 +159,7 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "class" in written:
         path = written["path"]
         inside = {name.removeprefix(path): one for name, one in tensors.items() if name.startswith(path)}
-        return _CLASSES[written["class"]]._restored(inside, written["holds"])
+        return _CLASSES[_known_as(written["class"])]._restored(inside, written["holds"])
     ((kind, value),) = written.items()
     makers = {
         "tensor": lambda: tensors[value],
@@ -164,3 +173,115 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
         "tuple": lambda: tuple(unpacked(one, tensors) for one in value),
     }
     return makers[kind]()
+
+
+class Outputs(Statistic):
+    """Counts of right answers and agreements of two classifiers, and summed cross-entropies.
+
+    `joint[i, j]` counts the examples that the first calls i and the second j.
+
+    Example:
+        >>> outputs = Outputs(classes=2)
+        >>> outputs.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]]), [0, 1])
+        >>> outputs.accuracy_a, outputs.accuracy_b, outputs.agreement
+        (1.0, 0.5, 0.5)
+    """
+
+    kind = "Outputs"
+    feeds = frozenset({"outputs"})
+    stored = ("classes", "n", "joint", "_sums")
+    _SUMS = ("right_a", "right_b", "entropy_a", "entropy_b", "entropy_ab", "labelled")
+
+    def __init__(self, classes: int):
+        if classes < 2:
+            raise ValueFault(f"a classifier has at least 2 classes; got {classes}.")
+        self.classes, self.n = classes, 0
+        self.joint = torch.zeros(classes, classes, dtype=torch.int64)
+        self._sums = dict.fromkeys(self._SUMS, 0.0)
+
+    def update(self, a: Any, b: Any, labels: Any = None) -> None:
+        """Fold in one batch of logits, n × classes each, with the true labels if known."""
+        a, b = self._logits(a, "a"), self._logits(b, "b")
+        if len(a) != len(b):
+            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
+        if labels is not None:
+            labels = self._labels(labels, a)
+        said_a, said_b = a.argmax(1), b.argmax(1)
+        self.n += len(a)
+        self.joint += (
+            torch.bincount(said_a * self.classes + said_b, minlength=self.classes**2).reshape_as(self.joint).cpu()
+        )
+        self._sums["entropy_ab"] += float(F.cross_entropy(a, b.softmax(1), reduction="sum"))
+        if labels is not None:
+            self._count(a, b, labels)
+
+    def _count(self, a: Tensor, b: Tensor, labels: Tensor) -> None:
+        self._sums["labelled"] += len(labels)
+        for side, logits in (("a", a), ("b", b)):
+            self._sums[f"right_{side}"] += float((logits.argmax(1) == labels).sum())
+            self._sums[f"entropy_{side}"] += float(F.cross_entropy(logits, labels, reduction="sum"))
+
+    def _labels(self, labels: Any, logits: Tensor) -> Tensor:
+        labels = torch.as_tensor(labels, device=logits.device)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+            raise ShapeError(
+                f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}."
+            )
+        if len(labels) != len(logits):
+            raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.")
+        outside = labels[(labels < 0) | (labels >= self.classes)]
+        if len(outside):
+            raise ValueFault(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
+        return labels.long()
+
+    def _logits(self, logits: Any, name: str) -> Tensor:
+        logits = as_tensor(logits, name).detach()
+        if logits.ndim != 2 or logits.shape[1] != self.classes:
+            raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
+        refuse_non_finite(logits, f"`{name}`")
+        return logits.to(summing_dtype(logits.device))
+
+    def merge(self, other: Self) -> Self:
+        """Return the counts of both."""
+        self._refuse_unlike(other, classes="classes")
+        merged = type(self)(self.classes)
+        merged.n, merged.joint = self.n + other.n, self.joint + other.joint
+        merged._sums = {name: self._sums[name] + other._sums[name] for name in self._SUMS}
+        return merged
+
+    @property
+    def agreement(self) -> float:
+        """The share of examples on which both give the same answer."""
+        return self._share(float(self.joint.trace()), self.n)
+
+    @property
+    def accuracy_a(self) -> float:
+        """The share of labelled examples that the first gets right."""
+        return self._share(self._sums["right_a"], self._sums["labelled"])
+
+    @property
+    def accuracy_b(self) -> float:
+        """The share of labelled examples that the second gets right."""
+        return self._share(self._sums["right_b"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_a(self) -> float:
+        """The mean cross-entropy of the first to the labels, in nats."""
+        return self._share(self._sums["entropy_a"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_b(self) -> float:
+        """The mean cross-entropy of the second to the labels, in nats."""
+        return self._share(self._sums["entropy_b"], self._sums["labelled"])
+
+    @property
+    def cross_entropy_ab(self) -> float:
+        """The mean cross-entropy of the first to the second's answers, in nats."""
+        return self._share(self._sums["entropy_ab"], self.n)
+
+    def _share(self, part: float, whole: float) -> float:
+        if not whole:
+            raise NoValue(
+                "no labelled examples were folded in; pass `labels` to `update`." if self.n else "no batch yet."
+            )
+        return part / whole

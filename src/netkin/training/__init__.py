@@ -1,8 +1,7 @@
 """Training: one loop for all networks, by a recipe and a seed, that can stop and go on without a trace."""
 
 from netkin.training.course import moved
-from netkin.training.digits import trained_digits_net, untrained_digits_net
-from netkin.training.loop import accuracy, train
+from netkin.training.loop import accuracy, train, trained_digits_net, untrained_digits_net
 from netkin.training.many import train_many
 from netkin.training.recipe import Hook, Recipe, Record
 

@@ -1,4 +1,4 @@
-"""The training loop: one network, any data and loss, hooks on the way, and restarts that lose nothing."""
+"""The training loop: one network, any data and loss, hooks on the way, restarts that lose nothing; the digits net."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LinearLR
 
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.files import Location, damage_reported
@@ -20,9 +21,11 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.sources.architectures import digits, seeded
+from netkin.sources.datasets import load_data
 from netkin.training import restarts
 from netkin.training.course import TEST_BATCH, course_of, in_order, placed
-from netkin.training.recipe import Recipe, Record, as_hooks, recipe_of
+from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -336,3 +339,32 @@ def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, e
         raise ValueFault(f"every={every!r} says how often a training is saved, and not where; give `save=`, a file.")
     if every is not None and every < 1:
         raise ValueFault(f"`every` is a number of steps, 1 or more, between two writings of `save`; got {every!r}.")
+
+
+def untrained_digits_net(seed: int) -> nn.Module:
+    """Return a `netkin:digits` network as it is before training, its weights drawn from `seed`."""
+    return seeded(digits, seed).eval()
+
+
+def trained_digits_net(seed: int, epochs: int = 12, progress: Callable[[int, float], None] | None = None) -> nn.Module:
+    """Return a `netkin:digits` network trained on `digits:train`; its first weights and its batches follow from `seed`.
+
+    `progress(epoch, loss)` is called after each epoch with the mean loss of its batches.
+    """
+    model = untrained_digits_net(seed)
+    falling = partial(LinearLR, start_factor=1, end_factor=0.05, total_iters=epochs - 1)
+    recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", rate=3e-3, schedule=falling)
+    train(model, _digits(), recipe, seed=seed, hooks=[_Telling(progress)] if progress else [], progress=False)
+    return model
+
+
+class _Telling(Hook):
+    def __init__(self, progress: Callable[[int, float], None]):
+        self.progress = progress
+
+    def after_epoch(self, model: nn.Module, record: Record) -> None:
+        self.progress(int(record["epoch"]), record["loss"])
+
+
+def _digits() -> tuple[Any, ...]:
+    return tuple(map(torch.cat, zip(*load_data("digits:train", batch_size=10_000), strict=True)))

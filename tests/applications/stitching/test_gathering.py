@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from netkin.applications.stitching.direct import METHODS, matched
 from netkin.applications.stitching.gathering import Gathering, laid_out, product
-from netkin.applications.stitching.matching import METHODS, matched
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.representations import recording
 from netkin.sources import load_data

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.fitting import fitted
 from netkin.applications.stitching.joints import joints
 from netkin.errors import UnknownName, ValueFault
 from stitching_worlds import Lines, Maps, built, drawn, labelled
@@ -32,13 +31,13 @@ def test_one_layer_that_depends_on_the_batch_is_a_hole_and_the_others_are_stitch
     data = labelled(b, 5)
     reason = "layer 'norm' of 'a' gives other values for an example when other examples are in its batch, or by chance"
     found = joints(a, b, data[0])
-    assert found.refused[("norm", "norm")].startswith(reason)
-    assert found.joinable == [("one", "one"), ("two", "two"), ("out", "out")]
+    assert str(found.refused["norm", "norm"]).startswith(reason)
+    assert list(found.meetings) == [("one", "one"), ("two", "two"), ("out", "out")]
     sweep = nk.stitch_all(a, b, data, data)
     assert sweep[LEAST].holes["norm", "norm"].startswith(reason)
     assert 0 <= sweep[LEAST]["two", "two"] <= 1
     with pytest.raises(ValueFault, match=reason):
-        fitted(a, b, [("norm", "norm")], data)
+        joints(a, b, data[0], pairs=[("norm", "norm")]).refuse()
 
 
 def test_a_second_model_that_depends_on_the_batch_makes_all_holes():
@@ -47,8 +46,10 @@ def test_a_second_model_that_depends_on_the_batch_makes_all_holes():
 
     a, b = built(lambda: nn.Sequential(nn.Linear(5, 6))), built(net, seed=1)
     found = joints(a, b, drawn(9, 5), pairs="all")
-    assert found.joinable == []
-    assert found.refused["0", "0"].startswith("'b' gives other answers for an example when other examples are in its")
+    assert not found.meetings
+    assert str(found.refused["0", "0"]).startswith(
+        "'b' gives other answers for an example when other examples are in its"
+    )
 
 
 def test_layers_that_are_not_there_are_told_with_the_model():

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin import files
 from netkin.applications.stitching import TaskLoss, sweep
-from netkin.applications.stitching.asking import digest_of
+from netkin.applications.stitching.fitting import Fit
+from netkin.applications.stitching.sweep import digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileFault
 from netkin.results import Comparison, Comparisons
@@ -119,17 +120,17 @@ def test_a_resumed_sweep_does_not_compute_its_similarity_again(world, monkeypatc
 
 def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     a, b, data = world
-    test, real = Counted(data), sweep.started
+    test, real = Counted(data), Fit.stitch
 
-    def spoiled(a, b, fit, pair, way, **options):
-        one = real(a, b, fit, pair, way, **options)
+    def spoiled(fit, pair, way, *given):
+        one = real(fit, pair, way, *given)
         if (pair, way.id) == (("1", "1"), "procrustes"):
             with torch.no_grad():
                 one.transformation.shift[0] = torch.nan
         return one
 
     whole = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"])
-    monkeypatch.setattr(sweep, "started", spoiled)
+    monkeypatch.setattr(Fit, "stitch", spoiled)
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
     table = found["relative_accuracy(how=procrustes)"]

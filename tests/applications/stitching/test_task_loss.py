@@ -5,8 +5,16 @@ import torch
 from sklearn.linear_model import Lasso
 from torch.nn import functional
 
-from netkin.applications.stitching.losses import LOSSES, counted, cut, refuse_unfit_labels, scores, shrink
-from netkin.applications.stitching.task_loss import TaskLoss, is_task_loss
+from netkin.applications.stitching.task_loss import (
+    LOSSES,
+    TaskLoss,
+    counted,
+    cut,
+    is_task_loss,
+    refuse_unfit_labels,
+    scores,
+    shrink,
+)
 from netkin.errors import ShapeError, UnknownName, ValueFault
 
 # --- how it is written ------------------------------------------------------------------------------------------------

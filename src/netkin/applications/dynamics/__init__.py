@@ -1,7 +1,7 @@
 """Learning dynamics: how the layers of a model move while it is trained."""
 
-from netkin.applications.dynamics.dynamics import dynamics
+from netkin.applications.dynamics.dynamics import RunPlan, dynamics, explain_dynamics
 from netkin.applications.dynamics.recorder import DynamicsRecorder
 from netkin.applications.dynamics.recordings import Progress
 
-__all__ = ["DynamicsRecorder", "Progress", "dynamics"]
+__all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from netkin import files
 from netkin.applications.dynamics.holding import Held, spare
-from netkin.comparing.alignment import size_of_weights
+from netkin.applications.dynamics.step_pairs import between_steps
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.compare import compare
-from netkin.comparing.planning import needs_of, weights_alone
+from netkin.comparing.compare import compare, explain
+from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import NoValue
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
-from netkin.measures.registry import Measure, find, value_of
+from netkin.measures.registry import Measure, find
+from netkin.memory import size_in_words
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform, device_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
-from netkin.results import Comparison, Series, Values
+from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
 from netkin.sources.names import by_name
 from netkin.sources.runs import Architecture, Run, open_run
-from netkin.statistics.collector import Collector, Key, Study
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
@@ -65,42 +63,35 @@ def dynamics(
 ) -> Series:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
 
-    `run` is a folder with steps in the names, a list of such files, or a mapping from steps to files, state dicts or
-    models; `model` is the network that bare weights belong to (see `netkin.sources.runs.open_run`). `measure` is one
-    measure or a list of them; `steps` are those to look at, or how many, evenly spread. The other options are those of
-    `nk.compare`. All checkpoints are looked at before the work begins.
-
-    Measures of weights alone, such as `atom_cosine`, need no data; with these every checkpoint also meets every other,
-    layer by layer, in the series' `between`.
-
-    Each checkpoint takes one pass. The data and the final model's rows are kept in memory, each up to a quarter of what
-    is free, so that the final model runs once on each batch; beyond that it runs with every checkpoint.
+    All checkpoints are read before the work begins; then each takes one pass. The data and the final model's rows are
+    kept in memory, each up to a quarter of what is free, so that the final model runs once on each batch; beyond that
+    it runs with every checkpoint. `explain_dynamics` says what a call would do. Measures of weights alone, such as
+    `atom_cosine`, need no data; with these every checkpoint also meets every other, in the series' `between`.
 
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
     A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
-    code. A step whose weights have changed is compared again. With ``partial=True`` Ctrl-C returns the steps that are
-    finished.
+    code. A step whose weights have changed is compared again.
 
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
         data: a loader, an iterable of batches or one array of inputs; none for measures of weights alone.
         measure: one measure or several.
-        model: the network that bare weights belong to.
-        steps: those to look at, or how many, evenly spread.
+        model: the network that bare weights belong to (see `netkin.sources.runs.open_run`).
+        steps: the steps to compare, or how many, evenly spread.
         layers: which layers (see `nk.layers`).
         pairs: "all", "corresponding" or a list of (layer, layer); by default all, of weights alone corresponding.
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         examples: the number of examples after which a pass ends.
         memory: the most bytes that statistics may take.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that some measures read.
         device: where the models run.
         transform: a function of the inputs.
         forward: a function ``forward(model, batch)`` that runs the model.
         save: the file that grows with each step, and in which the same call continues.
         overwrite: whether to begin anew where the file holds something else.
-        partial: whether Ctrl-C returns what is finished.
+        partial: whether Ctrl-C returns the steps that are finished.
         name: what the series calls the run.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
@@ -111,21 +102,96 @@ def dynamics(
         >>> series.reached(0.999)
         {'0': 50, '1': 50, '2': None}
     """
-    chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
-    found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
-    how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
-    of_weights = weights_alone(found)
-    pairs = pairs or ("corresponding" if of_weights else "all")
-    options = _Options(found, transform, how | {"pairs": pairs, "resize": resize})
     opened = open_run(run, model, name=name).only(steps)
-    told = {} if of_weights else {"data": name_of_data(data)}
-    call = described_call(
-        "nk.dynamics", run=opened.name, **told, measure=[one.id for one in found], layers=chosen,
-        pairs=pairs, shape=shape, resize=resize, examples=examples, seed=seed, transform=transform, forward=forward,
-    )  # fmt: skip
+    options = _Options.of(measure, layers, pairs, shape, resize, memory, seed, device, transform, forward)
+    call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
-        held = None if of_weights else Held(data, examples, spare(torch.device("cpu")))
+        held = None if options.of_weights else Held(data, examples, spare(torch.device("cpu")))
         return _Study(opened, held, options, call).series(save, partial, overwrite)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
+
+    `refused` is the sentence with which a pass would be refused; `passes` is None where the data do not tell.
+    """
+
+    run: str
+    unit: str
+    steps: tuple[int, ...]
+    each: Plan
+    passes: int | None
+    lines: tuple[str, ...]
+
+    @property
+    def refused(self) -> str:
+        return self.each.refused
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def explain_dynamics(
+    run: Any,
+    data: Any = None,
+    measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    *,
+    model: Architecture | None = None,
+    steps: int | Iterable[int] | None = None,
+    examples: int | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> RunPlan:
+    """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
+
+    The first and the last checkpoint are read, and two examples of the first batch are run through each to learn the
+    layers; what a pass would then be refused for, over pairs or memory, stands in the plan's `refused`.
+
+    Args:
+        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
+        data: a loader, a list of batches or one array of inputs; none for measures of weights alone.
+        measure: one measure or several.
+        model: the network that bare weights belong to.
+        steps: the steps to compare, or how many, evenly spread.
+        examples: the number of examples after which a pass ends.
+        name: what the plan calls the run.
+        **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
+
+    Example:
+        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
+        >>> plan = explain_dynamics({0: start, 50: end, 100: end}, torch.randn(60, 4), "cka")
+        >>> plan.steps, plan.each.pairs, plan.passes
+        ((0, 50, 100), 9, 3)
+    """
+    opened, asked = open_run(run, model, name=name).only(steps), _Options.of(measure, **options)
+    first, last = opened.steps[0], opened.steps[-1]
+    each = explain(
+        opened.at(first), opened.final, data, asked.measures, examples=examples, transforms=asked.transform,
+        names=(f"{opened.unit} {first}", f"{opened.unit} {last}"), **asked.others,
+    )  # fmt: skip
+    count, again = len(opened.steps), asked.needs_space and not asked.of_weights
+    # of the passes of two models half are the final one's, which runs once on each batch where its rows are kept
+    passes = each.passes and each.passes * (2 * count - 1 if again else count) // 2
+    return RunPlan(
+        opened.name, opened.unit, opened.steps, each, passes, tuple(_plan_lines(opened, each, passes, again))
+    )
+
+
+def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterator[str]:
+    count, last = len(run.steps), run.steps[-1]
+    yield f"run {run.name!r}: {count} checkpoints, {run.unit}s {run.steps[0]:,} to {last:,}"
+    if run.passed_over:
+        yield f"  passed over: {', '.join(run.passed_over)}"
+    yield f"comparisons: {count}, of each checkpoint with {run.unit} {last:,}; each of them:"
+    yield from (f"  {line}" for line in each.lines)
+    if each.passes == 0:
+        yield "forward passes in all: none"
+        return
+    total = "not known before the data are read" if passes is None else f"{passes:,}"
+    room = size_in_words(spare(torch.device("cpu")))
+    once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
+    yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
 
 
 @dataclass(frozen=True)
@@ -135,6 +201,32 @@ class _Options:
     measures: list[Measure]
     transform: Transform | None
     others: dict[str, Any]  # by their names in `compare`
+
+    @classmethod
+    def of(
+        cls, measure: Any, layers: Spec = None, pairs: Any = None, shape: Any = None, resize: str | None = None,
+        memory: int | None = None, seed: int = 0, device: Any = None, transform: Any = None, forward: Any = None,
+    ) -> _Options:  # fmt: skip
+        chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
+        found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
+        pairs = pairs or ("corresponding" if weights_alone(found) else "all")
+        how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
+        return cls(found, transform, how | {"pairs": pairs, "resize": resize})
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether weights alone are read, and no data."""
+        return weights_alone(self.measures)
+
+    def call(self, run: str, data: Any, examples: int | None) -> str:
+        """Return the call in words, for the provenance."""
+        others = self.others
+        told = {} if self.of_weights else {"data": name_of_data(data)}
+        return described_call(
+            "nk.dynamics", run=run, **told, measure=[one.id for one in self.measures], layers=others["layers"],
+            pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
+            seed=others["seed"], transform=self.transform, forward=others["forward"],
+        )  # fmt: skip
 
     @property
     def words(self) -> dict[str, str]:
@@ -257,63 +349,3 @@ class _Study:
             between=self._between if len(self.done) == len(self.run.steps) else None,
             provenance={"call": self.call} | self._question | passed_over,
         )
-
-
-def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
-    """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
-
-    `final` is the comparison of the last step with itself, whose layers and facts hold for all.
-    """
-    layers, steps = [name for name in final.layers_a if name in final.layers_b], [str(step) for step in run.steps]
-    tables: dict[str, Values] = {}
-    for measure in measures:
-        collector = _collected(run, measure, layers)
-        if collector is None:
-            return None
-        for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
-            table = _table(measure, collector, layer, steps)
-            name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
-            about = {"id": name, "layers_a": tuple(steps), "layers_b": tuple(steps), "axes": axes}
-            values, holes = table
-            tables[name] = replace(final.tables[measure.id], **about, values=values, holes=holes)  # type: ignore[arg-type]
-    widths = dict.fromkeys(steps, sum(final.widths_a.values()))
-    sides = {"layers_a": tuple(steps), "layers_b": tuple(steps), "widths_a": widths, "widths_b": widths}
-    return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
-
-
-def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector | None:
-    """Return a collector with the weights of all steps, or None where it would take too much memory."""
-    (need,) = needs_of([measure])
-    kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
-    for step in run.steps:
-        runner = ModelRunner(str(step), run.at(step), list(layers), None, None, None, None)
-        weights = {
-            name: {key: one.detach() for key, one in own.items()} for name, own in runner.weights(layers).items()
-        }
-        if not rows:
-            sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
-            study = Study({size.key: size for size in sizes}, [])
-            price = kind.price(need.settings, study)
-            if price is None or price.bytes > spare(torch.device("cpu")):
-                return None
-            collector = kind.start(need.settings, study)
-        rows |= {(str(step), name): own for name, own in weights.items()}
-    collector.update({"weights": rows}, np.arange(0))
-    return collector
-
-
-def _table(
-    measure: Measure, collector: Collector, layer: str, steps: Sequence[str]
-) -> tuple[np.ndarray, dict[tuple[str, str], str]]:
-    values, holes = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
-    for i, a in enumerate(steps):
-        for j, b in enumerate(steps):
-            if measure.facts.symmetric and j < i:
-                values[i, j] = values[j, i]
-                holes |= {(a, b): holes[b, a]} if (b, a) in holes else {}
-                continue
-            try:
-                values[i, j] = value_of(measure, collector.pair((a, layer), (b, layer)))
-            except NoValue as reason:
-                holes[a, b] = str(reason)
-    return values, holes

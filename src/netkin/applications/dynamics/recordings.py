@@ -15,7 +15,7 @@ import torch
 
 from netkin import files
 from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.states import LayerState, Moment, Origin, comparison, reads_states, refuse_unfit
+from netkin.applications.dynamics.states import LayerState, Moment, comparison, reads_states, refuse_unfit
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
@@ -73,9 +73,9 @@ class Recording:
         found = state_measures(self.measures or "svcca" if measures is None else measures)
         if not self.moments:
             raise ValueFault("no probe has been taken yet; call `recorder.probe(step)` while you train.")
-        final, comparisons, origin = self.moments[-1], [], Origin(self.data, self.provenance)
+        final, comparisons = self.moments[-1], []
         for moment in reported(self.moments, "measuring", f"{self.unit}s", progress):
-            comparisons.append(comparison(moment, final, found, pairs, origin))
+            comparisons.append(comparison(moment, final, found, pairs, self.data, self.provenance))
             if moment is not final:
                 moment.release()
         return Series(

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.interrupting import Interruption
 from netkin.comparing.study import Statistics
-from netkin.comparing.tabulating import Tables, comparison_of
 from netkin.errors import NoValue, ValueFault
 from netkin.measures.registry import Measure
-from netkin.progress import showing
 from netkin.results import Comparison
 from netkin.statistics import LayerSize, LinearRows, Moments, Study
-from netkin.statistics.products import self_product
+from netkin.statistics.collector import Key
+from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
 
@@ -162,16 +160,8 @@ class Moment:
         ]
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What all comparisons of a recording share: the data's name and where the states came from."""
-
-    data: str
-    provenance: Mapping[str, str]
-
-
 class StateRows(LinearRows):
-    """The states of two moments as a collector, so that they are tabulated like rows that a pass has kept."""
+    """The states of two moments as a collector, so that they are compared like rows that a pass has kept."""
 
     def __init__(self, a: Moment, b: Moment):
         super().__init__([([layer.key for layer in a.layers], [layer.key for layer in b.layers])])
@@ -193,27 +183,26 @@ def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
     shared = [(layer, layer) for layer in b.states if layer in a.states]
     if not shared:
         return {}
-    tables = Tables(_statistics(a, b, shared), [measure], a.name, b.name)
-    with showing(False):
-        tables.fill(Interruption(False))
-    values = tables.table(measure)
+    values = comparison(a, b, [measure], shared)[measure.id]
     return {layer: values[layer, layer] for layer, _ in shared if (layer, layer) not in values.holes}
 
 
-def comparison(a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, origin: Origin) -> Comparison:
-    """Return the layers at moment `a` against those at moment `b`."""
-    with showing(False):
-        found = comparison_of(_statistics(a, b, pairs), measures, (a.name, b.name))
+def comparison(
+    a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, data: str = "", origin: Mapping[str, str] = {}
+) -> Comparison:
+    """Return the layers at moment `a` against those at moment `b`; `origin` says where the states came from."""
+    found = _statistics(a, b, pairs).compare(measures, progress=False)
+    assert isinstance(found, Comparison)
     ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return replace(found, data=origin.data, provenance={**origin.provenance, **versions, **ranks})
+    return replace(found, data=data, provenance={**origin, **versions, **ranks})
 
 
 def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
     """Return the states of two moments as what a pass leaves."""
-    layers = list({layer.key: layer for layer in (*a.layers, *b.layers)}.values())
-    study = Study({layer.key: layer for layer in layers}, [], examples=a.examples)
-    made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers, []), [])
+    layers: dict[Key, LayerSize] = {layer.key: layer for layer in (*a.layers, *b.layers)}
+    study = Study(layers, [], examples=a.examples)
+    made = Statistics([], Pairs([(a.name, b.name)], pairs), study, Alignment(layers.values(), []), [])
     made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
     made.origins = {a.name: {}, b.name: {}}
     return made

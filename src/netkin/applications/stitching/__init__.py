@@ -1,11 +1,10 @@
 """Stitching: the head of one network joined to the tail of another, and what that tells of both."""
 
+from netkin.applications.stitching.direct import METHODS, LinearMap, matched
 from netkin.applications.stitching.evaluating import Evaluation
-from netkin.applications.stitching.matching import METHODS, LinearMap, matched
-from netkin.applications.stitching.stitch import fit_all, stitch
-from netkin.applications.stitching.stitches import Stitch, load_stitch
+from netkin.applications.stitching.network import Stitch, load_stitch
+from netkin.applications.stitching.stitch import fit_all, stitch, stitch_all, stitch_many
 from netkin.applications.stitching.structure import Barrier, barrier, distance, interpolate, rank, sparsity
-from netkin.applications.stitching.sweeps import stitch_all, stitch_many
 from netkin.applications.stitching.task_loss import TaskLoss
 
 __all__ = [

@@ -1,28 +1,36 @@
-"""Joints: which pairs of layers of two models can be stitched, and why others can't."""
+"""Joints: which pairs of layers of two models can be joined, tried out on a few examples.
+
+A trial tells what kind of activations each layer gives, whether an example's depend on the others in its batch, and
+after which layers the second model can be cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from netkin.applications.stitching.ends import End, Meeting, Pair
-from netkin.applications.stitching.fitting import ends_of, named, refuse_unsteady
-from netkin.applications.stitching.joining import Cutting
+from netkin.applications.stitching.ends import End, Meeting, Pair, gives_lines
 from netkin.comparing.alignment import Pairs
-from netkin.errors import NetkinError, ShapeError, ValueFault
-from netkin.representations import recording
-from netkin.representations.cutting import known_layer
-from netkin.representations.inputs import feed, take
-from netkin.representations.layers import choose
+from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
+from netkin.representations import guest, recording
+from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
+from netkin.representations.hooks import main_tensor, uncompiled, watching
+from netkin.representations.inputs import batch_length, feed, take
+from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
+from netkin.representations.nesting import at, path_to_tensor
+
+React = Callable[[str, Tensor], None]
+FEW = 4  # examples on which layers are tried out
 
 
 @dataclass(frozen=True)
 class Joints:
-    """The pairs of layers that were asked for: those that can be joined, and for the others the reason.
+    """The pairs of layers that were asked for: how those meet that can be joined, and for the others the reason.
 
     `forms` are the kinds of activations by layer, and `cuts` tells for each layer of the second model whether what
     follows it could be cut off.
@@ -30,16 +38,18 @@ class Joints:
 
     layers: tuple[tuple[str, ...], tuple[str, ...]]
     wanted: tuple[Pair, ...]
-    refused: Mapping[Pair, str]
+    meetings: Mapping[Pair, Meeting]
+    refused: Mapping[Pair, NetkinError]
     widths: tuple[Mapping[str, int], Mapping[str, int]]
     forms: Mapping[str, str]
     cuts: Mapping[str, bool] = field(default_factory=dict)
-    unequal: bool = False  # whether maps of other sizes are to meet
+    unequal: bool = False  # whether maps of different sizes are to meet
 
-    @property
-    def joinable(self) -> list[Pair]:
-        """The pairs that can be joined."""
-        return [pair for pair in self.wanted if pair not in self.refused]
+    def refuse(self) -> None:
+        """Raise the reason of the first pair that can't be joined."""
+        for pair in self.wanted:
+            if pair in self.refused:
+                raise self.refused[pair]
 
     @property
     def shape(self) -> tuple[Any, str | None]:
@@ -62,22 +72,42 @@ def joints(
     resize: str | None = None,
     names: tuple[str, str] = ("a", "b"),
 ) -> Joints:
-    """Return which pairs of layers can be joined, tried out on a few examples of a batch."""
-    few = take(batch, 4)
+    """Return which pairs of layers can be joined, tried out on a few examples of a batch.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        batch: some examples.
+        layers: which layers (see `nk.layers`), for both models or by "a" and "b".
+        pairs: "corresponding", "all" or a list of (layer, layer).
+        resize: how maps get another size.
+        names: what messages call the models.
+    """
     chosen = _chosen(a, b, layers, pairs, names)
-    ours = ends_of(a, partial(_outputs, a, chosen[0]), few, names[0])
-    theirs = ends_of(b, partial(_outputs, b, chosen[1]), few, names[1])
+    listed = layers is None and not isinstance(pairs, str)
+    ours = _tried(a, chosen[0], batch, names[0], listed=listed, whole=False).ends
+    trial = _tried(b, chosen[1], batch, names[1], listed=listed)
+    theirs = trial.ends
     given = (tuple(ours), tuple(theirs))
     told = names if names[0] != names[1] else ("a", "b")
-    wanted = tuple(Pairs([told], pairs).listed(dict(zip(told, given, strict=True)), *told))
-    refused = {(x, y): reason for x, y in wanted if (reason := _apart(ours[x], theirs[y], resize))}
-    cuts, uncut = _cuts(b, list(dict.fromkeys(y for x, y in wanted if (x, y) not in refused)), few, names[1])
-    refused |= {pair: uncut[pair[1]] for pair in wanted if pair[1] in uncut and pair not in refused}
-    forms = {layer: end.form for ends in (ours, theirs) for layer, end in ends.items() if isinstance(end, End)}
-    first, second = ({x: end.width for x, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs))
-    spaces = [{layer: end.space for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
-    unequal = any(spaces[0].get(x) != spaces[1].get(y) for x, y in wanted)
-    return Joints(given, wanted, refused, (first, second), forms, cuts, unequal)
+    wanted = tuple(dict.fromkeys(Pairs([told], pairs).listed(dict(zip(told, given, strict=True)), *told)))
+    found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
+    cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
+    for pair, one in found.items():
+        reason = cuts.get(pair[1])
+        found[pair] = reason if isinstance(one, Meeting) and isinstance(reason, NetkinError) else one
+    sides = [{layer: end for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
+    spaces = [{layer: end.space for layer, end in ends.items()} for ends in sides]
+    return Joints(
+        layers=given,
+        wanted=wanted,
+        meetings={pair: one for pair, one in found.items() if isinstance(one, Meeting)},
+        refused={pair: one for pair, one in found.items() if isinstance(one, NetkinError)},
+        widths=({x: end.width for x, end in sides[0].items()}, {y: end.width for y, end in sides[1].items()}),
+        forms={layer: end.form for ends in sides for layer, end in ends.items()},
+        cuts={layer: cut for layer, cut in cuts.items() if isinstance(cut, bool)},
+        unequal=any(spaces[0].get(x) != spaces[1].get(y) for x, y in wanted),
+    )
 
 
 def over_length(output: Tensor) -> Tensor:
@@ -86,58 +116,222 @@ def over_length(output: Tensor) -> Tensor:
 
 
 def _chosen(a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Return the layers of both models that are looked at: those that listed pairs name, or those asked for."""
+    """Return the layers of both models that are tried out: those that listed pairs name, or those asked for."""
     if layers is None and not isinstance(pairs, str):
         listed: list[Pair] = Pairs([], pairs).which
-        first, second = [x for x, _ in listed], [y for _, y in listed]
-        return _known(a, first, names[0]), _known(b, second, names[1])
+        return _known(a, [x for x, _ in listed], names[0]), _known(b, [y for _, y in listed], names[1])
     both = layers if isinstance(layers, Mapping) else {"a": layers, "b": layers}
     strange = next((key for key in both if key not in ("a", "b")), None)
     if strange is not None:
         raise ValueFault(f"`layers` names {strange!r}; the models are 'a' and 'b'.")
-    with named(a, names[0]):
+    with _named(a, names[0]):
         ours = choose(a, both.get("a"))
-    with named(b, names[1]):
+    with _named(b, names[1]):
         return ours, choose(b, both.get("b"))
 
 
 def _known(model: nn.Module, layers: Sequence[str], name: str) -> list[str]:
     """Return single layers of a model by name."""
-    with named(model, name):
+    with _named(model, name):
         for layer in layers:
             known_layer(model, layer)
-        return choose(model, layers)
+        return list(dict.fromkeys(layers))
 
 
-def _outputs(model: nn.Module, layers: Sequence[str], batch: Any) -> dict[str, Tensor]:
-    """Return what layers give, every call of them, in the order in which they run."""
-    with recording(model, layers) as kept:
-        feed(model, batch)
-        return dict(kept)
-
-
-def _apart(ours: End | NetkinError, theirs: End | NetkinError, resize: str | None) -> str:
-    """Return why two layers can't be joined; empty if they can."""
-    if isinstance(ours, NetkinError) or isinstance(theirs, NetkinError):
-        return str(ours if isinstance(ours, NetkinError) else theirs)
+@contextmanager
+def _named(model: nn.Module, name: str) -> Iterator[None]:
+    """Say in which model a layer was not found."""
     try:
-        Meeting(ours, theirs, resize)
+        yield
+    except UnknownName as fault:
+        raise UnknownName(f"in {name!r}, a {type(unwrapped(model)).__name__}: {fault}") from fault
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What a model gives for a few examples: the end of each layer or why it has none, its outputs, and the answers.
+
+    `fewer` are the answers for the first two of the examples, `again` those for all of them in another run.
+    """
+
+    model: nn.Module
+    name: str
+    few: Any
+    ends: Mapping[str, End | NetkinError]
+    outputs: Mapping[str, Tensor]
+    answers: Any
+    fewer: Any
+    again: Any
+
+
+def _tried(
+    model: nn.Module, layers: Sequence[str], batch: Any, name: str, *, listed: bool, whole: bool = True
+) -> _Trial:
+    """Run a model on four examples and on two of them, no further than needed unless the `whole` is wanted."""
+    with guest(model, exact=True):
+        (answers, many), (fewer, few) = (
+            _outputs(model, layers, take(batch, count), name, listed, whole) for count in (FEW, 2)
+        )
+        with uncompiled(model):
+            again = feed(model, take(batch, FEW)) if whole else None
+    ends = {layer: _end(model, layer, output, many.get(layer, output), name) for layer, output in few.items()}
+    return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
+
+
+def _outputs(
+    model: nn.Module, layers: Sequence[str], batch: Any, name: str, listed: bool, whole: bool
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return a model's answers and what its layers give: those `listed`, or every call of them, as they run."""
+    if not listed:
+        with recording(model, layers) as kept:
+            return feed(model, batch), dict(kept)
+    outputs: dict[str, Tensor] = {}
+
+    def keep(layer: str, output: Tensor) -> None:
+        outputs[layer] = output.clone()
+
+    with hooked(model, layers, keep, name, whole=whole) as run:
+        return run(batch), outputs
+
+
+def _end(model: nn.Module, layer: str, few: Tensor, many: Tensor, name: str) -> End | NetkinError:
+    """Return what a layer is, or why it can't be joined: where an example's output depends on the others."""
+    who = f"{layer_label(layer)} of {name!r}"
+    try:
+        said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
+        _refuse_dependent(few, many, said)
+        return End.of(few, who, line=gives_lines(modules(model), split_call(layer)[0]))
+    except (ShapeError, ValueFault) as reason:
+        return reason
+
+
+def _meeting(ours: End | NetkinError, theirs: End | NetkinError, resize: str | None) -> Meeting | NetkinError:
+    """Return how two layers meet, or why they can't be joined."""
+    for end in (ours, theirs):
+        if isinstance(end, NetkinError):
+            return end
+    assert isinstance(ours, End)
+    assert isinstance(theirs, End)
+    try:
+        return Meeting(ours, theirs, resize)
     except ShapeError as reason:
-        return str(reason)
-    return ""
+        return reason
 
 
-def _cuts(b: nn.Module, layers: Sequence[str], few: Any, name: str) -> tuple[dict[str, bool], dict[str, str]]:
-    """Return for each layer of the second model whether it could be cut there, or else why no stitch may end there."""
-    cuts, reasons = {}, {}
-    try:
-        refuse_unsteady(b, few, name)
-    except ValueFault as reason:
-        return {}, dict.fromkeys(layers, str(reason))
-    cutting = Cutting(b, few, name)
-    for layer in layers:
+def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]:
+    """Return for each layer of the second model whether it can be cut there, or else why no stitch may end there."""
+    cuts: dict[str, bool | NetkinError] = {}
+    traces: Traces = {}
+    with guest(trial.model, exact=True):
         try:
-            cuts[layer] = cutting.is_true(layer)
+            _refuse_unsteady(trial)
         except ValueFault as reason:
-            reasons[layer] = str(reason)
-    return cuts, reasons
+            return dict.fromkeys(layers, reason)
+        for layer in layers:
+            try:
+                cuts[layer] = _can_be_cut(trial, layer, traces)
+            except ValueFault as reason:
+                cuts[layer] = reason
+    return cuts
+
+
+def _refuse_unsteady(trial: _Trial) -> None:
+    """Refuse a second model whose answers are not finite, or change by chance or with the other examples."""
+    path = path_to_tensor(trial.answers)
+    if path is None:  # it answers in no floating numbers
+        return
+    many, few, again = (at(answers, path) for answers in (trial.answers, trial.fewer, trial.again))
+    bad = int((~torch.isfinite(many)).sum())
+    if bad:
+        raise ValueFault(
+            f"the output of {trial.name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
+            f"{batch_length(trial.few)} examples; mend its weights, or leave out these examples."
+        )
+    _refuse_apart(many, again, f"{trial.name!r} answers the same examples differently when it is asked again")
+    said = f"{trial.name!r} gives other answers for an example when other examples are in its batch"
+    _refuse_dependent(few, many, said)
+
+
+def _refuse_dependent(few: Tensor, many: Tensor, what: str) -> None:
+    if few.ndim and many.ndim and len(few) == 2 < len(many):
+        _refuse_apart(few, many[:2], what)
+
+
+def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
+    if one.shape != other.shape or not bool(torch.isfinite(other).all()):
+        return  # what is not finite is refused elsewhere, with its number
+    off = float((other - one).abs().max() / one.abs().max().clamp(min=1e-30))
+    if off > (1e-3 if torch.finfo(one.dtype).eps < 1e-6 else 0.1):
+        raise ValueFault(
+            f"{what} (by {off:.1%} of the largest); a stitch needs models whose evaluation mode draws nothing at "
+            "random and uses stored statistics."
+        )
+
+
+def _can_be_cut(trial: _Trial, layer: str, traces: Traces) -> bool:
+    """Tell whether the model can be cut after a layer: the tail then gives the model's own answers.
+
+    A layer with a path around it is refused: the model's own features would reach its output beside the stitch.
+    """
+    output, found = trial.outputs[layer], tail(trial.model, layer, traces=traces)
+    with uncompiled(trial.model):  # as the trial ran
+        if found.graph is not None and agrees(found, output, trial.few, trial.answers):
+            return True
+    if layer and reaches_around(trial.model, layer, output, trial.few):
+        raise ValueFault(
+            f"layer {layer!r} of {trial.name!r} has a path around it, by which its own features would reach its "
+            f"output beside the stitch; {_advice(trial.model, layer, trial.few)}."
+        )
+    return False
+
+
+def _advice(b: nn.Module, layer: str, batch: Any) -> str:
+    """Return what to choose instead: the nearest module around `layer` that has no path around itself."""
+    above = layer.rpartition(".")[0]
+    while above:
+        with suppress(ForwardError):  # a list of modules does not run itself
+            output = main_tensor(run_until(b, above, batch), above)
+            if not reaches_around(b, above, output, batch):
+                return f"choose {above!r}, which encloses both"
+        above = above.rpartition(".")[0]
+    return "choose a layer that all paths lead through"
+
+
+@contextmanager
+def hooked(
+    model: nn.Module, layers: Sequence[str], react: React, name: str, *, whole: bool = False
+) -> Iterator[Callable[[Any], Any]]:
+    """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
+
+    With one layer, the model is run no further than to it, unless the `whole` is wanted.
+    """
+    calls: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(layers):
+        stem, call = known_layer(model, layer)
+        calls.setdefault(f"{stem}#{call or 1}", []).append(layer)
+    ours, ran = [False], set()
+
+    def reacting(call: str, output: Any) -> None:
+        if ours[0]:
+            ran.add(call)
+            for layer in calls[call]:
+                react(layer, main_tensor(output, layer))
+
+    def run(batch: Any) -> Any:
+        ran.clear()
+        ours[0] = True
+        try:
+            if len(calls) == 1 and not whole:
+                return run_until(model, layers[0], batch)
+            answers = feed(model, batch)
+        finally:
+            ours[0] = False
+        for call in calls.keys() - ran:
+            raise ForwardError(
+                f"{layer_label(calls[call][0])} of {name!r} did not run in the forward of this batch; "
+                "choose one that does."
+            )
+        return answers
+
+    with watching(model, list(calls), reacting):
+        yield run

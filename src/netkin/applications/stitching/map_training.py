@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from netkin import files
-from netkin.applications.stitching.caching import InMemory, Reread, gathered
-from netkin.applications.stitching.joining import Stitched
-from netkin.applications.stitching.losses import cka_rows, counted, cut, shrink
-from netkin.applications.stitching.portions import Portion, labelled
-from netkin.applications.stitching.stitch_records import Record, Sample, Sampling
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.evaluating import Record, Sample
+from netkin.applications.stitching.network import Stitched
+from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, gathered, labelled
+from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, counted, cut, shrink
 from netkin.errors import FileFault, ForwardError, ValueFault
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part

@@ -1,31 +1,41 @@
-"""`stitch`: the head of one model joined to the tail of another by the best map of a kind, and what that is worth."""
+"""The public calls: `stitch`, `fit_all`, and sweeps of one or many pairs of models as one job.
+
+All go one way: pairs of layers are tried out, one pass over the data gives the sums, direct methods read their maps
+from them, and what is to be trained begins there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import chain, permutations
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from netkin.applications.stitching.asking import Way, listed, way_of
+from netkin import files
+from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import evaluated_all
-from netkin.applications.stitching.fitting import Fit, fitted, refuse_unsteady
-from netkin.applications.stitching.joining import Cutting, both_lent, stitched_network
-from netkin.applications.stitching.map_training import Place, trained
-from netkin.applications.stitching.matching import find
-from netkin.applications.stitching.stitches import Stitch, warn_of_doubt
-from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.transformations import refuse_unfit_rank
+from netkin.applications.stitching.evaluating import evaluated_all, warn_of_doubt
+from netkin.applications.stitching.fitting import both_lent, fitted, trained_stitch
+from netkin.applications.stitching.joints import FEW, joints
+from netkin.applications.stitching.network import Stitch
+from netkin.applications.stitching.stitch_scores import USUAL, known_scores
+from netkin.applications.stitching.sweep import Asked, Sweep
+from netkin.applications.stitching.task_loss import How, Way, asked_ways, listed, way_of
+from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.errors import ValueFault
-from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import ProgressOption, showing
+from netkin.errors import FileFault, UnknownName, ValueFault, did_you_mean
+from netkin.identity import described_call, weights_digest
+from netkin.jobs import Job
+from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.guests import random_states_kept
-from netkin.representations.inputs import device_of
+from netkin.representations.inputs import device_of, watched
 from netkin.representations.layers import unwrapped
+from netkin.results import Comparison, Comparisons
 from netkin.sources.names import by_name
 
 
@@ -36,7 +46,7 @@ def stitch(
     b: nn.Module,
     layer_b: str,
     data: Any,
-    how: str | TaskLoss = "least_squares",
+    how: How = "least_squares",
     test: Any = None,
     *,
     examples: int | None = None,
@@ -50,28 +60,22 @@ def stitch(
 ) -> Stitch:
     """Return a network that runs `a` up to `layer_a`, maps its activations, and goes on with `b` after `layer_b`.
 
-    `how` is a direct method, read from the moments of both layers over `data`: `least_squares`, `ridge(alpha=1.0)`,
-    `procrustes`, `reduced_rank(k=8)`, `lasso(alpha=0.01)`, `permutation`, `identity` or `random`; or `task_loss`, which
-    trains the map, with the options of `TaskLoss` by keyword or as one, and is judged meanwhile on `validation`, or
-    else on part of `data`. With `test` the stitch is judged at once.
-
-    Maps of another size are resized: by `average` where they shrink, else `bilinear`, unless `resize` names another
-    way.
-
     Args:
         a: the first model.
         layer_a: its layer.
         b: the second model.
         layer_b: its layer.
-        data: the examples the map is found on.
-        how: the method, as text or as a `TaskLoss`.
-        test: the examples it is judged on.
+        data: the examples from which the map is found.
+        how: a direct method: `least_squares`, `ridge(alpha=1.0)`, `procrustes`, `reduced_rank(k=8)`,
+            `lasso(alpha=0.01)`, `permutation`, `identity` or `random`; or `task_loss`, which trains the map, also as a
+            `TaskLoss`.
+        test: the examples on which the stitch is evaluated at once.
         examples: how many examples of `data` are read.
-        resize: how maps get another size.
+        resize: how maps get another size; by default `average` where they shrink, else `bilinear`.
         device: where the models run meanwhile.
-        seed: of random maps and of training.
-        names: what the result calls the two.
-        validation: what a training is judged on meanwhile.
+        seed: seed for random maps and for training.
+        names: what the result calls the two models.
+        validation: the examples on which a training is evaluated meanwhile; by default part of `data`.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         training: options of `TaskLoss`.
 
@@ -87,17 +91,20 @@ def stitch(
         "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=name_of(data), how=way.id,
         examples=examples, resize=resize, seed=seed,
     )  # fmt: skip
-    order = _Order(examples, resize, seed, names, call)
-    if way.training is not None:
-        _refuse_iterator(data)
+    if way.training is not None and isinstance(data, Iterator):
+        raise ValueFault(
+            "`data` is an iterator, which gives its batches once, and a training reads them several times; pass a "
+            "loader or a list."
+        )
     with showing(progress), both_lent(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
-        found = _fit_all(a, b, [pair], data, {way.id: way}, order)[pair, way.id]
+        found = _made(a, b, [pair], data, {way.id: way}, names, call, examples=examples, resize=resize, seed=seed)
+        one = found[pair, way.id]
         if way.training is not None:
-            found = trained_stitch(found, data, way.training, validation=validation, examples=examples)
+            one = trained_stitch(one, data, way.training, validation=validation, examples=examples)
         if test is not None:
-            found = replace(found, evaluation=found.evaluate(test))
-    found.transformation.to(device_of(b))
-    return found
+            one = replace(one, evaluation=one.evaluate(test))
+    one.transformation.to(device_of(b))
+    return one
 
 
 def fit_all(
@@ -114,9 +121,20 @@ def fit_all(
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
 ) -> dict[tuple[Pair, str], Stitch]:
-    """Return the stitches of many pairs of layers by direct methods, all from one pass over `data`.
+    """Return the stitches of many pairs of layers by direct methods, by ``(layer_a, layer_b), how``, from one pass.
 
-    They are found by ``(layer_a, layer_b), how``. With `test` all are judged, in one more pass.
+    Args:
+        a: the first model.
+        b: the second model.
+        pairs: a layer of the first and one of the second, for each stitch.
+        data: the examples from which the maps are found.
+        hows: direct methods as in `stitch`.
+        test: the examples on which all stitches are evaluated, in one more pass.
+        examples: how many examples of `data` are read.
+        resize: how maps get another size.
+        device: where the models run meanwhile.
+        seed: seed for random maps.
+        names: what the results call the two models.
     """
     ways = {str(how): way_of(how, seed) for how in listed(hows)}
     given: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
@@ -124,7 +142,7 @@ def fit_all(
     for how in ways:
         find(how)  # refuses a training
     with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
-        made = _fit_all(a, b, pairs, data, ways, _Order(examples, resize, seed, names, call))
+        made = _made(a, b, pairs, data, ways, names, call, examples=examples, resize=resize, seed=seed)
         if test is not None:
             judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
@@ -134,82 +152,244 @@ def fit_all(
     return made
 
 
-def started(
+def _made(
     a: nn.Module,
     b: nn.Module,
-    fit: Fit,
-    pair: Pair,
-    way: Way,
-    *,
-    cuts: bool,
+    pairs: Sequence[Pair],
+    data: Any,
+    ways: Mapping[str, Way],
     names: tuple[str, str],
+    call: str,
+    *,
+    examples: int | None,
+    resize: str | None,
     seed: int,
-    origin: Mapping[str, str],
-) -> Stitch:
-    """Return the stitch of a pair of layers by a method, before any training; `origin` is the models' and the call."""
-    rank = None if way.training is None else way.training.rank
-    refuse_unfit_rank(rank, fit.meetings[pair])  # by its own name: the start would call it `k`
-    network = stitched_network(a, b, pair, fit.map(pair, way.start), fit.meetings[pair], rank=rank, cuts=cuts)
-    asked = {"layers": pair, "how": way.identity, "start": way.start, "seed": seed}
-    settings = settings_digest(asked | {"resize": fit.meetings[pair].resize})
-    provenance = {**origin, "data digest": str(fit.digest), "settings digest": settings}
-    examples = 0 if way.is_blind else fit.examples
-    return Stitch(network, way.id, examples, names=names, seed=seed, provenance=provenance)
-
-
-def origin_of(a: nn.Module, b: nn.Module, call: str) -> dict[str, str]:
-    """Return what all stitches of two models in one call have in common."""
-    return {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
-
-
-def trained_stitch(
-    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
-) -> Stitch:
-    """Return a stitch after its transformation was trained, in place, with the record of that."""
-    done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
-    ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
-    origin = {**found.provenance, "data digest": done.data}
-    return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
-
-
-def _refuse_iterator(data: Any) -> None:
-    if isinstance(data, Iterator):
-        raise ValueFault(
-            "`data` is an iterator, which gives its batches once, and a training reads them several times; pass a "
-            "loader or a list."
-        )
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What all stitches of one pass have in common."""
-
-    examples: int | None
-    resize: str | None
-    seed: int
-    names: tuple[str, str]
-    call: str
-
-    def __post_init__(self) -> None:
-        if isinstance(self.names, str) or len(self.names) != 2:
-            raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {self.names!r}.")
-
-
-def _fit_all(
-    a: nn.Module, b: nn.Module, pairs: Sequence[Pair], data: Any, ways: Mapping[str, Way], order: _Order
 ) -> dict[tuple[Pair, str], Stitch]:
-    examples = 4 if all(way.is_blind for way in ways.values()) else order.examples
-    cuts: dict[str, bool] = {}
+    """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
+    if isinstance(names, str) or len(names) != 2:
+        raise ValueFault(f"`names` must be two, one for each model, such as ('old', 'new'); got {names!r}.")
+    if not pairs:
+        raise ValueFault("no pairs of layers to stitch were given.")
+    batches = watched(data, FEW if all(way.is_blind for way in ways.values()) else examples, "fitting")
+    first = next(batches)
+    found = joints(a, b, first, pairs=pairs, resize=resize, names=names)
+    found.refuse()
+    fit = fitted(a, b, chain([first], batches), found, names)
+    origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
+    return {(pair, how): fit.stitch(pair, way, seed, origin) for pair in found.meetings for how, way in ways.items()}
 
-    def look(few: Any) -> None:
-        refuse_unsteady(b, few, order.names[1])
-        cutting = Cutting(b, few, order.names[1])
-        cuts.update({layer: cutting.is_true(layer) for layer in {y: None for _, y in pairs}})
 
-    fit = fitted(a, b, pairs, data, examples=examples, resize=order.resize, names=order.names, look=look)
-    common: dict[str, Any] = {"names": order.names, "seed": order.seed, "origin": origin_of(a, b, order.call)}
-    return {
-        (pair, how): started(a, b, fit, pair, way, cuts=cuts[pair[1]], **common)
-        for pair in fit.meetings
-        for how, way in ways.items()
+@by_name(models="a b", data="data test")
+def stitch_all(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    pairs: Any = "corresponding",
+    layers: Any = None,
+    measures: Any = ("cka",),
+    scores: str | Sequence[str] = USUAL,
+    shape: Any = None,
+    resize: str | None = None,
+    examples: int | None = None,
+    test_examples: int | None = None,
+    validation: Any = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    partial: bool = False,
+    each: Callable[[Stitch], None] | None = None,
+    names: tuple[str, str] = ("a", "b"),
+    progress: ProgressOption = None,
+) -> Comparison:
+    """Return what stitches of layers of `a` into layers of `b` are worth, beside how similar these layers are.
+
+    Tables such as ``relative_accuracy(how=least_squares)`` stand beside those of `measures` in one comparison, and its
+    warnings name the layers where the two disagree. Pairs that can't be joined are holes with their reason.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples from which the maps are found.
+        test: the examples on which they are evaluated; by default `data`.
+        hows: one method or several, as in `nk.stitch`; options of a training as ``"task_loss(epochs=3)"``.
+        pairs: "corresponding", "all" (every layer into every layer) or a list of (layer, layer).
+        layers: which layers (see `nk.layers`), for both models or by "a" and "b".
+        measures: similarities of the same layers, tabulated too.
+        scores: which numbers of an evaluation.
+        shape: what one example is for the similarities; by default a place, as for stitches.
+        resize: how maps get another size.
+        examples: how many examples of `data` are read.
+        test_examples: how many of `test`.
+        validation: the examples on which a training is evaluated meanwhile.
+        device: where the models run meanwhile.
+        seed: seed for random maps and for training.
+        save: the file that grows with the result. The same call continues there, also after the process was killed, and
+            with more methods or layers; what is finished lies in a folder beside it (see `netkin.jobs`).
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        each: a function that is called with every `Stitch`.
+        names: what the result calls the two models.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
+        >>> batches = [(inputs, model(inputs).argmax(1))]
+        >>> found = stitch_all(model, model, batches, batches, ["least_squares", "random"])
+        >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
+        1.0
+    """
+    asked = _asked(
+        data, test, hows, scores=scores, seed=seed, measures=measures, layers=layers, pairs=pairs, shape=shape,
+        resize=resize, examples=examples, test_examples=test_examples, validation=validation, device=device, each=each,
+    )  # fmt: skip
+    with showing(progress):
+        call = _called("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
+        (found,) = _swept(
+            {(names[0], names[1]): (a, b)}, asked, _Results(save, overwrite, several=False), partial, call
+        )
+    return found
+
+
+@by_name(models="models", data="data test")
+def stitch_many(
+    models: Mapping[str, nn.Module] | Sequence[nn.Module],
+    data: Any,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    partial: bool = False,
+    progress: ProgressOption = None,
+    **options: Any,
+) -> Comparisons:
+    """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
+
+    Args:
+        models: a mapping from names to models, or a list, whose names are then 0, 1, 2, ...
+        data: the examples from which the maps are found.
+        test: the examples on which they are evaluated.
+        hows: one method or several.
+        save: the file that grows with the result, and in which the same call continues.
+        overwrite: whether to begin anew where the file holds something else.
+        partial: whether Ctrl-C returns what is finished.
+        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        options: those of `stitch_all`: `pairs`, `layers`, `measures`, `scores`, `shape`, `resize`, `examples`,
+            `test_examples`, `validation`, `device`, `seed` and `each`.
+    """
+    given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    if len(given) < 2:
+        raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
+    asked = _asked(data, test, hows, **options)
+    pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
+    call = _called("nk.stitch_many", asked, models=list(given))
+    with showing(progress):
+        return Comparisons(_swept(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
+
+
+def _asked(
+    data: Any,
+    test: Any,
+    hows: How | Sequence[How],
+    *,
+    scores: str | Sequence[str] = USUAL,
+    seed: int = 0,
+    **options: Any,
+) -> Asked:
+    known = [field.name for field in fields(Asked)]
+    for name in options:
+        if name not in known:
+            raise UnknownName(f"a sweep has no option {name!r}{did_you_mean(name, known) or '; see `nk.stitch_all`.'}")
+    ways, wanted = asked_ways(hows, seed), known_scores(scores)
+    return Asked(ways=ways, scores=wanted, data=data, test=test, seed=seed, **options)
+
+
+def _called(name: str, asked: Asked, **models: Any) -> str:
+    """Return the command or the call that asks for a sweep."""
+    options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
+    counts = {"examples": asked.examples, "test_examples": asked.test_examples}
+    test, hows = None if asked.test is None else name_of(asked.test), [way.id for way in asked.ways]
+    return described_call(name, **models, data=name_of(asked.data), test=test, hows=hows, **options, **counts)
+
+
+class _Results:
+    """The file in which sweeps grow, beside their job; without a path, none. That of `several` pairs holds all of them.
+
+    Numbers in it that are not asked for would be lost, and are a reason to refuse.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
+        self.path, self.overwrite, self.several = path, overwrite, several
+        files.refuse_output(path, "comparisons" if several else "comparison", overwrite=overwrite)
+        self.found: dict[Pair, Comparison] = {}
+
+    def load(self, sweeps: Sequence[Sweep]) -> None:
+        """Take over what the file holds, if there is one and all of it is asked for again."""
+        if self.path is None or self.overwrite or not Path(self.path).exists():
+            return
+        held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
+        asked = {sweep.names: sweep for sweep in sweeps}
+        for (a, b), one in held.items():
+            lost = asked[a, b].ledger().lost(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
+            if lost:
+                raise FileFault(
+                    f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
+                    "or give another file or delete it."
+                )
+        self.found = dict(held)
+
+    def store(self, names: Pair, found: Comparison) -> None:
+        """Take what is known of a pair of models by now."""
+        self.found[names] = found
+        if self.path is not None:
+            (Comparisons(self.found) if self.several else found).save(self.path)
+
+
+def _swept(
+    models: Mapping[Pair, tuple[nn.Module, nn.Module]],
+    asked: Asked,
+    results: _Results,
+    partial: bool,
+    call: str,
+) -> list[Comparison]:
+    """Return the sweeps of pairs of models, one after the other, as one job."""
+    every = {id(model): model for pair in models.values() for model in pair}
+    weights = {key: weights_digest(model) for key, model in every.items()}
+    interruption, done = Interruption(partial), list[Comparison]()
+    with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
+        identity = {} if results.path is None else _identity(models, weights, asked, results.several)
+        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite)
+        sweeps = []
+        for names, (a, b) in models.items():
+            own = {"weights a": weights[id(a)], "weights b": weights[id(b)]}
+            sweeps.append(Sweep(a, b, names, asked, job, results.store, own))
+        results.load(sweeps)
+        with job, interruption.ending("touring", lambda: bool(done)):
+            job.expect(name for sweep in sweeps for name in sweep.parts)
+            for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
+                done.append(sweep.run(interruption))
+                if interruption.ended:
+                    break
+    return done
+
+
+def _identity(
+    models: Mapping[Pair, tuple[nn.Module, nn.Module]], weights: Mapping[int, str], asked: Asked, several: bool
+) -> dict[str, Any]:
+    """Return what all stitches depend on; more models may join a sweep of `several`."""
+    named = {
+        name: weights[id(model)] for names, pair in models.items() for name, model in zip(names, pair, strict=True)
     }
+    (first, second), *_ = models.values()
+    two = {
+        "names": " into ".join(next(iter(models))),
+        "weights a": weights[id(first)],
+        "weights b": weights[id(second)],
+    }
+    digests = {key: text for key, text in asked.digests.items() if key != "batches"}
+    return digests | asked.settings | ({"weights": named} if several else two)

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.evaluating import Answers
-from netkin.applications.stitching.joining import Stitched, stitched_network
-from netkin.applications.stitching.matching import LinearMap
-from netkin.applications.stitching.stitches import Stitch
+from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor
 from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing

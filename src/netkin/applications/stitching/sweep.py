@@ -7,48 +7,117 @@ fitting pass gave.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import nn
 
-from netkin.applications.stitching.asking import FITTED, JUDGED, Asked, Way
+from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation, judged_all
-from netkin.applications.stitching.fitting import Fit, fitted
-from netkin.applications.stitching.joining import both_lent
-from netkin.applications.stitching.joints import Pair, joints
-from netkin.applications.stitching.stitch import started, trained_stitch
-from netkin.applications.stitching.stitches import Stitch
-from netkin.applications.stitching.worth import Ledger, among, contrasts
+from netkin.applications.stitching.fitting import Fit, both_lent, fitted, noted_warnings, trained_stitch
+from netkin.applications.stitching.joints import joints
+from netkin.applications.stitching.network import Stitch
+from netkin.applications.stitching.stitch_scores import Ledger, among, contrasts
+from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
 from netkin.comparing.study import found_measures
-from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault
-from netkin.identity import settings_digest
+from netkin.errors import (
+    ForwardError,
+    NetkinError,
+    NoValue,
+    ShapeError,
+    ValueFault,
+)
+from netkin.identity import UnorderedDigest, settings_digest
 from netkin.jobs import Job, Part
 from netkin.memory import free_memory
 from netkin.progress import reported
 from netkin.representations import batches_of
-from netkin.representations.inputs import device_of
+from netkin.representations.inputs import batch_length, device_of, watched
 from netkin.results import Comparison
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import checked
 
+FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
 FLATTERED = (
     "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
     "(--test on the command line)."
 )
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
-
 Work = tuple[Pair, Way]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a sweep."""
+
+    ways: tuple[Way, ...]
+    scores: tuple[str, ...]
+    data: Any
+    test: Any = None
+    measures: Any = ("cka",)
+    layers: Any = None
+    pairs: Any = "corresponding"
+    shape: Any = None
+    resize: str | None = None
+    examples: int | None = None
+    test_examples: int | None = None
+    validation: Any = None
+    device: torch.device | str | None = None
+    seed: int = 0
+    each: Callable[[Stitch], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("data", "test", "validation"):
+            if isinstance(getattr(self, name), Iterator):
+                raise ValueFault(
+                    f"`{name}` is an iterator, which gives its batches once, and a sweep reads them several times; "
+                    "pass a loader or a list."
+                )
+        if self.data is None:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        for name in ("examples", "test_examples"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueFault(f"`{name}` must be at least 1; got {count}.")
+
+    @property
+    def judging(self) -> tuple[Any, int | None]:
+        """The data on which stitches are judged, and how many examples of them, at most; else those of the fitting."""
+        if self.test is None:
+            return self.data, self.examples if self.test_examples is None else self.test_examples
+        return self.test, self.test_examples
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of the data, which are read for them, and in how many batches those to fit on come."""
+        fitted, batches = digest_of(self.data, self.examples)
+        same = self.judging[0] is self.data and self.judging[1] == self.examples
+        judged = fitted if same else digest_of(*self.judging)[0]
+        validated = "none" if self.validation is None else digest_of(self.validation)[0]
+        return {FITTED: fitted, JUDGED: judged, VALIDATED: validated, "batches": str(batches)}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the worth of a stitch depends on beside models, data, layers and method."""
+        return {"resize": str(self.resize), "seed": str(self.seed)}
+
+
+def digest_of(data: Any, examples: int | None = None) -> tuple[str, int]:
+    """Return a text that changes with any example, input or label, but not with their order; and how many batches."""
+    found, batches = UnorderedDigest(), 0
+    for batch in watched(data, examples, "looking at the data"):
+        found.update(batch, batch_length(batch))
+        batches += 1
+    return str(found), batches
 
 
 @dataclass(frozen=True)
@@ -95,7 +164,7 @@ class Sweep:
         first = next(batches_of(asked.data, asked.examples))
         with both_lent(a, b, asked.device):
             self.joints = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
-        self.work: list[Work] = [(pair, way) for pair in self.joints.joinable for way in asked.ways]
+        self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
         self.outcomes: dict[Work, _Outcome] = {}
         self.made: list[Stitch] = []
 
@@ -126,7 +195,7 @@ class Sweep:
         made = Ledger(self.joints.layers, self.joints.wanted, [way.id for way in self.asked.ways], self.asked.scores)
         for pair, reason in self.joints.refused.items():
             for way in self.asked.ways:
-                made.refuse(pair, way.id, reason)
+                made.refuse(pair, way.id, str(reason))
         for (pair, way), outcome in self._in_order:
             if outcome.evaluation is None:
                 made.refuse(pair, way.id, outcome.reason)
@@ -159,8 +228,10 @@ class Sweep:
         if not work:
             return
         self._stored()
-        asked, pairs = self.asked, self.joints.joinable  # all of them, so that the sums are the same bit for bit
-        fit = fitted(self.a, self.b, pairs, asked.data, examples=asked.examples, resize=asked.resize, names=self.names)
+        batches = watched(self.asked.data, self.asked.examples, "fitting")
+        fit = fitted(
+            self.a, self.b, batches, self.joints, self.names
+        )  # of all pairs: the sums are the same bit for bit
         begun = {key: self._started(fit, *key) for key in work}
         made = {key: found for key, found in begun.items() if found is not None}
         self._judged([(key, *found) for key, found in made.items() if key[1].training is None])
@@ -171,20 +242,15 @@ class Sweep:
 
     def _started(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
-        cuts, few = self.joints.cuts[pair[1]], list[str]()
-        common: dict[str, Any] = {"names": self.names, "seed": self.asked.seed, "origin": self._origin}
+        few = list[str]()
+        origin = {"call": self.job.state.call, **self.weights}
         try:
-            with _carried(few):
-                one = started(self.a, self.b, fit, pair, way, cuts=cuts, **common)
+            with noted_warnings(few):
+                one = fit.stitch(pair, way, self.asked.seed, origin)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
-        known = _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
-        return one, known
-
-    @property
-    def _origin(self) -> dict[str, str]:
-        return {"call": self.job.state.call, **self.weights}
+        return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
 
     def _judged(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
@@ -300,19 +366,6 @@ class Sweep:
         fitting = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
         judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
         return {key: text for key, text in ((FITTED, fitting), (JUDGED, judged)) if text}
-
-
-@contextmanager
-def _carried(said: list[str]) -> Iterator[None]:
-    """Note what warns of numbers easily misread inside the `with`: the comparison tells it. Other warnings go on."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always", InflatedWarning)
-        yield
-    for one in heard:
-        if issubclass(one.category, InflatedWarning):
-            said.append(str(one.message))
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _counted(said: Sequence[str]) -> list[str]:

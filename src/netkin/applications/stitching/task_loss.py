@@ -1,18 +1,25 @@
-"""`TaskLoss`: how a stitch is trained on what the stitched network can do, all options in one record.
+"""The task loss: how a stitch is trained on what the stitched network can do, in one record, and the losses.
 
 Written as measures are, ``"task_loss(init=procrustes, rank=8)"``, it means the same in Python and on the command line.
+A `Way` is a method, direct or trained, as it was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from netkin.applications.stitching.losses import ROWS, Loss, loss_named
-from netkin.applications.stitching.matching import find, seeded
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Adam
+
+from netkin.applications.stitching.direct import find, identity, random, seeded
+from netkin.applications.stitching.ends import End, fitting_mask
+from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
+from netkin.identity import function_digest
 from netkin.results.labels import taken_apart
 
 NAME = "task_loss"
@@ -27,6 +34,8 @@ _ALSO_CALLED = {
     "num_epochs": "epochs",
 }
 _NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a training goes on
+ROWS = ("places", "examples")  # what a row is, of which the CKA is taken
+Loss = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
 
 
 @dataclass(frozen=True)
@@ -184,3 +193,164 @@ def _as_setting(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value
+
+
+def soft(answers: Tensor, own: Tensor, labels: Any = None) -> Tensor:
+    """Return the cross-entropy to the second model's soft answers, which the stitched network then imitates."""
+    return functional.cross_entropy(scores(answers), scores(own).softmax(1))
+
+
+def true(answers: Tensor, own: Any, labels: Tensor) -> Tensor:
+    """Return the cross-entropy to the true labels."""
+    return functional.cross_entropy(scores(answers), labels.flatten().long())
+
+
+LOSSES: dict[str, Loss] = {"soft": soft, "true": true}
+
+
+def loss_named(labels: str | Loss) -> Loss:
+    """Return the loss that `labels` asks for."""
+    if callable(labels):
+        return labels
+    if labels not in LOSSES:
+        raise UnknownName(f"`labels` is 'soft', 'true' or a function (answers, own_answers, labels); got {labels!r}.")
+    return LOSSES[labels]
+
+
+def scores(answers: Tensor) -> Tensor:
+    """Return a classifier's answers as a matrix, one row an example or a place of a sequence."""
+    rows = answers.flatten(0, 1) if answers.ndim == 3 else answers
+    if rows.ndim != 2 or rows.shape[1] < 2:
+        raise ShapeError(
+            f"the second model's output has shape {tuple(answers.shape)} and is no row of scores for each example; "
+            "pass a function (answers, own_answers, labels) as `labels`."
+        )
+    return rows
+
+
+def counted(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
+    """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
+    if answers.ndim != 3:
+        return answers, own, labels
+    of_places = isinstance(labels, Tensor) and labels.shape == answers.shape[:2] and not labels.is_floating_point()
+    counts = mask if mask is not None and mask.shape == answers.shape[:2] else None
+    if of_places:
+        counts = labels >= 0 if counts is None else counts & (labels >= 0)  # -100 marks what does not count
+    if counts is None:
+        return answers, own, labels
+    return answers[counts], None if own is None else own[counts], labels[counts] if of_places else labels
+
+
+def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
+    """Refuse labels that are missing or no class numbers; `answers` are some scores, which tell the classes."""
+    assert answers is not None
+    classes = scores(answers).shape[1]
+    if not isinstance(labels, Tensor):
+        raise ValueFault("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
+    if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
+        wanted = "one for each example" if answers.ndim == 2 else "one for each place of a sequence"
+        raise ShapeError(
+            f"labels='true' needs class numbers, {wanted}; got labels of shape {tuple(labels.shape)} and "
+            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`."
+        )
+    below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
+    outside = labels[below | (labels >= classes)]
+    if len(outside):
+        raise ValueFault(
+            f"labels='true' needs labels from 0 to {classes - 1}, as the second model has {classes} classes; "
+            f"{len(outside):,} of {labels.numel():,} lie outside, such as {int(outside[0])}. Leave out those examples, "
+            "or go by the second model's answers: labels='soft'."
+        )
+
+
+def cka_rows(output: Tensor, mask: Tensor | None, end: End, of: str) -> Tensor:
+    """Return what the CKA penalty compares: a row a place, or a row an example, where padding counts as zero."""
+    if of == "places":
+        return end.rows(output, mask)
+    valid = None if end.kind == "maps" else fitting_mask(mask, output)
+    return (output if valid is None else output.masked_fill(~valid.unsqueeze(-1), 0)).flatten(1)
+
+
+@torch.no_grad()
+def shrink(optimizer: Adam, weight: Tensor, l1: float) -> None:
+    """Take the proximal step of ``l1 Σ|w|`` that belongs to Adam's last step, so that entries become exactly zero.
+
+    Adam divides the gradient of every entry by ``√v + ε``; in that metric the step shrinks the entry by
+    ``rate · l1 / (√v + ε)`` (ProxGen; Yun, Lozano and Yang, NeurIPS 2021). It rests where the gradient of the task
+    loss is l1 against the sign of the entry, or at most l1 where the entry is zero: at a minimum of the penalised loss.
+    A plain subgradient would leave such entries to tremble about zero by the learning rate.
+    """
+    state, group = optimizer.state[weight], optimizer.param_groups[0]
+    seen = 1 - group["betas"][1] ** float(state["step"])  # the step is counted on the CPU
+    metric = (state["exp_avg_sq"] / seen).sqrt() + group["eps"]
+    weight.copy_(weight.sign() * (weight.abs() - group["lr"] * l1 / metric).clamp(min=0))
+
+
+@torch.no_grad()
+def cut(weight: Tensor, threshold: float) -> None:
+    """Set all entries below the threshold to zero."""
+    weight.masked_fill_(weight.abs() < threshold, 0)
+
+
+How = str | TaskLoss
+
+
+@dataclass(frozen=True)
+class Way:
+    """One method of a sweep: its id, the direct method that gives its map, and how that is trained, if it is."""
+
+    id: str
+    start: str
+    training: TaskLoss | None = None
+
+    @property
+    def identity(self) -> str:
+        """The id, with the digest of a loss that is a function."""
+        labels = "soft" if self.training is None else self.training.labels
+        return f"{self.id}, loss {function_digest(labels)}" if callable(labels) else self.id
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether its map, before any training, is the same for any data."""
+        return find(self.start)[0] in (identity, random)
+
+
+def listed(hows: How | Sequence[How]) -> list[How]:
+    """Return methods as a list; none at all is refused."""
+    found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
+    if not found:
+        raise ValueFault("`hows` is empty; name at least one method, e.g. 'least_squares'.")
+    return found
+
+
+def asked_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
+    """Return the methods of a sweep, each once; one that does not exist is refused."""
+    ways = {way.id: way for way in (way_of(how, seed) for how in listed(hows))}
+    if any(way.training is not None and way.training.resume is not None for way in ways.values()):
+        raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
+    return tuple(ways.values())
+
+
+def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
+    """Return a method as it was asked for, with `options` of a training.
+
+    `seed` is that of what is random, unless the method names one of its own.
+    """
+    if isinstance(how, TaskLoss) or is_task_loss(how):
+        settings = _settings(how, seed, options or {})
+        return Way(str(settings), settings.start, settings)
+    find(how, others=[NAME])
+    for option in options or {}:
+        raise UnknownName(f"{how!r} has no option {option!r}; such options belong to 'task_loss'.")
+    name, given = taken_apart(how) or (how, {})
+    spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
+    return Way(spelled, seeded(spelled, seed))
+
+
+def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:
+    if isinstance(how, TaskLoss):
+        for option in options:
+            raise ValueFault(f"`{option}` is given beside a `TaskLoss`; put it there.")
+        return how
+    given: Mapping[str, Any] = (taken_apart(how) or ("", {}))[1]
+    return TaskLoss.read(how, {**({} if "seed" in given else {"seed": seed}), **options})

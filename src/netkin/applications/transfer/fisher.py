@@ -26,7 +26,7 @@ from netkin.representations.inputs import Forward, Transform, batch_length, batc
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.nesting import mapped
 from netkin.sources.names import by_name
-from netkin.statistics.collector import hashes
+from netkin.statistics.numbered_rows import hashes
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 

@@ -1,0 +1,395 @@
+"""The stitched network: the head of one model, a transformation, and the tail of another, as one ordinary module.
+
+A `Stitch` is that network and how it came to be; its file holds the transformation without the models.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from netkin import __version__, files
+from netkin.applications.stitching.direct import LinearMap
+from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
+from netkin.applications.stitching.evaluating import Evaluation, evaluated, warn_of_doubt
+from netkin.arrays import HALF
+from netkin.errors import FileFault, NoValue
+from netkin.identity import weights_digest
+from netkin.representations.cutting import Tail, run_until, tail
+from netkin.representations.guests import evaluating
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import FLOATING, Forward, device_of, dtype_of
+from netkin.representations.layers import modules, split_call, unwrapped
+from netkin.results.records import checked, now
+
+KIND = "stitch"
+FIELDS = ("method", "examples", "names", "seed", "history", "training", "version", "created", "provenance")
+
+
+class Stitched(nn.Module):
+    """The head of `a` up to `layer_a`, the transformation, and what `b` does after `layer_b`.
+
+    Both models run in evaluation mode, whatever their own mode is and `train()` says: a stitch must not move their
+    statistics. Afterwards they have their own mode again.
+    """
+
+    def __init__(
+        self, a: nn.Module, layer_a: str, b: nn.Module, layer_b: str, transformation: Transformation, cuts: bool = True
+    ):
+        super().__init__()
+        self.a, self.b, self.transformation = a, b, transformation
+        self.layer_a, self.layer_b, self.cuts = layer_a, layer_b, cuts
+        self._tail: list[Tail] = []  # in a list, so that it is no child of this module
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Return the output of the second model for what the first makes of the inputs.
+
+        Both models get them as they are given here. A single one may also be a batch, which is fed as `nk.stitch` does:
+        of a tuple the first element, a mapping as keywords without its labels.
+        """
+        if len(inputs) == 1 and not keywords:
+            return self.finish(self.transformation(self.begin(inputs[0])), inputs[0])
+        batch = (inputs, keywords)
+        return self.finish(self.transformation(self.begin(batch, _called)), batch, _called)
+
+    def begin(self, batch: Any, forward: Forward | None = None) -> Tensor:
+        """Return what the first model gives at its layer; nothing after it is computed."""
+        with evaluating(self.a):
+            given = run_until(self.a, self.layer_a, batch, forward)
+        return main_tensor(given, self.layer_a).to(self.transformation.shift)
+
+    def finish(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
+        """Return what the second model makes of `output` at its layer."""
+        given = dtype_of(self.b)
+        if given in HALF:  # the transformation is more precise, so that training can take small steps
+            output = output.to(given)
+        with evaluating(self.b), _differentiable(self.b):
+            return self.tail(output, batch, forward)
+
+    @property
+    def tail(self) -> Tail:
+        """What the second model does after its layer."""
+        self.cut()
+        return self._tail[0]
+
+    def cut(self) -> None:
+        """Cut the second model now, unless that was done: once it has hooks it can't be."""
+        if self._tail:
+            return
+        with evaluating(self.b):  # what depends on the mode is fixed when the model is traced
+            found = tail(self.b, self.layer_b)
+        uncut = found.graph is not None and not self.cuts
+        self._tail.append(Tail(self.layer_b, self.b, None, "its cut gave other numbers") if uncut else found)
+
+    @property
+    def how(self) -> str:
+        """How both models were cut and what is wasted, in words."""
+        met = self.transformation.meeting.words
+        head = f"first model stopped after {self.layer_a!r}, nothing after it is computed"
+        return "; ".join(filter(None, [head, met, f"second model {self.tail.how}"]))
+
+    def train(self, mode: bool = True) -> Stitched:
+        """Set the mode of the transformation alone."""
+        self.training = mode
+        self.transformation.train(mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tail": []}  # made again from the models when needed
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Stitched:
+        self._tail.clear()  # it may hold tensors that `fn` replaces
+        super()._apply(fn, recurse)
+        return self
+
+
+def stitched_network(
+    a: nn.Module,
+    b: nn.Module,
+    pair: Pair,
+    linear: LinearMap,
+    meeting: Meeting,
+    rank: int | None = None,
+    cuts: bool = True,
+) -> Stitched:
+    """Return layers of two models joined by a map, which is where `b` is, in the precision of `b`, or float32 at least.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        pair: the layer of each.
+        linear: the map of channels.
+        meeting: how the activations of the first take the form of the second.
+        rank: that of a bottleneck; None for a full map.
+        cuts: whether `b` can be cut at its layer (see `joints`).
+    """
+    given = dtype_of(b)
+    transformation = Transformation(linear, meeting, rank=rank)
+    transformation.to(device_of(b), torch.float32 if given in HALF else given)
+    transformation.set(linear)  # again, where it may be float64 by now
+    return Stitched(a, pair[0], b, pair[1], transformation, cuts=cuts)
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    inputs, keywords = batch
+    return model(*inputs, **keywords)
+
+
+def _differentiable(model: nn.Module) -> AbstractContextManager[Any]:
+    """Let gradients go back through recurrent layers: in evaluation mode cuDNN's can't, torch's own can."""
+    recurrent = torch.is_grad_enabled() and any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+
+
+@dataclass(frozen=True, repr=False)
+class Stitch:
+    """A stitch of two models: the transformation, the network it makes, and how it came to be.
+
+    `method` is how the transformation was found, from so many `examples`. `network` is an ordinary module that holds
+    both models themselves, not copies. Of a training on the task loss `history` has a record every so many steps, and
+    `training` says how it ended. `provenance` has the digests of weights, data and settings, and the call.
+    """
+
+    network: Stitched
+    method: str
+    examples: int
+    names: tuple[str, str] = ("a", "b")
+    seed: int = 0
+    evaluation: Evaluation | None = None
+    history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    training: Mapping[str, Any] | None = field(default=None, repr=False)
+    version: str = __version__
+    created: str = field(default_factory=now)
+    provenance: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def transformation(self) -> Transformation:
+        """The map from the first model's layer to the second's, an ordinary module."""
+        return self.network.transformation
+
+    @property
+    def layers(self) -> tuple[str, str]:
+        """The layer of the first model and that of the second."""
+        return self.network.layer_a, self.network.layer_b
+
+    @property
+    def resize(self) -> str | None:
+        """How maps were brought to the other size; None where that was not needed."""
+        return self.transformation.meeting.resize
+
+    @property
+    def how(self) -> str:
+        """How the models were cut, and what is wasted, in words."""
+        return self.network.how
+
+    @property
+    def map(self) -> LinearMap:
+        """The map of channels: `weight` p × q, `bias` of length q."""
+        return self.transformation.as_map()
+
+    @property
+    def relative_accuracy(self) -> float:
+        """The accuracy of the stitched network on the `test` data, as a share of the second model's."""
+        judged = self.evaluation
+        if judged is None or judged.accuracy is None:
+            raise NoValue("there is no relative accuracy without labelled test data; pass `test=` or call `evaluate`.")
+        if judged.relative_accuracy is None:
+            raise NoValue(
+                f"there is no relative accuracy, as the second model itself gets none of {judged.examples:,} test "
+                "examples right; are these its labels?"
+            )
+        return judged.relative_accuracy
+
+    def evaluate(self, data: Any, *, examples: int | None = None) -> Evaluation:
+        """Return what the stitched network can do on `data`: batches ``(inputs, labels)``, or inputs alone."""
+        judged = evaluated(self.network, data, examples, name=self.names[0])
+        warn_of_doubt(judged)
+        return judged
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the transformation and how it came to be to one file; the models are not in it.
+
+        A file that holds no stitch is written over only with `overwrite`.
+        """
+        network, transformation = self.network, self.transformation
+        models = [Description.of(model) for model in (network.a, network.b)]
+        weights = {f"weights {side}": model.digests[model.precision] for side, model in zip("ab", models, strict=True)}
+        header = {name: getattr(self, name) for name in FIELDS} | {
+            "layers": self.layers,
+            "ends": [asdict(transformation.meeting.a), asdict(transformation.meeting.b)],
+            "resize": transformation.meeting.resize,
+            "rank": transformation.rank,
+            "cuts": network.cuts,
+            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
+            "models": [asdict(model) for model in models],
+            "provenance": {**weights, **self.provenance},
+        }
+        arrays = {name: tensor.detach().cpu().double().numpy() for name, tensor in transformation.state_dict().items()}
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
+        """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
+        title, labels = f"{self.method}: {' → '.join(_labels(self))}", _labels(self)
+        figures = import_module("netkin.reporting.stitch_figures")
+        return figures.plot_matrix(self.map.weight.cpu().numpy(), labels, title, path, ax, overwrite=overwrite)
+
+    def __str__(self) -> str:
+        return _as_text(self, self.how)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class StitchRecord:
+    """What a stitch's file tells without the two models: how it came to be, what it was worth, and its transformation.
+
+    `models` describes the models that belong to it; `cuts` says whether the second one was cut at its layer.
+    """
+
+    method: str
+    examples: int
+    names: tuple[str, str]
+    layers: tuple[str, str]
+    seed: int
+    evaluation: Evaluation | None
+    history: tuple[dict[str, Any], ...]
+    training: Mapping[str, Any] | None
+    version: str
+    created: str
+    models: tuple[Description, Description]
+    transformation: Transformation
+    cuts: bool
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def map(self) -> LinearMap:
+        """The map of channels: `weight` p × q, `bias` of length q."""
+        return self.transformation.as_map()
+
+    def __str__(self) -> str:
+        return _as_text(self)
+
+    __repr__ = __str__
+
+
+def _labels(stitch: Stitch | StitchRecord) -> tuple[str, str]:
+    (first, second), (x, y) = stitch.names, stitch.layers
+    return f"{first}/{x}" if x else first, f"{second}/{y}" if y else second
+
+
+def _as_text(stitch: Stitch | StitchRecord, how: str = "") -> str:
+    meeting = stitch.transformation.meeting
+    heading = f"{' → '.join(_labels(stitch))} by {stitch.method}, from {stitch.examples:,} examples"
+    judged = "" if stitch.evaluation is None else str(stitch.evaluation)
+    return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", how, judged]))
+
+
+@overload
+def load_stitch(path: str | os.PathLike[str], a: nn.Module, b: nn.Module) -> Stitch: ...
+
+
+@overload
+def load_stitch(path: str | os.PathLike[str]) -> StitchRecord: ...
+
+
+def load_stitch(
+    path: str | os.PathLike[str], a: nn.Module | None = None, b: nn.Module | None = None
+) -> Stitch | StitchRecord:
+    """Return the stitch that was saved at `path`, joining `a` and `b`: the models of then, loaded anew.
+
+    Without models the record of the stitch comes back, with its transformation. Other architectures, or models without
+    the layers, are refused. Other weights give a warning, and the evaluation is dropped; the same weights in another
+    precision are no others.
+    """
+    header, arrays = files.read(path, kind=KIND)
+    with files.damage_reported(path):
+        rest = {key: one for key, one in header.items() if key not in ("kind", "format", "ends", "resize", "rank")}
+        record = checked(StitchRecord, rest | {"transformation": _transformation(header, arrays)})
+    if a is None or b is None:
+        return record
+    layers, evaluation, read, others = record.layers, record.evaluation, record.transformation, list[str]()
+    for which, model, layer, then in zip(("first", "second"), (a, b), layers, record.models, strict=True):
+        given = Description.of(model)
+        _refuse_other(path, which, then, given)
+        if split_call(layer)[0] not in modules(model):
+            raise FileFault(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
+        others += [which] * (not have_same_weights(then, given))
+    if others:
+        who = f"the {' and the '.join(others)} model {'has' if len(others) == 1 else 'have'}"
+        dropped = "; its evaluation is dropped, call `evaluate`" if evaluation is not None else ""
+        warnings.warn(
+            f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
+            stacklevel=2,
+        )
+    network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=record.cuts)
+    network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors
+    facts = {name: getattr(record, name) for name in FIELDS}
+    return Stitch(network, **facts, evaluation=None if others else evaluation)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a model is known again by: its class, the shapes of its tensors, and their digest in each precision."""
+
+    kind: str
+    shapes: Mapping[str, list[int]]
+    precision: str
+    digests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Description:
+        """Describe a model."""
+        model = unwrapped(model)
+        state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        digests = {_dtype_name(dtype): weights_digest(state, dtype) for dtype in FLOATING}
+        return cls(type(model).__name__, shapes, _dtype_name(dtype_of(model) or torch.float32), digests)
+
+    def shape(self, name: str) -> str:
+        """Return the shape of a tensor in words."""
+        return " × ".join(map(str, self.shapes[name])) or "one number" if name in self.shapes else "absent"
+
+
+def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
+    first, second = (checked(End, end) for end in header["ends"])
+    most = sum(array.size for array in arrays.values())
+    if not (0 < first.width <= most and 0 < second.width <= most):
+        raise ValueError(f"its layers have {first.width:,} and {second.width:,} channels, and the map {most:,} numbers")
+    blank = LinearMap(torch.zeros(first.width, second.width), torch.zeros(second.width))
+    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=header["rank"]).double()
+    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    wanted, found = (
+        {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
+    )
+    if wanted != found:
+        raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")
+    transformation.load_state_dict(state)
+    return transformation
+
+
+def have_same_weights(one: Description, other: Description) -> bool:
+    """Tell whether two models have the same weights, in the coarser of their precisions."""
+    both = [dtype for dtype in FLOATING if _dtype_name(dtype) in (one.precision, other.precision)]
+    coarser = _dtype_name(max(both, key=lambda dtype: torch.finfo(dtype).eps))
+    return one.digests[coarser] == other.digests[coarser]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refuse_other(path: Any, which: str, then: Description, given: Description) -> None:
+    odd = [name for name in {**then.shapes, **given.shapes} if then.shape(name) != given.shape(name)]
+    if odd:
+        raise FileFault(
+            f"{str(path)!r} holds a stitch whose {which} model is another architecture, a {then.kind}: {odd[0]!r} "
+            f"is {then.shape(odd[0])} there and {given.shape(odd[0])} in the {given.kind} given ({len(odd):,} differ)."
+        )
