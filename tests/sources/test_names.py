@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import SourceError, UnknownName
+from netkin.errors import SourceError, UnknownName, ValueFault
 from netkin.sources.names import call, find_function
 
 
@@ -89,7 +89,6 @@ def test_an_error_inside_the_function_is_told_in_one_line(workshop):
 MODEL, DATA = "netkin:digits", "digits:test"
 TAKERS = {
     "compare": lambda model, data: nk.compare(model, data=data, layers="fc")["fc", "fc"],
-    "compare_many": lambda model, data: nk.compare_many({"a": model}, data, layers="fc")["a", "a"]["fc", "fc"],
     "collect": lambda model, data: nk.collect(model, data=data, layers="fc").examples,
     "explain": lambda model, data: str(nk.explain(model, data=data, layers="fc", names=("a", "a"))),
     "subject": lambda model, data: nk.compare(nk.Subject(model, data=data), layers="fc")["fc", "fc"],
@@ -141,3 +140,19 @@ def test_a_call_with_wrong_arguments_fails_as_without_names():
     with pytest.raises(UnknownName, match="no reference architecture named 'digit'"):
         nk.compare("netkin:digit", data=DATA)
     assert list(inspect.signature(nk.compare).parameters)[:3] == ["a", "b", "data"]
+
+
+@pytest.mark.parametrize("word", ["measure", "measures"])
+def test_both_words_for_measures_mean_the_same(word):
+    model, given = nk.load_model(MODEL), {word: "nbs"}
+    assert nk.compare(model, data=DATA, layers="fc", **given).measures == ("nbs",)
+    assert nk.class_sensitivity(model, DATA, layers="fc", **given).measures == ("nbs",)
+    assert nk.DynamicsRecorder(model, nk.load_data(DATA).images[:9], layers="fc", **given).measures[0].id == "nbs"
+    assert nk.dynamics({1: model, 2: model}, DATA, layers="fc", examples=50, **given).measures == ("nbs",)
+    shared = nk.share_coefficients([MODEL, MODEL], 2).models
+    assert nk.atom_similarity(shared, **{word: "atom_angular"}).measures == ("atom_angular",)
+
+
+def test_both_words_at_once_are_refused():
+    with pytest.raises(ValueFault, match="`measures` and `measure` are the same argument; give one of them."):
+        nk.compare(MODEL, data=DATA, measure="cka", measures=["nbs"])

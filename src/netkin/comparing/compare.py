@@ -21,10 +21,11 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
-from netkin.sources.names import by_name
+from netkin.sources.names import also_called, by_name
 from netkin.statistics.collector import Study
 
 
+@also_called(measures="measure")
 @by_name(models="a b", data="data")
 def compare(
     a: nn.Module | Mapping[str, Any] | Subject,
@@ -95,6 +96,7 @@ def compare(
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
+@also_called(measures="measure")
 @by_name(models="a b", data="data")
 def explain(
     a: nn.Module | Mapping[str, Any] | Subject,
@@ -162,6 +164,7 @@ def explain(
     return request.explain(found_measures(measures))
 
 
+@also_called(measures="measure")
 @by_name(models="a b", data="data")
 def collect(
     a: nn.Module | Mapping[str, Any] | Subject,
@@ -254,6 +257,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return found[0]
 
 
+@also_called(measures="measure")
 @by_name(models="models", data="data")
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],

@@ -36,7 +36,7 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of, watched
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
-from netkin.sources.names import by_name
+from netkin.sources.names import also_called, by_name
 
 
 @by_name(models="a b", data="data test")
@@ -179,6 +179,7 @@ def _made(
     return {(pair, how): fit.stitch(pair, way, seed, origin) for pair in found.meetings for how, way in ways.items()}
 
 
+@also_called(measures="measure")
 @by_name(models="a b", data="data test")
 def stitch_all(
     a: nn.Module,
@@ -255,6 +256,7 @@ def stitch_all(
     return found
 
 
+@also_called(measures="measure")
 @by_name(models="models", data="data test")
 def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
