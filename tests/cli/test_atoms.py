@@ -44,7 +44,7 @@ def test_the_nearest_are_printed_as_text_and_json(netkin, nets):
     assert list(listed) == nets
     assert listed[nets[0]][0]["network"] in nets[1:]
     assert "no table that could be saved" in netkin(f"{line} --save x.netkin").stderr
-    assert "--top asks for 3 others of each, and there are 2" in netkin(f"{line} --top 3").stderr
+    assert "--top asks for 3 other networks, but there are only 2" in netkin(f"{line} --top 3").stderr
 
 
 def test_json_of_all_pairs_is_a_comparison(netkin, nets):

@@ -127,7 +127,7 @@ def test_what_cannot_be_balanced_is_refused(netkin):
     assert result.stderr.startswith("netkin: the classes of 'images:photos/black' are not known")
     result = netkin(f"{line} --balanced")
     assert result.exit_code == 2
-    assert "--balanced goes with --examples N, which says how many." in result.stderr
+    assert "--balanced needs --examples N, the number of examples." in result.stderr
 
 
 def test_larger_maps_are_averaged_down_where_asked(netkin):
@@ -176,8 +176,8 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("--memory much", "'much' is no amount of memory"),
-        ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--memory much", "'much' is not an amount of memory"),
+        ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
         ("--examples 0", "0 is not in the range x>=1"),
     ],
@@ -258,8 +258,8 @@ def test_a_transform_is_named_as_a_function_of_a_module(netkin, tmp_path):
 @pytest.mark.parametrize(
     "options, code, words",
     [
-        ("--title x", 2, "--title goes with --report or --figure"),
-        ("--name a --name b", 2, "each model has one --name, or none has; got 2 for 1 model."),
+        ("--title x", 2, "--title needs --report or --figure"),
+        ("--name a --name b", 2, "--name is given once for each model, or not at all; got 2 for 1 model."),
         ("--transform doubled", 2, "--transform is written package.module:function; got 'doubled'."),
         ("--transform a:b --transform c:d", 2, "--transform is given once for all models, or once for each; got 2."),
         ("--transform nk_nowhere:f", 1, "found no module 'nk_nowhere'"),

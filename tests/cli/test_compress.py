@@ -69,7 +69,7 @@ def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
             1,
             "could not be run on inputs of shape (128, 1, 8, 8)",
         ),
-        ("compress netkin:digits --data digits --layer fc --k 2 --save no/x", 2, "there is no folder 'no'"),
+        ("compress netkin:digits --data digits --layer fc --k 2 --save no/x", 2, "the folder 'no' does not exist"),
     ],
 )
 def test_refusals_are_one_sentence(netkin, line, code, message):

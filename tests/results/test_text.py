@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from netkin.results.text import brief, grid, with_errors
+from netkin.results.labels import brief
+from netkin.results.text import grid, with_errors
 
 LONG = tuple(f"encoder.layer.{block}.attention.output.{part}" for block in range(12) for part in ("dense", "dropout"))
 

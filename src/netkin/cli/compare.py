@@ -34,7 +34,7 @@ READING = (  # they concern no pass
 @click.argument("b", required=False)
 @partial(comparing_options, needs_data=False)
 @ENGINE
-@click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
 @pictures("ab")
 @FORCE
 @JSON
@@ -53,11 +53,10 @@ def compare(
 ) -> None:
     """Compare every layer of model A with every layer of model B.
 
-    Without B, the layers of A are compared with each other. Both models see the same examples, once; all measures are
-    read from that one pass.
+    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data.
 
-    STATISTICS is a file that `netkin collect` or `netkin merge` wrote. Measures are read from it as from a pass, and
-    neither models nor data are needed.
+    STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
+    the data.
     """
     outputs = Outputs(force, a, b, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparison")
@@ -78,7 +77,7 @@ def _is_statistics(a: str, b: str | None) -> bool:
     found = next((one for one in (a, b) if one and held_by(one) == "statistics"), None)
     if found and b:
         raise click.UsageError(
-            f"{found!r} is a file of statistics, which holds both models; name it alone. `netkin merge` joins parts."
+            f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
         )
     return found is not None
 
@@ -102,12 +101,12 @@ def _read(context: click.Context, path: str) -> Comparison:
         name = str(parameter.name)
         if name not in READING and typed(context, name):
             raise click.UsageError(
-                f"{parameter.opts[0]} belongs to the pass over the data, which {path!r} holds already; leave it out, "
-                "or collect anew."
+                f"{parameter.opts[0]} concerns the pass over the data, which {path!r} already holds; leave it out, "
+                "or collect again."
             )
     statistics = opened(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
-        raise ValueFault(f"{path!r} keeps no chunks of the examples, so nothing has an error; collect with --errors.")
+        raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
     measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
     if names := context.params["names"]:
         statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
@@ -124,10 +123,10 @@ def _read(context: click.Context, path: str) -> Comparison:
 @JSON
 @refusing
 def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
-    """Tell what `netkin compare` would do with the same options: layers, pairs, forward passes, memory.
+    """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
-    Two examples are run through each model (a whole batch where two are refused), to learn its layers; nothing is
-    collected. The exit code is 1 if the comparison would be refused.
+    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. The
+    exit code is 1 if the comparison would be refused.
     """
     from netkin.comparing import explain as explain_models
 

@@ -51,29 +51,47 @@ class Amount(click.ParamType):
     multiple=True,
     required=True,
     metavar="PATTERN",
-    help="Linear or Conv2d, by name, glob or type; of a glob those that fit.",
+    help="Linear and Conv2d layers by name, glob or type; of a glob, those that fit. Can be repeated.",
 )
-@click.option("--data", required=True, metavar="DATA", help="The examples the directions come from; see `netkin data`.")
-@click.option("--k", type=Amount(), metavar="K", help="Directions kept of each layer's input, or their share, as 0.35.")
-@click.option("--variance", type=float, metavar="SHARE", help="Keep the directions that hold this share of variance.")
-@click.option("--accuracy-drop", type=float, metavar="SHARE", help="Keep as few as this fall of right answers allows.")
-@click.option("--test", metavar="DATA", help="The examples on which right answers are counted; --data if not given.")
-@click.option("--against", metavar="MODEL", help="Another model, whose same layers are compared with; else the logits.")
-@click.option("--from-the-top", is_flag=True, help="One layer after the other, the last one first.")
-@click.option("--orthogonal", is_flag=True, help="Project at right angles instead of by least squares.")
+@click.option(
+    "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
+)
+@click.option(
+    "--k",
+    type=Amount(),
+    metavar="K",
+    help="Number of directions to keep for each layer's input, or their share, such as 0.35.",
+)
+@click.option(
+    "--variance", type=float, metavar="SHARE", help="Keep the directions that explain this share of the variance."
+)
+@click.option(
+    "--accuracy-drop",
+    type=float,
+    metavar="SHARE",
+    help="Keep as few directions as possible without losing more accuracy than this.",
+)
+@click.option("--test", metavar="DATA", help="Labelled examples for the accuracy; by default --data.")
+@click.option(
+    "--against",
+    metavar="MODEL",
+    help="Choose directions shared with the same layers of this model; by default with the logits.",
+)
+@click.option("--from-the-top", is_flag=True, help="Compress layers one after another, from the last to the first.")
+@click.option("--orthogonal", is_flag=True, help="Use orthogonal projections instead of least squares.")
 @EXAMPLES
 @BALANCED
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
-@click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
 @FORCE
 @QUIET
 @JSON
 @refusing
 def compress(model: str, save: Path | None, force: bool, json: bool, **options: Any) -> None:
-    """Restrict layers of MODEL to the few directions of their inputs that matter, and show what that saves.
+    """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
-    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load(FILE, model)`.
+    Each layer is replaced by two smaller ones. `nk.load(FILE, model)` reads the file written by --save.
     """
     from netkin.applications.compression import save_compressed
 
@@ -116,16 +134,35 @@ def _compressed(
 )
 @click.argument("model")
 @click.argument("other", required=False)
-@click.option("--data", metavar="DATA", help="Labelled examples, for accuracy and similarity; see `netkin data`.")
-@click.option("--epsilon", "epsilons", type=float, multiple=True, metavar="E", help="Count weights below E; several.")
-@click.option("--relative", type=float, multiple=True, metavar="E", help="The same, times the layer's r.m.s.; several.")
-@click.option("--layer", "layers", multiple=True, metavar="PATTERN", help="Whose weights count; by default all.")
-@click.option("--costs", is_flag=True, help="Time linear layers in the sparse formats that PyTorch has.")
+@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
+@click.option(
+    "--epsilon",
+    "epsilons",
+    type=float,
+    multiple=True,
+    metavar="E",
+    help="Count weights with magnitude below E; can be repeated.",
+)
+@click.option(
+    "--relative",
+    type=float,
+    multiple=True,
+    metavar="E",
+    help="The same with E times the layer's r.m.s.; can be repeated.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers to analyse, by name, glob or type; by default all. Can be repeated.",
+)
+@click.option("--costs", is_flag=True, help="Measure the run time of linear layers in PyTorch's sparse formats.")
 @SHAPE
 @EXAMPLES
 @BALANCED
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @pictures("sparsity", "weights, similarity and accuracy")
 @FORCE
@@ -135,9 +172,9 @@ def _compressed(
 def sparsity(
     model: str, other: str | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
+    """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
-    With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
+    With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
     outputs.check("--report", report, "page")

@@ -20,7 +20,7 @@ from netkin.errors import FileFault, MissingExtra
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
 FORCE = click.option(
-    "--force", is_flag=True, help="Write also over a file that holds something else, or that this command reads."
+    "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
 )
 
 
@@ -46,7 +46,7 @@ class Outputs:
         from netkin import files
 
         if not path.absolute().parent.is_dir():
-            raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)
+            raise click.BadParameter(f"the folder {str(path.parent)!r} does not exist.", param_hint=option)
         endings = {"page": PAGES, "figure": FIGURES}.get(kind)
         if endings and path.suffix.lower() not in endings:
             named = " or ".join(endings) if kind == "page" else ", ".join(endings)

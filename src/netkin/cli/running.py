@@ -6,7 +6,6 @@ import functools
 import os
 import shlex
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -82,7 +81,7 @@ def loaded(
     from netkin.sources.batches import sample
 
     if balanced and examples is None:
-        raise click.UsageError("--balanced goes with --examples N, which says how many.")
+        raise click.UsageError("--balanced needs --examples N, the number of examples.")
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
@@ -94,7 +93,11 @@ def how_far(save: Path | None) -> str:
         state = None if save is None else read(save)
     except NetkinError:  # it had not begun
         state = None
-    return f"{state.condition}, with {state.progress} done in {save}; the same command continues." if state else ""
+    return (
+        f"{state.condition}, with {state.progress} done in {save}; run the same command again to resume."
+        if state
+        else ""
+    )
 
 
 @contextmanager
@@ -108,13 +111,14 @@ def telling_how_far(save: Path | None) -> Iterator[None]:
 
 def model_names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
     """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
+    from netkin.sources.names import numbered
+
     if given and len(given) != len(specs):
         models = "1 model" if len(specs) == 1 else f"{len(specs)} models"
-        raise click.UsageError(f"each model has one --name, or none has; got {len(given)} for {models}.")
+        raise click.UsageError(f"--name is given once for each model, or not at all; got {len(given)} for {models}.")
     if len(set(given)) < len(given):
-        raise click.UsageError(f"models have different names; got {', '.join(given)}.")
-    times = Counter(specs)
-    return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+        raise click.UsageError(f"names of models must differ; got {', '.join(given)}.")
+    return list(given) or numbered(specs)
 
 
 def functions_of(specs: Sequence[str], models: int) -> Any:
@@ -152,7 +156,7 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
                 raise
             raise ForwardError(
                 f"{running[0]}: {_in_short(fault)}. "
-                "Choose data of the size and channels it takes; `netkin data` tells how."
+                "Choose data of the size and channels that the model takes; see `netkin data`."
             ) from fault
 
 
@@ -199,7 +203,7 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
         context = click.get_current_context(silent=True)
         silent = context is not None and context.meta.get(SILENT)
         if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
-            raise click.UsageError("--title goes with --report or --figure, which it heads.")
+            raise click.UsageError("--title needs --report or --figure.")
         try:
             with commanded(_command_line()), showing(False if silent else None):
                 command(*arguments, **options)

@@ -12,7 +12,7 @@ from torch import nn
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.request import Options, Request
-from netkin.errors import InflatedWarning
+from netkin.errors import InflatedWarning, outside
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, showing
@@ -81,5 +81,5 @@ def model_directions(
         statistics = Request(given, options, wanted, study, data, examples).collect([find("svcca")], {})
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
-        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)
+        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)

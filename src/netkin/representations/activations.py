@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import (
+    Repeats,
     apart,
     is_plain_tensor,
     keeping,
@@ -110,7 +110,7 @@ class Reader:
     layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
     latest rows `spaces` holds the size of the map whose places they are, and `valid` which tokens they are, examples ×
     tokens, where a mask leaves some out. `left_out` holds, for each default layer that gives no rows, the reason as a
-    sentence without its full stop; `passes_on` those that a glob stands for and that give what another one gave.
+    sentence without its full stop; `repeats` notices those that a glob stands for and that give what another one gave.
 
     `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
     few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
@@ -148,10 +148,7 @@ class Reader:
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
         layers = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
-        # a layer that a glob or a type stands for is left out where it gives the very tensor that another one gave
-        self._may_pass_on = set() if layers is None else set(self.layers) - set(named_outright(layers))
-        self.passes_on: set[str] = set()
-        self._given: dict[int, tuple[ref[Tensor], int]] = {}  # what has been given in the first batch, by its id
+        self.repeats = Repeats(() if layers is None else set(self.layers) - set(named_outright(layers)))
         self._taps, self.gradients = taps, {}  # type: Any, dict[Any, dict[str, Tensor]]
         self.shapes: dict[str, str] = {}
         self.spaces: dict[str, tuple[int, ...]] = {}
@@ -187,7 +184,7 @@ class Reader:
         ran = [name for name, value in outputs.items() if value is not None]
         if not self.batches or ran != self.ran:  # else all is as in the batch before
             self.ran, self._sorted = ran, self._ordered(ran)
-            self._note_idle({*outputs, *self.left_out, *self.passes_on})
+            self._note_idle({*outputs, *self.left_out, *self.repeats.found})
             self._refuse_other_calls(self._sorted)
         rows = {name: outputs[name] for name in self._sorted}
         if self._keep is None:
@@ -215,7 +212,7 @@ class Reader:
             held = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), self._few)
             self._outputs[name] = held
             return None
-        if self._passes_on(name, output):
+        if self.repeats(name, output, learning=self.batches == 0):
             return None
         output = output if self._taps is None else self._taps.take(name, output)
         if is_plain_tensor(output):  # nearly always
@@ -225,19 +222,6 @@ class Reader:
         else:
             keeping(self._outputs, self._reduced)(name, output)
         return None if self._taps is None else output
-
-    def _passes_on(self, name: str, output: Any) -> bool:
-        """Tell whether a layer gives what another one gave; this is learnt from the first batch."""
-        if self.batches or not self._may_pass_on or unrecordable(output):
-            return name in self.passes_on
-        tensor = main_tensor(output, name)
-        if tensor.is_inference():  # what is changed in place there can't be told
-            return False
-        earlier, version = self._given.get(id(tensor), (None, -1))
-        if earlier is not None and earlier() is tensor and version == tensor._version and name in self._may_pass_on:
-            self.passes_on.add(name)
-        self._given[id(tensor)] = (ref(tensor), tensor._version)
-        return name in self.passes_on
 
     def _run(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch and return what is kept of each layer, None or nothing for one that is left out."""
@@ -287,7 +271,7 @@ class Reader:
     def _forget(self) -> None:
         """Begin anew, as if nothing had run."""
         self.axes, self.left_out, self._few_axes = {}, {}, None
-        self.passes_on, self._given = set(), {}
+        self.repeats.forget()
 
     def _learn_axes(self, batch: Any) -> None:
         """Run another number of examples than the batch has, and note which axes have that length."""
@@ -364,7 +348,7 @@ class Reader:
                 self.left_out[name] = f"{layer_label(name)} did not run in batch 0"
 
     def _refuse_other_calls(self, names: list[str]) -> None:
-        absent = [] if self.by_default else [name for name in self.layers if name not in {*names, *self.passes_on}]
+        absent = [] if self.by_default else [name for name in self.layers if name not in {*names, *self.repeats.found}]
         if absent:
             raise ForwardError(
                 f"{layer_label(absent[0])} did not run in batch {self.batches}; choose layers that always run."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -265,8 +265,7 @@ class Work:
 
     def _layers(self) -> dict[str, Layer]:
         known = modules(self.model)
-        spec = list(self.spec) if isinstance(self.spec, Iterable) and not isinstance(self.spec, str) else self.spec
-        names = choose(self.model, spec)
+        names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
         for name in names:
             if split_call(name)[1] is not None:
                 raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
@@ -275,7 +274,7 @@ class Work:
             try:
                 fitting[name] = self._fitting(name, known)
             except NetkinError as fault:
-                if len(names) == 1 or name in (spec if isinstance(spec, list) else [spec]):
+                if len(names) == 1 or name in spec:
                     raise
                 self.left_out[name] = str(fault)
         if not fitting:
@@ -342,11 +341,10 @@ class Work:
         }
 
 
-def _in_words(left_out: Mapping[str, str], most: int = 5) -> str:
-    """Return which layers a glob named and why the first of them was left out."""
-    names, (first, why) = list(left_out), next(iter(left_out.items()))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}. {'Why' if len(names) == 1 else f'Why {first!r}'}: {why}"
+def _in_words(left_out: Mapping[str, str]) -> str:
+    """Return which layers of a glob were left out, and why the first of them."""
+    names = [*list(left_out)[:5], *([f"{len(left_out) - 5} more"] if len(left_out) > 5 else [])]
+    return f"{', '.join(names)}. Why {names[0]!r}: {left_out[names[0]]}"
 
 
 def _row(

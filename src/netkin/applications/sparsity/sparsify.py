@@ -27,7 +27,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
@@ -226,7 +226,7 @@ def warn_of_empty(table: WeightSparsity) -> None:
             f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; their "
             "outputs are constant. Take a smaller sparsity, or another method.",
             EmptyLayerWarning,
-            stacklevel=3,
+            stacklevel=outside(),
         )
 
 

@@ -23,7 +23,7 @@ from netkin.applications.stitching.map_training import Place, trained
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import TaskLoss, Way
 from netkin.comparing.subjects import lent
-from netkin.errors import InflatedWarning
+from netkin.errors import InflatedWarning, outside
 from netkin.identity import UnorderedDigest, settings_digest
 from netkin.representations import guest
 from netkin.representations.inputs import batch_length, mask_of
@@ -60,7 +60,7 @@ class Fit:
                 f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
                 "'ridge'.",
                 InflatedWarning,
-                stacklevel=2,
+                stacklevel=outside(),
             )
         return matched(moments, how)
 
