@@ -2,11 +2,13 @@
 
 import copy
 import json
+import math
 import os
 import random
 import shutil
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from netkin import files
 from netkin.errors import FileFault, NetkinError
 from netkin.reporting.page import page
 from netkin.results import Claim, Comparison, Comparisons, Measured, Series, Values, document
+from netkin.results.weight_sparsity import LinearCost
 
 CASES = int(os.environ.get("NETKIN_FUZZ", "40"))  # of each kind
 STRANGE = [
@@ -84,6 +87,11 @@ def whole(tmp_path_factory):
         nk.collect(model, data=data, measures=["cka", "cka_rbf"], names=("first", "second")).save(folder / "statistics")
         gradients = ["kernel_cka", "sketched_cka(buckets=4)", "cka_minibatch"]
         nk.collect(model, data=data, measures=gradients, names=("first", "second")).save(folder / "gradients")
+        study = nk.sparsity_study(model, data[0], sparsities=(0, 0.5))
+        cost = LinearCost("0", "CSR", 0.0, 120, math.nan, math.nan, math.nan, math.nan, "not here")
+        study = replace(study, costs={"model": (cost,)})
+        study.save(folder / "sparsity")
+        (folder / "sparsity document").write_text(json.dumps(document(study)))
         recorder = nk.DynamicsRecorder(model, data[0][0], measure="cka")
         for step in range(2):
             recorder.probe(step)
@@ -99,7 +107,8 @@ def whole(tmp_path_factory):
 
 
 KINDS = ("comparison", "comparisons", "series", "document", "series document", "claim", "stitch", "compressed",
-         "statistics", "gradients", "recording", "federation", "task accuracies", "task ensembles")  # fmt: skip
+         "statistics", "gradients", "recording", "sparsity", "sparsity document", "federation",
+         "task accuracies", "task ensembles")  # fmt: skip
 
 
 def places(tree, path=()):
@@ -163,6 +172,8 @@ def use(result):
         calls = [lambda: [result.state(name) for name in result.clients], lambda: nk.user_similarity(result)]
     elif isinstance(result, (Comparison, Comparisons, Series)):
         calls = [lambda: page(result), lambda: document(result), result._repr_html_]
+    elif isinstance(result, nk.SparsityStudy):
+        calls = [lambda: page(result), lambda: document(result)]
     elif isinstance(result, Claim):
         calls = [result.to_json]
     else:

@@ -120,10 +120,10 @@ _UNLISTED = {
         "epsilon_sparsity", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens", "sparsity_study",
         "token_costs",
     ],
-    "netkin.comparing": ["model_directions"],
+    "netkin.comparing": ["explain_many", "model_directions"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
-    "netkin.results": ["document"],
+    "netkin.results": ["SparsityStudy", "document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

@@ -93,7 +93,18 @@ def files(tmp_path):
 
 
 def test_two_networks_stand_side_by_side(files, tmp_path):
-    options = ["--data", "digits:test", "--examples", "60", "--report", tmp_path / "page.html", "--quiet"]
+    saved = tmp_path / "study.netkin"
+    options = [
+        "--data",
+        "digits:test",
+        "--examples",
+        "60",
+        "--report",
+        tmp_path / "page.html",
+        "--save",
+        saved,
+        "--quiet",
+    ]
     done = run(*files, *options, "--epsilon", "0.02", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -108,6 +119,10 @@ def test_two_networks_stand_side_by_side(files, tmp_path):
     assert set(found["accuracy"]) == set(files)
     assert set(found["curve"]) == {"sparsity", *files}
     assert "Distribution of the weights" in (tmp_path / "page.html").read_text()
+    assert nk.document(nk.load(saved)) == found
+    again = CliRunner().invoke(cli, ["report", str(saved), "--out", str(tmp_path / "again.html")])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "page.html").read_text()
 
 
 def test_one_network_without_data_shows_its_weights(files):

@@ -1,4 +1,7 @@
+import html
+import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -152,13 +155,26 @@ def large_series(layers=30, steps=50):
     return series(tuple(range(0, 1000 * steps, 1000)), tuple(f"stage{i // 10}.block{i % 10}" for i in range(layers)))
 
 
+def charts_in(text):
+    """Return what the line charts of a page hold, each as a mapping, with the paths of its lines and of their bars."""
+    found = []
+    for field in re.split(r'(?=<div class="field")', text)[1:]:
+        chart = json.loads(html.unescape(re.search(r'data-chart="([^"]*)"', field)[1]))
+        drawn = field.partition("</svg>")[0]
+        chart["paths"] = re.findall(r'<path d="([^"]*)" class="way"', drawn)
+        chart["bars"] = re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" class="whisker"', drawn)
+        chart["ticks"] = {float(t): float(top) for top, t in re.findall(r"top:([\d.]+)%[^>]*>([\d.]+)</span>", field)}
+        found.append(chart)
+    return found
+
+
 @pytest.fixture(scope="session")
 def made():
     """Small results to look at: `made.table()`, `made.comparison(*tables)`, `made.series()`, `made.hostile()`, ..."""
     return SimpleNamespace(
         table=table, distance=distance, holed=holed, comparison=comparison, hostile=hostile, large=large, NAME=HOSTILE,
         series=series, large_series=large_series, diagonal=diagonal, stitched=stitched, sweep=sweep,
-        jackknifed=jackknifed,
+        jackknifed=jackknifed, charts_in=charts_in,
     )  # fmt: skip
 
 

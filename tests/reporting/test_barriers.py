@@ -4,7 +4,7 @@ import pytest
 
 from netkin.applications.stitching import Barrier
 from netkin.errors import ValueFault
-from netkin.reporting.drawing import empty_figure
+from netkin.reporting.figures.drawing import empty_figure
 
 WEIGHTS, LOSSES = (0.0, 0.5, 1.0), (0.2, 0.9, 0.4)
 

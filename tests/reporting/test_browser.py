@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from netkin.reporting.wording import number
+from netkin.reporting.words import number
 from netkin.results import Comparisons, document, load
 
 TIP, READOUT = "#tip", "figure >> nth=0 >> .readout"
@@ -216,45 +216,70 @@ def test_hostile_names_stay_text_in_the_browser(opened, made):
 
 
 def test_points_of_the_profile_tell_their_values(opened, made):
-    page = opened(made.comparison())
-    marks = page.locator(".lines .mark")
-    assert marks.count() == 6
-    marks.nth(4).hover()  # both measures lie on one spot here
-    told = [
-        f"conv2, {measure}: {number(table['conv2', 'conv2'])}" for measure, table in made.comparison().tables.items()
-    ]
+    found = made.comparison(made.table(), made.table("nbs"))
+    page = opened(found)
+    field = page.locator(".field")
+    field.scroll_into_view_if_needed()
+    box = field.bounding_box()
+    value = found["cka"]["conv2", "conv2"]
+    page.mouse.move(box["x"] + box["width"] / 2 + 5, box["y"] + (1 - value) * box["height"] + 4)
+    told = [f"{measure}, layer conv2: {number(value)}" for measure in ("cka", "nbs")]  # both lie on one spot here
     assert page.locator(TIP).text_content() == "\n".join(told)
-    marks.first.focus()
+    page.locator(".spot").focus()
     for key, said in [
-        ("ArrowRight", "conv2, cka: "),
-        ("ArrowDown", "conv2, procrustes_distance: "),
-        ("ArrowLeft", "conv1, "),
+        ("Home", "cka, layer conv1: "),
+        ("ArrowRight", "cka, layer conv2: "),
+        ("ArrowDown", "nbs, layer conv2"),
     ]:
         page.keyboard.press(key)
         assert page.locator(TIP).text_content().startswith(said)
+
+
+def test_a_frame_drawn_with_the_mouse_is_shown_larger_and_the_whole_comes_back(opened, made):
+    page = opened(made.comparison(made.table(rows=tuple(f"layer{k}" for k in range(10)))))
+    field = page.locator(".field")
+    field.scroll_into_view_if_needed()
+    box = field.bounding_box()
+    x, y = box["x"] + box["width"] * 0.4, box["y"] + 20
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + box["width"] * 0.3, y + 4, steps=4)
+    page.mouse.up()
+    view = [float(part) for part in page.locator(".field > svg").get_attribute("viewBox").split()]
+    assert view == [pytest.approx(400, abs=3), 0, pytest.approx(300, abs=3), 1000]
+    assert page.locator(".tick:visible", has_text="layer").all_text_contents() == ["layer4", "layer5", "layer6"]
+    page.mouse.move(x, y + 30)
+    assert page.locator(TIP).text_content().partition(":")[0] in ("cka, layer layer4", "cka, layer layer5")
+    page.get_by_role("button", name="Whole chart").click()
+    assert page.locator(".field > svg").get_attribute("viewBox") == "0 0 1000 1000"
+    assert page.locator(".tick:visible", has_text="layer").count() == 10
+    page.locator(".spot").focus()
+    page.keyboard.press("+")
+    assert float(page.locator(".field > svg").get_attribute("viewBox").split()[2]) == 500
+    page.keyboard.press("Escape")
+    assert page.locator(".field > svg").get_attribute("viewBox") == "0 0 1000 1000"
 
 
 def test_a_list_tells_its_numbers_and_saves_those_that_were_asked_for(opened, made):
     sweep = made.comparison(made.diagonal(), made.stitched([0.9, np.nan, 0.8]))
     page = opened(sweep)
     assert page.locator("table.heat td.hole").count() == 1
-    cell(page, 0, 0, figure=1).hover()
+    cell(page, 0, 0, figure=3).hover()  # after two charts and the similarity
     assert page.locator(TIP).text_content() == "conv1, relative_accuracy(how=least_squares): 0.9000"
-    cell(page, 1, 0, figure=1).hover()
+    cell(page, 1, 0, figure=3).hover()
     assert page.locator(TIP).text_content().endswith("no value, conv2 can't be joined")
     assert not page.locator("#path").is_visible()
     file = downloaded(page, "button[data-save=csv]").path().read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(file)))
     assert [(row["layer_a"], row["value"]) for row in rows[3:]] == [("conv1", "0.9"), ("conv2", ""), ("head", "0.8")]
-    drawing = downloaded(page, "figure >> nth=1 >> button[data-save=svg]").path().read_text(encoding="utf-8")
+    drawing = downloaded(page, "figure >> nth=3 >> button[data-save=svg]").path().read_text(encoding="utf-8")
     assert all(f">{word}</text>" in drawing for word in ("0 poor", "good 1", "least_squares", "head"))
 
 
 def test_what_is_larger_than_its_place_says_so(opened, made):
     for width, state in ((1280, "hidden"), (360, "visible")):
         page = opened(made.large(30), width=width)
-        for what in (".chart", ".box"):
-            page.locator(f".hint:has(+ {what})").first.wait_for(state=state)
+        page.locator(".hint:has(+ .box)").first.wait_for(state=state)
 
 
 def test_a_picture_of_the_whole_page_has_all_heatmaps(opened, made):

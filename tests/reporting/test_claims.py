@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from netkin.errors import FileFault, ValueFault
-from netkin.reporting.axes import Axis, axis_across, axis_up, tick_text
-from netkin.reporting.claim_curves import figure_of_curve
-from netkin.reporting.claims import claims_page, report_claims, tally
+from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
+from netkin.reporting.page.claims_page import claims_page, report_claims, tally
+from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.results import Claim, Measured
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -91,27 +91,29 @@ def test_a_page_of_nothing_is_refused_and_a_page_is_written_whole(tmp_path):
         report_claims([claim()], tmp_path / "gone" / "x.html")
 
 
-def test_a_line_breaks_at_a_hole_and_every_point_tells_its_value_with_its_error():
+def test_a_line_breaks_at_a_hole_and_every_point_tells_its_value_with_its_error(made):
     drawn = figure_of_curve("Sizes", claim().curves["Sizes"])
-    parts = [part.split() for part in re.findall(r'<polyline points="([^"]*)"', drawn.partition("</ul>")[2])]
-    assert [len(part) for part in parts] == [2, 1]
-    assert re.findall(r'aria-label="(copy[^"]*)"', drawn) == [
-        "copy 1, mean: 0.9000 ± 0.1000", "copy 2, mean: 0.6000 ± 0.2000", "copy 4, mean: 0.5000",
-    ]  # fmt: skip
-    assert drawn.count('class="error"') == 2
+    (chart,) = made.charts_in(drawn)
+    assert [part.count("L") for part in chart["paths"][0].split("M")[1:]] == [1, 0]
+    (line,) = chart["lines"]
+    assert (line["values"], line["errors"]) == ([0.9, 0.6, None, 0.5], [0.1, 0.2, None, 0])
+    assert len(chart["bars"]) == 2
     assert "mean ±" not in drawn
 
 
-def test_points_stand_where_their_numbers_say():
-    drawn = figure_of_curve("t", {"x": [0, 5, 10], "y": [0.0, 0.5, 1.0]})
-    points = [tuple(map(float, p.split(","))) for p in re.findall(r'<polyline points="([^"]*)"', drawn)[1].split()]
-    assert points == [(62.0, 250.0), (301.0, 131.0), (540.0, 12.0)]
+def test_points_stand_where_their_numbers_say(made):
+    (chart,) = made.charts_in(figure_of_curve("t", {"x": [0, 5, 10], "y": [0.0, 0.5, 1.0]}))
+    assert chart["paths"] == ["M0 1000L500 500L1000 0"]
+    assert (chart["x"], chart["lines"][0]["values"], chart["up"]) == ([0, 0.5, 1], [0, 0.5, 1], [0, 1])
+    assert chart["ticks"] == {0: 100, 0.2: 80, 0.4: 60, 0.6: 40, 0.8: 20, 1: 0}
 
 
-def test_names_may_stand_on_the_x_axis():
+def test_names_may_stand_on_the_x_axis(made):
     drawn = figure_of_curve("t", {"layer": ["conv1", "fc"], "svcca": [0.5, 0.6]})
-    assert "<title>conv1</title>" in drawn
-    assert "layer fc, svcca: 0.6000" in drawn
+    assert re.search(r">conv1</span>.*>fc</span>", drawn)
+    (chart,) = made.charts_in(drawn)
+    assert (chart["x"], chart["names"], chart["across"]) == ([0.25, 0.75], ["conv1", "fc"], "layer")
+    assert chart["lines"][0]["values"] == [0.5, 0.6]
 
 
 def test_a_curve_without_any_value_is_left_out():
@@ -121,9 +123,9 @@ def test_a_curve_without_any_value_is_left_out():
 
 def test_more_lines_than_colours_are_told_apart_by_their_marks():
     drawn = figure_of_curve("t", {"x": [1]} | {f"line {k}": [k] for k in range(32)})
-    sample = r'<polyline points="0,8 28,8"></polyline><path d="([^"]*)" transform="[^"]*" class="mark"></path></g>'
-    looks = re.findall(r'<g class="line (k\d)">' + sample, drawn)
-    assert len(set(looks)) == len(looks) == 32
+    looks = re.findall(r'<g class="line (k\d)"><path d="M0 8H28".*?stroke-linecap="(\w+)"', drawn)
+    assert len(looks) == 32
+    assert len(set(looks[:16])) == 16
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,11 @@ def opened(browser, tmp_path):
 
 def test_pointing_at_a_mark_tells_its_value_and_arrow_keys_go_on(opened):
     page = opened(claim())
-    page.locator(".lines .mark").first.hover()
-    assert page.locator("#tip").text_content() == "copy 1, mean: 0.9000 ± 0.1000"
-    page.locator(".lines .mark").first.focus()
+    page.locator(".field").first.hover(position={"x": 3, "y": 3})
+    assert page.locator("#tip").text_content() == "mean, copy 1: 0.9000 ± 0.1000"
+    page.locator(".spot").first.focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator("#tip").text_content() == "copy 2, mean: 0.6000 ± 0.2000"
+    assert page.locator("#tip").text_content() == "mean, copy 2: 0.6000 ± 0.2000"
 
 
 def test_the_page_can_be_dark_or_light(opened):

@@ -9,8 +9,7 @@ import pytest
 
 from netkin.reporting import plot
 from netkin.reporting.page import page
-from netkin.reporting.profiles import HEIGHT, TOP
-from netkin.reporting.wording import number
+from netkin.reporting.words import number
 from netkin.results.text import values_and_errors
 
 RANKS = "ranks are not smooth"
@@ -88,27 +87,23 @@ def test_the_headline_has_the_error_of_its_value(made):
 def test_the_profile_has_bars_to_the_ends_of_the_intervals(made, make):
     table = made.jackknifed(getattr(made, make))
     text = page(made.comparison(table))
-    bars = re.findall(r'd="M[\d.]+ ([\d.]+)V([\d.]+)m[^"]+" class="whisker"', text)
+    (chart,) = made.charts_in(text)
     size = table.bounds[1]
-    for k, (below, above) in enumerate(bars):
-        low, high = (end[k, k] / size for end in table.interval())
-        places = [TOP + (1 - share) * (HEIGHT - TOP) for share in (low, high)]
-        places = places if table.higher_is_closer else [TOP + share * (HEIGHT - TOP) for share in (high, low)]
-        assert [float(below), float(above)] == pytest.approx(places, abs=0.06)
-    assert len(bars) == 3
+    for k, (_, *ends) in enumerate(chart["bars"]):
+        shares = [end[k, k] / size for end in table.interval()]
+        places = [1000 * (1 - share if table.higher_is_closer else share) for share in shares]
+        assert [float(end) for end in ends] == pytest.approx(places, abs=0.6)
+    assert len(chart["bars"]) == 3
     assert "Bars are 95 % intervals." in text
     assert 'class="whisker"' not in page(made.comparison(made.table()))
 
 
 def test_points_of_several_measures_stand_apart_where_they_have_bars(made):
-    def places(text):
-        marks = re.findall(r'transform="translate\(([\d.]+) [\d.]+\)" role="img"', text)
-        return [float(x) for x in marks]
-
-    apart = places(page(made.comparison(made.jackknifed(), made.jackknifed(made.distance))))
-    assert all(0 < second - first < 20 for first, second in zip(apart[:3], apart[3:], strict=True))
-    together = places(page(made.comparison()))
-    assert together[:3] == together[3:]
+    (apart,) = made.charts_in(page(made.comparison(made.jackknifed(), made.jackknifed(id="nbs"))))
+    first, second = ([float(x) for x, *_ in apart["bars"][k : k + 3]] for k in (0, 3))
+    assert all(0 < b - a < 20 for a, b in zip(first, second, strict=True))
+    (together,) = made.charts_in(page(made.comparison(made.table(), made.table("nbs"))))
+    assert together["paths"][0] == together["paths"][1]
 
 
 def test_the_page_tells_intervals_reasons_and_margins(made, opened):
@@ -132,7 +127,7 @@ def test_a_list_tells_errors_too(made, opened):
     table = made.jackknifed(made.diagonal)
     other = made.diagonal(id="rsa", error_reasons={(a, a): RANKS for a in table.layers_a}, holes=unasked)
     shown = opened(made.comparison(table, other))
-    figures = shown.locator("figure")
+    figures = shown.locator("figure.card")
     figures.nth(0).locator("tbody td").nth(1).hover()
     assert f"± {number(table.errors[1, 1])} standard error, 95 % interval" in shown.locator("#tip").text_content()
     figures.nth(1).locator("tbody td").nth(0).hover()
@@ -203,10 +198,17 @@ def test_a_figure_has_a_profile_with_bars(made):
     assert [label.get_text() for label in profile.get_xticklabels()] == ["conv1", "conv2", "head"]
 
 
-def test_measures_of_several_scales_share_a_profile_by_closeness(made):
+def test_measures_of_several_scales_have_a_profile_each_or_share_axes_by_closeness(made):
     pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
     distance = made.jackknifed(made.distance)
-    profile = plot(made.comparison(made.jackknifed(), distance)).axes[-1]
+    both = made.comparison(made.jackknifed(), distance)
+    for axes, table in zip(plot(both).axes[-2:], both.tables.values(), strict=True):
+        low, high = table.interval()
+        assert bars_of(axes)[0] == [pytest.approx([low[i, i], high[i, i]]) for i in range(3)]
+    profile = Figure().add_subplot()
+    both.plot(ax=profile, profile=True)
     low, high = (1 - end / distance.bounds[1] for end in distance.interval())
     assert bars_of(profile)[1] == [pytest.approx(sorted([low[i, i], high[i, i]])) for i in range(3)]
     assert [label.get_text() for label in profile.get_yticklabels()] == ["far", "close"]

@@ -80,24 +80,26 @@ def test_the_page_says_what_the_federation_says(tmp_path):
     assert report(found, tmp_path / "users.html").exists()
 
 
-def test_lines_stand_where_the_accuracies_lie():
+def test_lines_stand_where_the_accuracies_lie(made):
     drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", page(federation()))[0]
-    lines = re.findall(r'<polyline points="([^"]*)"></polyline>(?!<path d="[^"]*" transform="translate\(14)', drawn)
-    heights = [[float(point.split(",")[1]) for point in line.split()] for line in lines]
-    ticks = {float(t): float(y) - 4 for y, t in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', drawn)}
-    (low, bottom), (high, top) = min(ticks.items()), max(ticks.items())
+    (chart,) = made.charts_in(drawn)
+    (low, bottom), (high, top) = min(chart["ticks"].items()), max(chart["ticks"].items())
     values = [[accuracy(k, number) for number in (1, 2, 3)] for k in range(4)]
-    expected = [np.mean(values, axis=0), *values]
-    for line, wanted in zip(heights, expected, strict=True):
-        assert line == pytest.approx([bottom + (v - low) / (high - low) * (top - bottom) for v in wanted], abs=0.2)
-    assert re.findall(r"</svg>([^<]*)</li>", drawn) == ["mean", "u0", "u1", "u2", "u3"]
-    assert re.findall(r'text-anchor="middle">([^<]*)<', drawn) == ["1", "2", "3", "round"]
+    for line, wanted in zip(chart["lines"], [np.mean(values, axis=0), *values], strict=True):
+        assert line["values"] == pytest.approx(wanted, abs=1e-6)
+    for path, wanted in zip(chart["paths"], [np.mean(values, axis=0), *values], strict=True):
+        heights = [float(point.split()[1]) / 10 for point in path[1:].split("L")]
+        places = [bottom + (v - low) / (high - low) * (top - bottom) for v in wanted]
+        assert heights == pytest.approx(places, abs=0.06)
+    assert [line["name"] for line in chart["lines"]] == ["mean", "u0", "u1", "u2", "u3"]
+    assert re.findall(r'class="tick across[^>]*>([^<]*)<', drawn) == ["1", "2", "3"]
+    assert "round →" in drawn
 
 
-def test_of_many_clients_the_mean_and_the_ends_are_drawn_and_the_heatmap_has_all():
+def test_of_many_clients_the_mean_and_the_ends_are_drawn_and_the_heatmap_has_all(made):
     text = page(federation(20))
     drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", text)[0]
-    assert re.findall(r"</svg>([^<]*)</li>", drawn) == ["mean", "highest", "lowest"]
+    assert [line["name"] for line in made.charts_in(drawn)[0]["lines"]] == ["mean", "highest", "lowest"]
     table = held(text)["comparisons"][0]["tables"][0]
     assert np.array(table["values"]).shape == (20, 3)
     assert table["values"][7][1] == accuracy(7, 2)

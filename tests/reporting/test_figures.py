@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from netkin.errors import FileFault, MissingExtra, ShapeError, UnknownName, ValueFault
-from netkin.reporting import drawing, plot
+from netkin.reporting import plot
+from netkin.reporting.figures import drawing
 from netkin.results import Comparisons
 
 matplotlib = pytest.importorskip("matplotlib")

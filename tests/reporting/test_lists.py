@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from netkin.reporting.grids import grids_of, summary_grids
-from netkin.reporting.notebooks import notebook_view
 from netkin.reporting.page import page
-from netkin.reporting.profiles import profile
-from netkin.reporting.wording import headline
+from netkin.reporting.page.comparison_page import profile
+from netkin.reporting.page.notebook import notebook_view
+from netkin.reporting.words import headline
 from netkin.results import Comparisons
 
 LONG = [f"netkin:tiny10@/data/checkpoints/tiny10_cifar10_seed{i}.pt" for i in range(3)]
@@ -52,7 +52,7 @@ def test_pairs_of_other_names_are_listed_and_drawn(made):
     values = [[0.9, np.nan], [np.nan, 0.8]]
     found = made.comparison(made.table(rows=rows, columns=columns, values=values, holes=holes))
     assert grids_of(found)[0].rows == ("a × b", "b × c")
-    assert "b × c, cka: 0.8000" in profile(found)
+    assert made.charts_in(profile(found))[0]["names"] == ["a × b", "b × c"]
     assert headline(found).endswith("the pairs that were compared are at 0.85 on average.")
 
 
@@ -65,9 +65,18 @@ def test_a_row_with_one_value_has_no_best_match(made):
 def test_tables_of_one_score_share_their_scale(made):
     sweep = made.sweep()
     assert {(g.scale.low, g.scale.high) for g in grids_of(sweep) if g.id == "cross_entropy"} == {(0.4, 1.06)}
-    marks = r'translate\([\d.]+ ([\d.]+)\)" role="img" aria-label="conv2, cross_entropy\(how=(\w+)\)'
-    below = {how: float(y) for y, how in re.findall(marks, profile(sweep))}
-    assert below["task_loss"] < below["least_squares"]  # 0.85 is better than 1.06
+    titles = re.findall(r'<p class="facts-line">([^<]*)</p>', profile(sweep))
+    assert titles == [
+        "cka (higher is closer)",
+        "relative_accuracy (higher is better)",
+        "cross_entropy (lower is better)",
+    ]
+    *_, last = made.charts_in(profile(sweep))
+    assert last["up"] == [1.06, 0.4]  # 0.85 is better than 1.06
+    heights = [float(path.split("L")[1].split()[1]) for path in last["paths"]]
+    assert heights == pytest.approx([1000, 1000 * (0.85 - 0.4) / 0.66], abs=0.6)
+    kinds = re.findall(r'class="line (k\d)"[^>]*><path d="M0 8H28"', profile(sweep))
+    assert kinds == ["k0", "k1", "k2", "k1", "k2"]  # a method has one colour in all charts
     matrices = [
         made.distance(f"gulp(ridge={r})", bounds=(0, np.inf), values=np.full((3, 3), r) + np.eye(3)) for r in (1, 3)
     ]
@@ -87,16 +96,17 @@ def test_stitches_are_poor_or_good_and_no_distances(made):
     assert "1.06 poor" in body
     assert "good 0.4<" in body
     assert "cross_entropy(how=task_loss)" in body
-    assert "(0.4 to 1.06; lower is better, so lower is up)" in body
+    assert "cross_entropy (lower is better)" in body
     assert "distance" not in body
-    assert "close or good is up" in body
     alone = page(made.comparison(made.stitched())).partition("<main>")[2].partition("</main>")[0]
-    assert "; good is up" in alone
+    assert "relative_accuracy (higher is better)" in alone
     assert "close" not in alone.partition("Where these numbers")[0]
 
 
 def test_a_distance_is_still_far_or_close(made):
-    assert "(0 to √2 ≈ 1.41; lower is closer, so lower is up)" in page(made.comparison())
+    text = page(made.comparison())
+    assert "procrustes_distance (lower is closer)" in text
+    assert made.charts_in(text)[1]["up"] == pytest.approx([np.sqrt(2), 0], abs=1e-5)
 
 
 def test_the_headline_of_stitches_tells_the_best_one(made):

@@ -1,6 +1,6 @@
 import pytest
 
-from netkin.reporting.wording import shortened, told_apart
+from netkin.reporting.words import shortened, told_apart
 
 FOLDER = "netkin:tiny10@/data/checkpoints/"
 

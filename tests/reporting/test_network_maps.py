@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from netkin.reporting.network_maps import angles_of, joined_pairs, network_map, scaled
 from netkin.reporting.page import page
+from netkin.reporting.page.model_maps import angles_of, joined_pairs, network_map, scaled
 from netkin.results import Comparison, Values
 
 

@@ -14,8 +14,8 @@ import pytest
 import netkin.reporting
 from netkin.errors import FileFault, ValueFault
 from netkin.reporting import report
-from netkin.reporting.documents import POLICY
 from netkin.reporting.page import page
+from netkin.reporting.page.document import POLICY
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
 

@@ -60,20 +60,19 @@ def test_the_page_holds_the_whole_ranking():
 
 def test_dots_stand_where_the_values_lie_and_bars_reach_as_far_as_intervals():
     ranked = ranking()
-    first = re.search(r"(?s)<h3>knn</h3>.*?</svg>", page(ranked))[0]
-    ticks = {
-        float(t): float(x)
-        for x, t in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d.]+)<', first)
-    }
+    first = re.search(r"(?s)<h3>knn</h3>.*?</figure>", page(ranked))[0]
+    ticks = {float(t): float(x) for x, t in re.findall(r'<span style="left:([\d.]+)%">([\d.]+)</span>', first)}
     (low, a), (high, b) = min(ticks.items()), max(ticks.items())
-    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', first)]
-    bars = [tuple(map(float, bar)) for bar in re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)M', first)]
+    places = [float(x) for x in re.findall(r'class="dot" style="left:([\d.]+)%"', first)]
+    bars = [
+        tuple(map(float, bar)) for bar in re.findall(r'class="interval" style="left:([\d.]+)%;width:([\d.]+)%', first)
+    ]
     table = ranked.table()
-    for model, x, bar in zip(ranked.models, places, bars, strict=True):
+    for model, x, (left, width) in zip(ranked.models, places, bars, strict=True):
         k = table.layers_b.index(model)
         wanted = [a + (value - low) / (high - low) * (b - a) for value in
                   (table.values[0, k], *(end[0, k] for end in table.interval()))]  # fmt: skip
-        assert [x, *bar] == pytest.approx(wanted, abs=0.2)
+        assert [x, left, left + width] == pytest.approx(wanted, abs=0.02)
 
 
 def test_holes_missing_errors_and_hostile_names_are_shown():

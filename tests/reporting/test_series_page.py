@@ -11,12 +11,12 @@ import pytest
 
 from netkin.errors import ValueFault
 from netkin.reporting import report
-from netkin.reporting.axes import StepAxis, spread
+from netkin.reporting.charts import StepAxis, spread
 from netkin.reporting.grids import frames
-from netkin.reporting.heatmaps import png
 from netkin.reporting.page import page
+from netkin.reporting.page.heatmap import png
 from netkin.reporting.scales import shades
-from netkin.reporting.wording import number
+from netkin.reporting.words import number
 from netkin.results import load
 
 
@@ -188,10 +188,12 @@ def test_a_series_without_a_measure_is_drawn(made):
 
 
 def test_a_line_is_broken_where_a_value_is_missing(made):
-    paths = re.findall(r'<path d="([^"]*)"', page(made.series((0, 10, 100, 200, 1000), constant=100)))
-    ways = [path for path in paths if "h0" in path]
-    assert [way.count("M") for way in ways] == [1, 1, 1, 1]
-    assert [way.count("L") for way in ways] == [4, 2, 4, 4]
+    text = page(made.series((0, 10, 100, 200, 1000), constant=100))
+    (chart,) = made.charts_in(text)
+    assert [way.count("M") for way in chart["paths"]] == [1, 1, 1, 1]
+    assert [way.count("L") for way in chart["paths"]] == [3, 1, 3, 3]
+    given = re.findall(r'<path d="M[\d.]+ [\d.]+L1000 ([\d.]+)" class="given"', text)
+    assert given == ["0"] * 4  # the last step, where each layer equals itself
 
 
 def test_fifty_steps_of_thirty_layers_stay_small(made):

@@ -11,7 +11,7 @@ from torch import nn
 
 from netkin.applications.sparsity import sparsify, sparsity_study
 from netkin.reporting import plot, report
-from netkin.reporting.sparsity_page import sparsity_page
+from netkin.reporting.page.sparsity_page import sparsity_page
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_bars_have_the_heights_of_their_counts(study):
     page = sparsity_page(study)
     counts = study.histograms["after"]
     most = max(max(own) / sum(own) for own in study.histograms.values())
-    drawn = re.findall(r'<path d="([^"]*)" class="bars"', page)[1]
+    drawn = re.findall(r'<path d="([^"]*)" class="area"', page)[1]
     heights = [float(one) for one in re.findall(r"v-?([\d.]+)h", drawn)]
     assert heights == pytest.approx([220 * count / sum(counts) / most for count in counts], abs=0.06)
 

@@ -90,15 +90,16 @@ def test_heatmaps_hold_the_means_over_seeds_and_mark_no_best():
     assert own[1]["tables"][0]["values"][1] == [None] * 3
 
 
-def test_lines_are_means_over_the_tasks_learnt_so_far():
+def test_lines_are_means_over_the_tasks_learnt_so_far(made):
     means = [[np.mean(R[k + 1, : k + 1]) for k in range(3)] for R in FINETUNE]
     np.testing.assert_allclose(way().so_far, means)
-    told = re.findall(
-        r'aria-label="after task ([^,]*), (\w+): ([\d.]+) ± ([\d.]+)"', page([way(), way("joint", JOINT)])
-    )
-    expected = [(task, "finetune", f"{np.mean(column):.4f}", f"{np.std(column, ddof=1) / 2**0.5:.4f}")
-                for task, column in zip(TASKS, np.transpose(means), strict=True)]  # fmt: skip
-    assert told == [one for one in expected if float(one[3])]
+    (chart,) = made.charts_in(page([way(), way("joint", JOINT)]))
+    assert (chart["across"], chart["names"], chart["lines"][0]["name"]) == ("after task", list(TASKS), "finetune")
+    assert chart["lines"][0]["values"] == pytest.approx(np.mean(means, 0), abs=1e-6)
+    assert chart["lines"][0]["errors"] == pytest.approx(np.std(means, 0, ddof=1) / 2**0.5, abs=1e-6)
+    reach = [abs(float(high) - float(low)) for _, low, high in chart["bars"][:2]]
+    share = (chart["up"][1] - chart["up"][0]) / 1000
+    assert reach == pytest.approx(2 * np.array(chart["lines"][0]["errors"][:2]) / share, abs=0.3)
     assert np.isnan(way("joint", JOINT).so_far[:, :2]).all()
 
 

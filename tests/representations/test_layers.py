@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import SourceError, UnknownName, ValueFault
 from netkin.representations.hooks import recording
 from netkin.representations.layers import choose, layers, modules, split_call, unwrapped
 
@@ -133,7 +133,9 @@ def test_no_layers_or_no_sensible_ones_are_refused(chain):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got str"):
+    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got int"):
+        layers(18)
+    with pytest.raises(SourceError, match="'resnet18' is no model; did you mean 'netkin:resnet18'"):
         layers("resnet18")
 
 

@@ -164,24 +164,34 @@ def _compressed(
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
+@click.option("--save", type=FILE, help="Write the study to this file, such as sparsity.netkin.")
 @pictures("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
 @QUIET
 @refusing
 def sparsity(
-    model: str, other: str | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+    model: str,
+    other: str | None,
+    save: Path | None,
+    report: Path | None,
+    figure: Path | None,
+    force: bool,
+    json: bool,
+    **options: Any,
 ) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
     With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
+    outputs.check("--save", save, "sparsity")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     found = _studied([model, other] if other else [model], **options)
+    outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
-    click.echo(as_json(found.document()) if json else str(found))
+    click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 

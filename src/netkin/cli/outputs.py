@@ -116,10 +116,10 @@ def _in_short(fault: Exception) -> str:
 
 def as_json(content: Any) -> str:
     """Return a result, or plain lists and mappings, as JSON text; numbers that are not finite become null."""
-    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, document
-    from netkin.results.packing import plain
+    from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies
+    from netkin.results.packing import document, plain
 
-    results = (Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies)
+    results = (Comparison, Comparisons, Federation, Ranking, Series, SparsityStudy, TaskAccuracies)
     found = document(content) if isinstance(content, results) else plain(content)
     return json.dumps(found, indent=2, ensure_ascii=False)
 

@@ -27,6 +27,8 @@ class CachedRunner(Runner):
         # with the batch itself, as the number of an object is free for others once it is gone
         self._kept: dict[int, tuple[Any, dict[str, Tensor], dict[str, Tensor | None]]] = {}
         self._valid: dict[str, Tensor | None] = {}
+        self._resolutions: dict[str, float] = {}
+        self.device, self.names_layers = runner.device, runner.names_layers
 
     @property
     def origin(self) -> dict[str, str]:
@@ -52,6 +54,13 @@ class CachedRunner(Runner):
     def valid(self, layer: str) -> Tensor | None:
         return self._valid.get(layer)
 
+    def resolution(self, layer: str) -> float:
+        return self._resolutions.get(layer, 0.0)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        return self._runner.left_out
+
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         return self._runner.weights(layers)
 
@@ -59,6 +68,7 @@ class CachedRunner(Runner):
         found = self._runner.rows(batch)
         rows = {layer: found[layer] for layer in self._order}
         self.shapes |= self._runner.shapes
+        self._resolutions |= {layer: self._runner.resolution(layer) for layer in rows}
         valid = {layer: self._runner.valid(layer) for layer in rows}
         self.runs += 1
         size = sum(matrix.nbytes for matrix in rows.values())

@@ -1,10 +1,9 @@
-"""`compare`, `compare_many`, `collect`, `explain`: models or recorded rows in; a labelled result or its plan out."""
+"""`compare`, `collect`, `explain`: two models or recorded rows in; a labelled result or its plan out."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import named_engine
+from netkin.comparing.many_models import compare_many, made_study
 from netkin.comparing.planning import Plan
 from netkin.comparing.request import Options, Request
 from netkin.comparing.study import Statistics, found_measures
@@ -20,9 +20,10 @@ from netkin.errors import NameClash, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
-from netkin.results import Comparison, Comparisons
+from netkin.results import Comparison
 from netkin.sources.names import also_called, by_name
-from netkin.statistics.collector import Study
+
+__all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "merge"]
 
 
 @also_called(measures="measure")
@@ -90,7 +91,7 @@ def compare(
     with showing(progress), running.working():
         given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = _study(memory, seed, errors, chunks)
+        study = made_study(memory, seed, errors, chunks)
         request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, engine=running)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
@@ -159,7 +160,7 @@ def explain(
     given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     request = Request(
-        given, options, Pairs([pair], pairs), _study(memory, seed, errors, chunks), data, examples, partial
+        given, options, Pairs([pair], pairs), made_study(memory, seed, errors, chunks), data, examples, partial
     )
     return request.explain(found_measures(measures))
 
@@ -235,7 +236,7 @@ def collect(
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
         given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
-        study = _study(memory, seed, errors, chunks)
+        study = made_study(memory, seed, errors, chunks)
         request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start, running)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         found = request.linear_measures() if measures is None else found_measures(measures)
@@ -257,74 +258,6 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return found[0]
 
 
-@also_called(measures="measure")
-@by_name(models="models", data="data")
-def compare_many(
-    models: Mapping[str, Any] | Sequence[Any],
-    data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = ("cka",),
-    *,
-    layers: Spec | Mapping[str, Spec] = None,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    partial: bool = False,
-    errors: bool = False,
-    chunks: int = 20,
-    exact_model: bool = False,
-    engine: str = "local",
-    progress: ProgressOption = None,
-) -> Comparisons:
-    """Return the comparisons of all pairs of several models; each model runs once on each batch.
-
-    Models in a list are named 0, 1, 2, ...
-
-    Args:
-        models: a mapping from names to models, recorded mappings or subjects, or a list of them.
-        data: a loader, an iterable of batches or one array of inputs.
-        measures: one measure or several, by name with parameters, or as functions.
-        layers: which layers, for all models or by name of the model.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: the number of examples after which the pass ends.
-        shape: what one example is (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down.
-        memory: the most bytes that statistics may take.
-        seed: seed of the sample of rows that kernel measures read.
-        device: where the models run.
-        transforms: a function of the inputs, or one for each model.
-        forward: a function ``forward(model, batch)``, or one for each model.
-        partial: whether Ctrl-C returns what is finished.
-        errors: whether values get standard errors.
-        chunks: how many chunks of the examples are left out in turn for them.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-
-    Example:
-        >>> import numpy as np
-        >>> X = np.random.default_rng(0).normal(size=(50, 8))
-        >>> many = compare_many({"a": {"x": X}, "b": {"x": X + 1}, "c": {"x": X**2}})
-        >>> round(many["a", "b"]["x", "x"], 6)
-        1.0
-    """
-    running = named_engine(engine)
-    with showing(progress), running.working():
-        given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
-        if len(given) < 2:
-            raise ValueFault(f"`compare_many` needs at least two models; got {len(given)}.")
-        places = {name: name for name in given}
-        options = Options(layers, places, shape, resize, transforms, forward, device, exact_model)
-        wanted, study = Pairs(list(combinations(given, 2)), pairs), _study(memory, seed, errors, chunks)
-        request = Request(given, options, wanted, study, data, examples, partial, engine=running)
-        return Comparisons(request.compare(found_measures(measures), {}))
-
-
 def compare_runners(
     a: Runner,
     b: Runner,
@@ -341,16 +274,9 @@ def compare_runners(
     `a` is run before `b` on each batch, so that `b` may hand out parts of what `a` has computed.
     """
     options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
-    pairs, study = Pairs([(a.name, b.name)]), _study(memory, seed, False, 0)
+    pairs, study = Pairs([(a.name, b.name)]), made_study(memory, seed, False, 0)
     request = Request({a.name: a, b.name: b}, options, pairs, study, data, examples, partial)
     return request.compare(found_measures(measures), {})[0]
-
-
-def _study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
-    if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
-        raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
-    # without a limit the device decides, once it is known
-    return Study({}, [], limit=-1 if memory is None else memory, chunks=chunks if errors else 0, seed=seed)
 
 
 def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:

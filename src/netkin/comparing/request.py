@@ -26,7 +26,7 @@ from netkin.comparing.planning import (
 )
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import ModelRunner, RecordedRunner, Runner, Subject, WeightsRunner, function_name
-from netkin.comparing.tabulating import comparison_of
+from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import UnknownName, ValueFault
 from netkin.identity import function_digest, in_words
 from netkin.measures.registry import Measure, find
@@ -153,7 +153,7 @@ class Request:
         statistics, interruption = self._collect(measures)
         statistics.names = dict(names)
         pairs = self.pairs.of
-        return self.engine.shared(lambda: [comparison_of(statistics, measures, pair, interruption) for pair in pairs])
+        return self.engine.shared(lambda: comparisons_of(statistics, measures, pairs, interruption))
 
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what one pass over the data left; results call the models by `names`."""

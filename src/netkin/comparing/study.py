@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
@@ -80,7 +81,7 @@ class Statistics:
         """The numbers of the examples that were seen, as ranges (first, one behind the last)."""
         return self.digest.ranges
 
-    @property
+    @cached_property
     def layers(self) -> dict[str, list[LayerSize]]:
         """The layers of each model, as the first batch showed them."""
         found: dict[str, list[LayerSize]] = {name: [] for name in self.models}
@@ -156,14 +157,14 @@ class Statistics:
 
         Of several pairs of models it gives all their comparisons. Standard errors come where chunks were kept.
         """
-        from netkin.comparing.tabulating import comparison_of  # it reads statistics
+        from netkin.comparing.tabulating import comparisons_of  # it reads statistics
 
         collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
         with showing(progress), self._doubted():
             for measure in found if any(self.collectors) else ():
                 self.collector(measure)
-            made = [comparison_of(self, found, pair) for pair in self.pairs.of]
+            made = comparisons_of(self, found, self.pairs.of)
         return made[0] if len(made) == 1 else Comparisons(made)
 
     @contextmanager

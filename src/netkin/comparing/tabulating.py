@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -34,28 +34,35 @@ def comparison_of(
     interruption: Interruption | None = None,
 ) -> Comparison:
     """Return the comparison of two models by some measures."""
-    tables = Tables(statistics, measures, *pair)
-    tables.fill(interruption or Interruption(False))
-    layers = statistics.layers
-    a, b = pair
-    return Comparison(
-        a=statistics.names.get(a, a),
-        b=statistics.names.get(b, b),
-        layers_a=tuple(tables.layers_a),
-        layers_b=tuple(tables.layers_b),
-        tables=tables.tables(),
-        shapes_a={layer.name: layer.shape for layer in layers[a] if statistics.examples},
-        shapes_b={layer.name: layer.shape for layer in layers[b] if statistics.examples},
-        widths_a={layer.name: layer.width for layer in layers[a]},
-        widths_b={layer.name: layer.width for layer in layers[b]},
-        data=statistics.data,
-        examples=statistics.examples,
-        seed=statistics.study.seed,
-        warnings=tuple(filter(None, [statistics.missing, *statistics.warnings, *tables.warnings()])),
-        version=__version__,
-        provenance=provenance(statistics, a, b) | tables.ranks_in_words(),
-        complete=not tables.ended,
-    )
+    return comparisons_of(statistics, measures, [pair], interruption)[0]
+
+
+def comparisons_of(
+    statistics: Statistics,
+    measures: Sequence[Measure],
+    pairs: Sequence[tuple[str, str]],
+    interruption: Interruption | None = None,
+) -> list[Comparison]:
+    """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
+    interruption = interruption or Interruption(False)
+    every = [Tables(statistics, measures, *pair) for pair in pairs]
+    for tables in every:
+        tables.fill(interruption)
+    if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
+        with interruption.ending("measuring"):
+            _replicate(statistics, every)
+    return [tables.comparison(interruption.ended) for tables in every]
+
+
+def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
+    """Compute every value again without each chunk in turn."""
+    for tables in every:
+        tables.open_replicates()
+    for chunk in reported(range(statistics.study.chunks), "leaving out", "chunks"):
+        for collector in statistics.every():  # what was computed with all chunks, or without another one
+            collector.release()
+        for tables in every:
+            tables.replicate(chunk)
 
 
 class Tables:
@@ -64,7 +71,7 @@ class Tables:
     def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str):
         self.statistics, self.measures, self.a, self.b = statistics, measures, a, b
         self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
-        names = {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()}
+        names = {model: [layer.name for layer in statistics.layers[model]] for model in (a, b)}
         self.layers_a, self.layers_b = names[a], names[b]
         self.wanted = statistics.pairs.listed(names, a, b)
         self.values = {m.id: np.full((len(self.layers_a), len(self.layers_b)), np.nan) for m in measures}
@@ -87,24 +94,44 @@ class Tables:
             with interruption.ending("measuring"), torch.no_grad(), exact_products():
                 for x, y, read in reported(self._prepared(), "measuring", "pairs", total=len(self.wanted)):
                     self._pair(x, y, read)
-                self._replicate()
-        self.ended |= interruption.ended
 
-    def _replicate(self) -> None:
-        """Compute every value again without each chunk in turn, for those measures that the jackknife serves."""
-        smooth = [measure for measure in self.measures if not measure.jackknife_reason]
-        if not self.statistics.study.chunks or not any(self.statistics.collectors):
-            return
-        for measure in smooth:
-            self.sizes[measure.id] = self.statistics.collector(measure).chunk_sizes
-            shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
-            self.replicates[measure.id] = np.full(shape, np.nan)
-        for chunk in reported(range(self.statistics.study.chunks), "leaving out", "chunks"):
-            for collector in self.statistics.every():  # what was computed with all chunks, or without another one
-                collector.release()
-            here = [measure for measure in smooth if any(self.sizes[measure.id][chunk : chunk + 1])]
+    def open_replicates(self) -> None:
+        """Make room for the replicates of those measures that the jackknife serves."""
+        for measure in self.measures:
+            if not measure.jackknife_reason:
+                self.sizes[measure.id] = self.statistics.collector(measure).chunk_sizes
+                shape = (len(self.sizes[measure.id]), len(self.layers_a), len(self.layers_b))
+                self.replicates[measure.id] = np.full(shape, np.nan)
+
+    def replicate(self, chunk: int) -> None:
+        """Compute every value again without one chunk."""
+        here = [one for one in self.measures if any(self.sizes.get(one.id, ())[chunk : chunk + 1])]
+        with torch.no_grad(), exact_products():
             for x, y, read in self._prepared(here, chunk):
                 self._replicate_pair(chunk, here, x, y, read)
+
+    def comparison(self, ended: Set[str]) -> Comparison:
+        """Return the tables with all that says what they are, after the stages that `ended` early."""
+        self.ended |= ended
+        layers, a, b = self.statistics.layers, self.a, self.b
+        return Comparison(
+            a=self.statistics.names.get(a, a),
+            b=self.statistics.names.get(b, b),
+            layers_a=tuple(self.layers_a),
+            layers_b=tuple(self.layers_b),
+            tables=self.tables(),
+            shapes_a={layer.name: layer.shape for layer in layers[a] if self.statistics.examples},
+            shapes_b={layer.name: layer.shape for layer in layers[b] if self.statistics.examples},
+            widths_a={layer.name: layer.width for layer in layers[a]},
+            widths_b={layer.name: layer.width for layer in layers[b]},
+            data=self.statistics.data,
+            examples=self.statistics.examples,
+            seed=self.statistics.study.seed,
+            warnings=tuple(filter(None, [self.statistics.missing, *self.statistics.warnings, *self.warnings()])),
+            version=__version__,
+            provenance=provenance(self.statistics, a, b) | self.ranks_in_words(),
+            complete=not self.ended,
+        )
 
     def _prepared(
         self, measures: Sequence[Measure] | None = None, without: int | None = None
@@ -264,7 +291,8 @@ class Tables:
 
     def ranks_in_words(self) -> dict[str, str]:
         """Return how many directions each layer was cut to by measures that whiten, for the provenance."""
-        widths = {layer.key: layer.width for layers in self.statistics.layers.values() for layer in layers}
+        layers = self.statistics.layers
+        widths = {layer.key: layer.width for model in (self.a, self.b) for layer in layers[model]}
         found: dict[str, str] = {}
         for side, model in (("a", self.a), ("b", self.b)):
             cut = [f"{layer} {rank:,} of {widths[model, layer]:,}" for layer, rank in self.ranks[side].items()]

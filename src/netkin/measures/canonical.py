@@ -11,8 +11,7 @@ from torch import Tensor
 
 from netkin.arrays import exact_products, summing_dtype
 from netkin.errors import InflatedWarning, NoValue, ShapeError, UnknownName, ValueFault
-from netkin.measures.directions import leading, partial_roots, partly_whitened, spectrum, ties
-from netkin.measures.linear import arccos, root
+from netkin.measures.directions import arccos, leading, partial_roots, partly_whitened, root, spectrum, ties
 from netkin.measures.registry import AFFINE, FEW_EXAMPLES, RIGID, measure
 from netkin.statistics import Moments, Spectra
 from netkin.statistics.linear_algebra import largest, squared_norm

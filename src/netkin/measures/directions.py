@@ -211,6 +211,19 @@ class _LeadingDirections:
         )  # fmt: skip
 
 
+def arccos(cosine: Tensor) -> Tensor:
+    """Return the angle whose cosine is given, with the rounding over ±1 taken off; there its gradient is zero."""
+    inside = cosine.abs() < 1
+    ends = (1 - cosine.sign()) * (math.pi / 2)
+    return torch.where(inside, torch.arccos(torch.where(inside, cosine, 0)), ends)
+
+
+def root(square: Tensor) -> Tensor:
+    """Return the square root of what may be a rounding below zero; there its gradient is zero."""
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+
+
 def spectrum(side: Side) -> Tensor:
     """Return the eigenvalues of a layer's second moment in its numerical range, (blocks, r), zero elsewhere."""
     values, _ = side.eigen

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
+from netkin.measures.directions import arccos, root
 from netkin.measures.registry import LEADING, RIGID, measure
 from netkin.statistics import Moments
 
@@ -255,16 +255,3 @@ def _alignment(moments: Moments) -> Tensor:
 
 def _bures(moments: Moments) -> Tensor:
     return moments.nuclear / (moments.x_norm * moments.y_norm)
-
-
-def arccos(cosine: Tensor) -> Tensor:
-    """Return the angle whose cosine is given, with the rounding over ±1 taken off; there its gradient is zero."""
-    inside = cosine.abs() < 1
-    ends = (1 - cosine.sign()) * (math.pi / 2)
-    return torch.where(inside, torch.arccos(torch.where(inside, cosine, 0)), ends)
-
-
-def root(square: Tensor) -> Tensor:
-    """Return the square root of what may be a rounding below zero; there its gradient is zero."""
-    positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)

@@ -21,9 +21,10 @@ EXPECTED = {"relative_accuracy": (0.0, 1.0)}  # ends that an open scale shows at
 # lightness, chroma, hue in degrees, at equal distances along the scale
 ANCHORS = ((0.25, 0.09, 300.0), (0.42, 0.13, 275.0), (0.59, 0.10, 225.0), (0.76, 0.12, 165.0), (0.93, 0.16, 105.0))
 SHADES = 256
-# lines of layers, the first darkest, each clear of the page behind it: on white, and on black
+# lines of layers, the first darkest, each clear of the page behind it: on white, on black, and on either
 DEPTHS = {
     "light": ((0.30, 0.14, 300.0), (0.40, 0.14, 258.0), (0.48, 0.09, 205.0), (0.55, 0.13, 145.0), (0.62, 0.16, 50.0)),
+    "both": ((0.53, 0.17, 300.0), (0.55, 0.15, 258.0), (0.58, 0.10, 205.0), (0.61, 0.14, 145.0), (0.64, 0.16, 50.0)),
     "dark": ((0.60, 0.16, 300.0), (0.68, 0.13, 258.0), (0.76, 0.11, 205.0), (0.83, 0.13, 145.0), (0.93, 0.09, 80.0)),
 }
 LEVELS = 32  # of depth
@@ -108,6 +109,21 @@ def scales_of(tables: Sequence[Values]) -> dict[str, Scale]:
     return {table.id: Scale.of(table, together[table.name]) for table in tables}
 
 
+def zoomed(table: Values, own: np.ndarray) -> Scale:
+    """Return the scale of a measure without the far part that no layer enters, in tenths.
+
+    The lines of layers that are close throughout would else all lie on one another.
+    """
+    whole = Scale.of(table, own)
+    if not np.isfinite(own).any():
+        return whole
+    least = math.floor(10 * float(np.nanmin(whole.closeness(own))) + 1e-9) / 10
+    cut = min(least, 0.9) * (whole.high - whole.low)
+    if whole.higher_is_closer:
+        return Scale(whole.low + cut, whole.high, True, whole.open_ended)
+    return Scale(whole.low, whole.high - cut, False, whole.open_ended)
+
+
 @cache
 def palette() -> tuple[str, ...]:
     """Return the shades from far to close as ``#rrggbb``."""
@@ -120,7 +136,7 @@ def shades(count: int = SHADES) -> np.ndarray:
 
 
 def depths(page: str = "light") -> list[str]:
-    """Return the colours of lines from the first layer to the last, on a light or a dark page, as ``#rrggbb``."""
+    """Return the colours of lines from the first layer to the last, on a light page, a dark one or "both"."""
     return ["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in _mixed(DEPTHS[page], LEVELS).tolist()]
 
 
@@ -164,3 +180,29 @@ def _luminance(colour: str) -> float:
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+# --- style rules ------------------------------------------------------------------------------------------------------
+
+
+def shade_rules() -> str:
+    """Return the style rules of all shades, with a colour of text that is readable on each."""
+    return "".join(f".c{i}{{background:{shade};color:{ink(shade)}}}" for i, shade in enumerate(palette()))
+
+
+def bar_rule() -> str:
+    """Return the style rule of the legend's bar."""
+    stops = ",".join(palette()[i] for i in range(0, 256, 15))
+    return f".bar{{background:linear-gradient(90deg,{stops})}}"
+
+
+def depth_rules() -> str:
+    """Return the style rules of the layers' colours on light and dark pages, and on paper."""
+    light, dark = (_variables(depths(page)) for page in ("light", "dark"))
+    system = f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+    paper = f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}"
+    return f":root{{{light}}}{system}:root[data-theme=dark]{{{dark}}}{paper}"
+
+
+def _variables(colours: Sequence[str]) -> str:
+    return "".join(f"--d{i}:{colour};" for i, colour in enumerate(colours))

@@ -296,6 +296,11 @@ def take(batch: Any, count: int) -> Any:
     return _slice(batch, batch_length(batch), slice(0, count))
 
 
+def pick(batch: Any, places: list[int]) -> Any:
+    """Return the examples of a batch at these places, in this order."""
+    return _slice(batch, batch_length(batch), places)
+
+
 def repeated(batch: Any, count: int) -> Any:
     """Return copies of the first `count` examples of a batch, which begins anew where it has fewer."""
     length = batch_length(batch)

@@ -10,6 +10,7 @@ from netkin.results.series import Series
 from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
 from netkin.results.trends import THRESHOLDS, Trend
 from netkin.results.values import Match
+from netkin.results.weight_sparsity import SparsityStudy
 
 __all__ = [
     "THRESHOLDS",
@@ -21,6 +22,7 @@ __all__ = [
     "Measured",
     "Ranking",
     "Series",
+    "SparsityStudy",
     "Spread",
     "TaskAccuracies",
     "TaskEnsembles",

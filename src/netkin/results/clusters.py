@@ -1,4 +1,4 @@
-"""Clusters: which groups the rows of a table of similarities form, and how well two groupings agree."""
+"""Many networks by how far they lie apart: clusters, the tree in which they join, and their places in a plane."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.results.comparison import Comparison
+from netkin.results.values import Values
 
 
 def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None) -> tuple[int, ...]:
@@ -21,18 +22,64 @@ def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None)
         >>> user_clusters(alike)
         (0, 0, 1, 1)
     """
-    from scipy.cluster.hierarchy import fcluster, linkage
+    return clusters_of(_distances(similarity), count)
+
+
+def distances_of(table: Values) -> np.ndarray:
+    """Return how far apart networks are by a table of all pairs: symmetric, with zeros on the diagonal.
+
+    A similarity between -1 and 1 becomes its arccosine, an angle; one without such bounds what it lacks to the largest
+    value. Of a measure that is not symmetric the mean of both directions counts, or the one that is known.
+    """
+    _refuse_missing(table)
+    values = np.where(np.eye(len(table.values), dtype=bool), np.nan, table.values)
+    if table.higher_is_closer:
+        is_angle = table.bounds[0] >= -1 and table.bounds[1] <= 1
+        values = np.arccos(np.clip(values, -1, 1)) if is_angle else np.nanmax(values) - values
+    both = np.stack([values, values.T])
+    known = np.isfinite(both)
+    apart = np.where(known, both, 0).sum(0) / np.maximum(known.sum(0), 1)
+    np.fill_diagonal(apart, 0)
+    return apart
+
+
+def tree_of(distances: np.ndarray) -> np.ndarray:
+    """Return SciPy's table of which groups join at which mean distance, the nearest first.
+
+    Example:
+        >>> tree_of(np.array([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [4.0, 4.0, 0.0]])).tolist()
+        [[0.0, 1.0, 1.0, 2.0], [2.0, 3.0, 4.0, 3.0]]
+    """
+    from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
-    apart = _distances(similarity)
-    most = len(apart)
+    return linkage(squareform(distances, checks=False), method="average")
+
+
+def plane_of(distances: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return places in a plane by classical scaling, and the share of the squared spread that they keep."""
+    centring = np.eye(len(distances)) - 1 / len(distances)
+    values, vectors = np.linalg.eigh(-centring @ distances**2 @ centring / 2)
+    leading = np.clip(values[::-1][:2], 0, None)
+    total = np.abs(values).sum()
+    return vectors[:, ::-1][:, :2] * np.sqrt(leading), float(leading.sum() / total) if total else 1.0
+
+
+def clusters_of(distances: np.ndarray, count: int | None = None) -> tuple[int, ...]:
+    """Return the cluster of each network, numbered from 0 in their order, by average linkage.
+
+    Without `count` there are as many clusters as give the largest mean silhouette, at least two.
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    most = len(distances)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
         raise ValueFault(f"`count` is a number of clusters, 1 to {most}; got {count!r}.")
-    tree = linkage(squareform(apart, checks=False), "average")
+    tree = tree_of(distances)
     if count is not None:
         return _numbered(fcluster(tree, count, "maxclust"))
     found = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
-    return max(found, key=lambda one: _silhouette(apart, np.array(one)), default=tuple(range(most)))
+    return max(found, key=lambda one: _silhouette(distances, np.array(one)), default=tuple(range(most)))
 
 
 def adjusted_rand(found: Sequence[Any], truth: Sequence[Any]) -> float:
@@ -51,6 +98,20 @@ def adjusted_rand(found: Sequence[Any], truth: Sequence[Any]) -> float:
     both, first, second = (_pairs(part).sum() for part in (table, table.sum(1), table.sum(0)))
     chance = first * second / max(_pairs(np.array(len(found))), 1)
     return 1.0 if first == second == both else float((both - chance) / ((first + second) / 2 - chance))
+
+
+def _refuse_missing(table: Values) -> None:
+    """Refuse a table that lacks some pair of networks, in both directions."""
+    known = np.isfinite(table.values)
+    absent = np.argwhere(~(known | known.T) & ~np.eye(len(known), dtype=bool))
+    if len(absent):
+        i, j = absent[0]
+        pair = (table.layers_a[i], table.layers_a[j])
+        why = f": {table.holes[pair]}" if pair in table.holes else ""
+        raise NoValue(
+            f"{table.id} has no value for {pair[0]!r} and {pair[1]!r}{why.rstrip('.')}; a tree, a plane and clusters "
+            "need one for every pair."
+        )
 
 
 def _pairs(counts: np.ndarray) -> Any:

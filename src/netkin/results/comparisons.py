@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
-from netkin.results.comparison import Comparison
+from netkin.results.clusters import clusters_of, distances_of, plane_of, tree_of
+from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.labels import column_label, is_worth, pair_label
 from netkin.results.packing import all_unpacked, packed_many
-from netkin.results.records import freeze, frozen_mapping
+from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Values
 
@@ -164,10 +165,11 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def __init__(self, comparisons: Iterable[Comparison] | Mapping[Pair, Comparison]) -> None:
         found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
-        for i, one in enumerate(found):
-            if any((one.a, one.b) == (other.a, other.b) for other in found[:i]):
+        pairs: dict[Pair, Comparison] = {}
+        for one in found:
+            if pairs.setdefault((one.a, one.b), one) is not one:
                 raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
-        freeze(self, pairs=frozen_mapping({(c.a, c.b): c for c in found}))
+        freeze(self, pairs=frozen_mapping(pairs))
 
     def __getitem__(self, pair: Pair) -> Comparison:
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -216,14 +218,114 @@ class Comparisons(Mapping[Pair, Comparison]):
         NaN stands where nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
         """
-        models = self.models
+        models = {name: place for place, name in enumerate(self.models)}
         means = np.full((len(models), len(models)), np.nan)
-        for (a, b), comparison in self.pairs.items():
-            i, j, table = models.index(a), models.index(b), comparison.table(measure)
+        having = [pair for pair, one in self.pairs.items() if measure is None or measure in one]
+        for a, b in having or self.pairs:  # where none has it, the first refuses
+            i, j, table = models[a], models[b], self.pairs[a, b].table(measure)
             means[i, j] = _mean(table)
             if table.symmetric and (b, a) not in self.pairs:
                 means[j, i] = means[i, j]
         return means
+
+    def summaries(self) -> Comparison:
+        """Return the summaries of all measures as one comparison, with the models in rows and columns.
+
+        It is labelled, as in ``many.summaries()["cka"]["seed0", "seed1"]``, and is saved, printed and drawn like any.
+        """
+        first = next(iter(self.pairs.values()), None)
+        if first is None:
+            raise NoValue("there are no comparisons here to take summaries of.")
+        shared = set.intersection(*(set(one.provenance.items()) for one in self.pairs.values()))
+        origin = {key: text for key, text in first.provenance.items() if (key, text) in shared}
+        empty: dict[str, Any] = {key: {} for key in ("shapes_a", "shapes_b", "widths_a", "widths_b")}
+        return Comparison(
+            a="networks", b="networks", layers_a=self.models, layers_b=self.models,
+            tables={name: self._networks(name) for name in self.measures}, data=first.data, examples=first.examples,
+            seed=first.seed, version=first.version, created=first.created, provenance=origin, **empty,
+            warnings=tuple(dict.fromkeys(text for one in self.pairs.values() for text in one.warnings)),
+            complete=all(one.complete for one in self.pairs.values()),
+        )  # fmt: skip
+
+    def _networks(self, measure: str) -> Values:
+        """Return the summary of a measure as a table of networks, with the reasons of its holes."""
+        table = next(one[measure] for one in self.pairs.values() if measure in one)
+        values = self.summary(measure)
+        holes = {
+            (a, b): self._missing(a, b)
+            for i, a in enumerate(self.models)
+            for j, b in enumerate(self.models)
+            if np.isnan(values[i, j])
+        }
+        plain: dict[str, Any] = {"errors": None, "replicates": None, "chunk_sizes": (), "error_reasons": {}}
+        plain |= {"layers_a": self.models, "layers_b": self.models, "axes": ("network", "network")}
+        how = f"{table.conventions}; mean over layers of the same name, else over best matches".lstrip("; ")
+        return replace(table, values=values, holes=holes, conventions=how, **plain)
+
+    def _missing(self, a: str, b: str) -> str:
+        if (a, b) in self.pairs:
+            return "nothing was compared by this measure, or no pair of layers has a value"
+        other = (b, a) in self.pairs
+        return "compared in the other direction alone" if other else "these two were not compared"
+
+    def tree(self, measure: str | None = None) -> np.ndarray:
+        """Return which models join at which distance, by average linkage, as `scipy.cluster.hierarchy` has it.
+
+        Similarities between -1 and 1 are read as angles, their arccosines; the leaves are numbered as `models`.
+        """
+        return tree_of(distances_of(self.summaries().table(measure)))
+
+    def plane(self, measure: str | None = None) -> dict[str, tuple[float, float]]:
+        """Return a place in the plane for each model, by classical scaling of the distances of `tree`."""
+        places, _ = plane_of(distances_of(self.summaries().table(measure)))
+        return {name: (float(x), float(y)) for name, (x, y) in zip(self.models, places, strict=True)}
+
+    def clusters(self, count: int | None = None, measure: str | None = None) -> dict[str, int]:
+        """Return the cluster of each model, by cutting `tree`; without `count` where the mean silhouette is largest."""
+        return dict(zip(self.models, clusters_of(distances_of(self.summaries().table(measure)), count), strict=True))
+
+    def to_pandas(self, measure: str | None = None, *, long: bool = False) -> Any:
+        """Return the summary of a measure as a data frame of models by models, or one row for each number.
+
+        One row for each pair of layers of each pair of models comes back where `long` is asked for, and without
+        `measure` where there are several.
+        """
+        frame = optional("pandas").DataFrame
+        if not long and (measure is not None or len(self.measures) == 1):
+            return frame(self.summary(measure), index=list(self.models), columns=list(self.models))
+        rows = [(*pair, *row) for pair, one in self.pairs.items() for row in one.numbers(measure)]
+        return frame(rows, columns=["model_a", "model_b", *NUMBERS])
+
+    def to_xarray(self) -> Any:
+        """Return a data set with an array for each measure: models, models, layers, layers; NaN where nothing is.
+
+        Standard errors have arrays of their own, and ``cka summary`` is the summary. Models need not have the same
+        layers.
+        """
+        package = optional("xarray")
+        rows = list(dict.fromkeys(name for one in self.pairs.values() for name in one.layers_a))
+        columns = list(dict.fromkeys(name for one in self.pairs.values() for name in one.layers_b))
+        sides, ends = ("model_a", "model_b"), ("layer_a", "layer_b")
+        arrays: dict[str, Any] = {}
+        for measure in self.measures:
+            arrays[f"{measure} summary"] = (sides, self.summary(measure))
+            for title, field in ((measure, "values"), (f"{measure} standard error", "errors")):
+                found = self._stacked(measure, field, rows, columns)
+                arrays |= {} if found is None else {title: ((*sides, *ends), found)}
+        coordinates = dict(zip((*sides, *ends), (self.models, self.models, rows, columns), strict=True))
+        return package.Dataset(arrays, coords={key: list(names) for key, names in coordinates.items()})
+
+    def _stacked(self, measure: str, field: str, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray | None:
+        """Return one field of a measure's tables in one array; None where no table has it."""
+        models, found = {name: place for place, name in enumerate(self.models)}, False
+        stacked = np.full((len(models), len(models), len(rows), len(columns)), np.nan)
+        for (a, b), one in self.pairs.items():
+            values = getattr(one[measure], field) if measure in one else None
+            if values is not None:
+                places = np.ix_([rows.index(name) for name in one.layers_a], [columns.index(n) for n in one.layers_b])
+                stacked[models[a], models[b]][places] = values
+                found = True
+        return stacked if found else None
 
     def spread(self) -> Spread:
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from netkin.results.series import Series
     from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
     from netkin.results.values import Values
+    from netkin.results.weight_sparsity import SparsityStudy
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
@@ -169,7 +170,7 @@ def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
 
 
 def document(
-    result: Comparison | Comparisons | Series | Ranking | Federation | TaskAccuracies | TaskEnsembles,
+    result: Comparison | Comparisons | Series | Ranking | Federation | SparsityStudy | TaskAccuracies | TaskEnsembles,
 ) -> Facts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
@@ -282,12 +283,14 @@ READERS: dict[str, tuple[str, str, int]] = {
     "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
+    "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),
     "task accuracies": ("netkin.results.task_accuracies", "load_task_accuracies", 0),
     "task ensembles": ("netkin.results.task_accuracies", "load_task_ensembles", 0),
 }
 # who makes results of the documents of other kinds
 DOCUMENTS: dict[str, tuple[str, str]] = {
     "federation": ("netkin.results.federation", "federation_from"),
+    "sparsity": ("netkin.results.weight_sparsity", "sparsity_from"),
     "task accuracies": ("netkin.results.task_accuracies", "tasks_from"),
     "task ensembles": ("netkin.results.task_accuracies", "tasks_from"),
 }
@@ -300,10 +303,10 @@ COLLECTORS = (
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return what was saved at `path`, whatever its kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `TaskAccuracies`, `TaskEnsembles` or `Claim`, also
-    as a JSON document; statistics to compare from, and single collectors; a recording to make series of; a stitch,
-    with the two `models` that it joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with
-    their model.
+    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
+    or `Claim`, also as a JSON document; statistics to compare from, and single collectors; a recording to make series
+    of; a stitch, with the two `models` that it joins; a compressed model, with the original one; and fits of
+    `nk.kernel_ridge`, with their model.
     Without models a stitch and a compressed model give their records. Torch is imported only for what needs it.
     """
     if files.read_start(path, 1) == b"{":

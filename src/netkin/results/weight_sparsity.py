@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
 from typing import Any
 
 from netkin import files
+from netkin.errors import ShapeError, ValueFault
 from netkin.results.comparison import Comparison
 from netkin.results.packing import document as described
-from netkin.results.packing import plain
-from netkin.results.records import now
+from netkin.results.packing import from_document, packed_many, plain, unpacked
+from netkin.results.records import checked, now, typed
+
+KIND = "sparsity"
+DERIVED = ("mean_similarity", "accuracy")  # of a study's document
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,14 @@ class WeightSparsity:
     epsilons: tuple[float, ...] = ()
     relative: tuple[float, ...] = ()
     dense_parameters: int = 0  # those that can't be pruned: biases, norms, embeddings
+
+    def __post_init__(self) -> None:
+        counts = {"below": self.epsilons, "below_left": self.epsilons}
+        counts |= {"below_relative": self.relative, "below_relative_left": self.relative}
+        for row in self.layers:
+            wrong = [name for name, wanted in counts.items() if len(getattr(row, name)) != len(wanted)]
+            if wrong or not 0 <= row.left <= row.weights or row.weights < 1:
+                raise ShapeError(f"layer {row.layer!r} needs weights, and a count below each ε of the table.")
 
     @property
     def weights(self) -> int:
@@ -148,6 +162,16 @@ class SparsityStudy:
     version: str = ""
     created: str = field(default_factory=now)
 
+    def __post_init__(self) -> None:
+        if not self.networks or "sparsity" in self.networks or not all(one.layers for one in self.networks.values()):
+            raise ValueFault("a study holds one network or more, each with layers, none of them named 'sparsity'.")
+        for what in ("histograms", "sizes", "interlayer", "costs"):
+            _refuse_strangers(self, what, partly=what in ("interlayer", "costs"))
+        counts = {len(self.edges) - 1, *(len(one) for one in self.histograms.values())}
+        lengths = {len(one) for one in self.curve.values()}
+        if len(counts) > 1 or len(lengths) > 1 or (self.curve and self.curve.keys() - {"sparsity"} != set(self.names)):
+            raise ShapeError("histograms need one count between two edges, and curves one value for each sparsity.")
+
     @property
     def names(self) -> tuple[str, ...]:
         """The networks."""
@@ -172,10 +196,21 @@ class SparsityStudy:
         found = [value for value in values if math.isfinite(value)]
         return sum(found) / len(found) if found else math.nan
 
-    def document(self) -> dict[str, Any]:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the study to one file, whole or not at all; over another kind of file only with `overwrite`."""
+        headers, arrays = packed_many(self.interlayer.values())
+        header = {name: value for name, value in self.to_document().items() if name not in ("kind", "format")}
+        header["interlayer"] = dict(zip(self.interlayer, headers, strict=True))
+        files.write(path, KIND, header, arrays, overwrite=overwrite)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
+        """Return weights, similarity and accuracy as a matplotlib figure, written to `path` if given."""
+        return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
+
+    def to_document(self) -> dict[str, Any]:
         """Return everything as lists, mappings, texts and numbers, as `--json` prints it."""
         own = {
-            "kind": "sparsity",
+            "kind": KIND,
             "format": files.FORMAT,
             "networks": {name: _table_document(table) for name, table in self.networks.items()},
             "interlayer": {name: described(one) for name, one in self.interlayer.items()},
@@ -185,6 +220,8 @@ class SparsityStudy:
         }
         rest = ("edges", "histograms", "sizes", "curve", "costs_on", "data", "examples", "version", "created")
         return plain(own | {name: getattr(self, name) for name in rest})
+
+    document = to_document  # its name in earlier versions
 
     def __str__(self) -> str:
         parts = [f"{name}\n{table}\n{self._summary(name)}" for name, table in self.networks.items()]
@@ -201,6 +238,48 @@ class SparsityStudy:
         for row in self.costs.get(name, ()):
             lines.append(cost_in_words(row))
         return "\n".join(lines)
+
+
+def load_sparsity(path: str | os.PathLike[str]) -> SparsityStudy:
+    """Return the study that was saved at `path`."""
+    header, arrays = files.read(path, KIND)
+    with files.damage_reported(path):
+        compared = typed(header["interlayer"], dict[str, Any], "interlayer")
+        return _study(header, {name: unpacked(own, arrays, f"{k}/") for k, (name, own) in enumerate(compared.items())})
+
+
+def sparsity_from(content: Mapping[str, Any]) -> SparsityStudy:
+    """Return the study that `to_document` described."""
+    return _study(content, {name: from_document(one) for name, one in content["interlayer"].items()})
+
+
+def _study(content: Mapping[str, Any], interlayer: Mapping[str, Comparison]) -> SparsityStudy:
+    known = {name: value for name, value in content.items() if name not in ("kind", "format", *DERIVED)}
+    own = {
+        "networks": {name: _weights(one) for name, one in content["networks"].items()},
+        "costs": {name: tuple(map(_cost, rows)) for name, rows in content["costs"].items()},
+        "interlayer": dict(interlayer),
+    }
+    return checked(SparsityStudy, known | own)
+
+
+def _weights(content: Mapping[str, Any]) -> WeightSparsity:
+    names = {one.name for one in fields(WeightSparsity)}
+    return checked(WeightSparsity, {name: value for name, value in content.items() if name in names})
+
+
+def _cost(content: Mapping[str, Any]) -> LinearCost:
+    """Return a row of costs, in which null stands for a number that there is not."""
+    absent = [name for name in ("bytes", "dense_seconds", "seconds", "error") if content[name] is None]
+    row, unknown = checked(LinearCost, {**content, **dict.fromkeys(absent, 0.0)}), math.nan
+    return replace(row, **dict.fromkeys(absent, unknown))  # type: ignore[arg-type]
+
+
+def _refuse_strangers(study: SparsityStudy, what: str, *, partly: bool) -> None:
+    """Refuse a part of a study that is about other networks."""
+    named = set(getattr(study, what))
+    if named - set(study.networks) or not (partly or named == set(study.networks)):
+        raise ShapeError(f"`{what}` are of {sorted(named)}, and the networks are {sorted(study.networks)}.")
 
 
 def cost_in_words(row: LinearCost) -> str:

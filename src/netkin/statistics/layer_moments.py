@@ -212,7 +212,7 @@ class LayerMoments(Collector):
 
     def release(self) -> None:
         self._sides: dict[tuple[Key, int | None], Side] = {}
-        self._homes: dict[tuple[Key, Key], CrossSums] = {}
+        self._homes: dict[tuple[Key, Key], CrossSums] = getattr(self, "_homes", {})  # until the blocks change
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
         if not self._layers:

@@ -1,7 +1,9 @@
 """ε-sparsity by known answers and NumPy, Theorem 1, and what a study of networks holds."""
 
 import copy
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +28,8 @@ from netkin.applications.sparsity.sparsity_study import (
     two_four_cost,
     two_four_mask,
 )
-from netkin.errors import ValueFault
+from netkin.errors import FileFault, NetkinError, ValueFault
+from netkin.results.weight_sparsity import LinearCost
 
 
 def net(seed=0):
@@ -286,3 +289,52 @@ def test_masks_that_leave_nothing_are_told():
     assert sparsity_study(model).networks["model"].emptied == ("",)
     with pytest.raises(ValueFault, match="no weight is left"):
         epsilon_sparsity(model, 0.1, of_left=True)
+
+
+@pytest.mark.parametrize("data", [None, "labelled"])
+def test_a_saved_study_comes_back_whole(data, tmp_path):
+    sparse = net()
+    put_masks(sparse, {name: torch.rand(layer.weight.shape) > 0.5 for name, layer in prunable_layers(sparse).items()})
+    models = {"before": net(), "after": sparse}
+    study = sparsity_study(models, data and labelled(), sparsities=(0, 0.5), costs=True)
+    study.save(tmp_path / "study.netkin")
+    found = nk.load(tmp_path / "study.netkin")
+    assert isinstance(found, nk.SparsityStudy)
+    assert str(found) == str(study)
+    assert nk.document(found) == nk.document(study)
+    assert found.interlayer == study.interlayer
+    (tmp_path / "study.json").write_text(json.dumps(nk.document(study)))
+    assert nk.document(nk.load(tmp_path / "study.json")) == nk.document(study)
+    page = nk.report(found, tmp_path / "study.html").read_text()
+    assert page == nk.report(study, tmp_path / "other.html").read_text()
+
+
+def test_a_cost_that_there_is_not_stays_unknown(tmp_path):
+    row = LinearCost("fc", "2:4", 0.5, 100, math.nan, math.nan, math.nan, math.nan, "it needs a GPU")
+    study = replace(sparsity_study(net()), costs={"model": (row,)}, costs_on="CPU")
+    study.save(tmp_path / "study.netkin")
+    (found,) = nk.load(tmp_path / "study.netkin").costs["model"]
+    assert math.isnan(found.bytes)
+    assert math.isnan(found.error)
+    assert replace(found, bytes=0, dense_seconds=0, seconds=0, error=0) == replace(
+        row, bytes=0, dense_seconds=0, seconds=0, error=0
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"networks": {}}, {"sizes": {}}, {"histograms": {"model": (1, 2)}}, {"curve": {"sparsity": (0.0,)}},
+        {"costs": {"stranger": ()}},
+    ],
+)  # fmt: skip
+def test_a_study_that_does_not_fit_together_is_refused(change):
+    with pytest.raises(NetkinError, match="networks|network|edges"):
+        replace(sparsity_study(net()), **change)
+
+
+def test_no_other_file_is_written_over(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileFault):
+        sparsity_study(net()).save(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"

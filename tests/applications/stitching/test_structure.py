@@ -9,7 +9,7 @@ import netkin as nk
 from netkin.applications.stitching import barrier, distance, interpolate, rank, sparsity, stitch
 from netkin.applications.stitching.direct import LinearMap
 from netkin.errors import ShapeError, ValueFault
-from netkin.reporting.stitch_figures import plot_matrix
+from netkin.reporting.figures import plot_matrix
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 

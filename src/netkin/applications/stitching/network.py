@@ -238,7 +238,7 @@ class Stitch:
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the matrix, or draw it into `ax`; write it where a `path` is given."""
         title, labels = f"{self.method}: {' → '.join(_labels(self))}", _labels(self)
-        figures = import_module("netkin.reporting.stitch_figures")
+        figures = import_module("netkin.reporting.figures")
         return figures.plot_matrix(self.map.weight.cpu().numpy(), labels, title, path, ax, overwrite=overwrite)
 
     def __str__(self) -> str:

@@ -99,7 +99,7 @@ class Barrier:
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Any = None, *, overwrite: bool = False) -> Any:
         """Return a figure of the way from one stitch to the other, or draw it into `ax`; write it to a `path` given."""
-        barriers = import_module("netkin.reporting.stitch_figures")
+        barriers = import_module("netkin.reporting.figures")
         title = f"barrier {self.height:.4f}, {self.examples:,} examples"
         numbers = (self.weights, self.cross_entropies, self.relative_accuracies)
         return barriers.plot_barrier(*numbers, title, path, ax, overwrite=overwrite)

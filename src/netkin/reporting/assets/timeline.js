@@ -74,13 +74,17 @@ function repaint(section, k) {
   find(".when", section).textContent = stepName(at);
   for (const pane of all(".panes button", section)) pane.setAttribute("aria-current", String(Number(pane.dataset.place) === at));
   const now = find(".now", section);
-  if (now) now.style.left = `${100 * series.places[at]}%`;
+  for (const end of now ? ["x1", "x2"] : []) now.setAttribute(end, 1000 * series.places[at]);
   if (k === measureAt) retell(figure);
 }
 
 /* ---------- going to a step or a measure ---------- */
 
 const sections = all("section.measure");
+for (const field of all("[data-lines] .field")) {
+  draw(find("svg", field), "line", { class: "now", y1: 0, y2: 1000, "vector-effect": "non-scaling-stroke" });
+  field.addEventListener("chosen", (event) => stepBy(event.detail.place));
+}
 
 function goTo(k) {
   at = Math.min(Math.max(0, k), series.steps.length - 1);

@@ -1,0 +1,374 @@
+"""All pairs of many models: how many run together, so that each pass fits the memory, and what all passes take.
+
+Models are split into groups; a pass runs two of them, and every pair of models meets in one pass. A model then runs in
+as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each model runs
+once; where a sample of the examples may stand for all, that is a third way. The plan takes the cheapest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.feed import Feed
+from netkin.comparing.planning import Plan, _Findings, make_plan, needs_of
+from netkin.comparing.request import Options, Request
+from netkin.comparing.subjects import Subject
+from netkin.errors import MemoryLimit
+from netkin.measures.registry import Measure
+from netkin.memory import size_in_words
+from netkin.representations.guests import random_states_kept
+from netkin.representations.nesting import leaves
+from netkin.representations.shapes import name_of as shape_name
+from netkin.sources import load_model
+from netkin.statistics.collector import LayerSize, Study
+
+RESULT = 6_000  # bytes of a comparison beside its numbers, as measured
+SIDE = 192  # rows and columns of the products by which this machine's speed is taken
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class ModelBlock:
+    """Models that run together in one pass, and those pairs of them that meet in it."""
+
+    models: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+
+def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
+    """Return blocks of at most `2 * size` models, in which every pair is once; those in a row share models.
+
+    Example:
+        >>> [block.models for block in blocks_of([("a", "b"), ("a", "c"), ("b", "c")], 1)]
+        [('a', 'b'), ('a', 'c'), ('b', 'c')]
+    """
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    count = -(-len(names) // size)
+    if count < 3:
+        return [ModelBlock(tuple(names), tuple(pairs))]
+    group = {name: place * count // len(names) for place, name in enumerate(names)}
+    found: dict[tuple[int, int], list[Pair]] = {}
+    for a, b in pairs:
+        i, j = sorted((group[a], group[b]))
+        # the pairs inside a group go with the pass of this group and the next, so that no pass has two such sets
+        home = (i, j) if i != j else (min(i, (i + 1) % count), max(i, (i + 1) % count))
+        found.setdefault(home, []).append((a, b))
+    ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
+    return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
+
+
+# --- what the plan knows ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairsWay:
+    """One way through all pairs: its blocks, and what it takes."""
+
+    blocks: tuple[ModelBlock, ...]
+    examples: int | None
+    batches: int
+    statistics: int  # bytes of the statistics of one pass
+    rows: int  # bytes of the rows and inputs that are kept from pass to pass
+    models: int  # bytes of the models that are loaded at once
+    operations: int | None
+    is_sample: bool = False
+
+    @property
+    def keeps_rows(self) -> bool:
+        return self.rows > 0
+
+    @property
+    def runs(self) -> int:
+        """How often models run on all examples, taken together."""
+        every = [name for block in self.blocks for name in block.models]
+        return len(set(every)) if self.keeps_rows else len(every)
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether each model runs once on each batch."""
+        return self.runs == len({name for block in self.blocks for name in block.models})
+
+    @property
+    def bytes(self) -> int:
+        return self.statistics + self.rows + self.models
+
+    @property
+    def together(self) -> int:
+        """The number of models in the largest pass."""
+        return max(len(block.models) for block in self.blocks)
+
+    @property
+    def words(self) -> str:
+        """What is done, in a few words."""
+        count = len(self.blocks)
+        passes = (
+            "1 pass of all models together" if count == 1 else f"{count:,} passes of up to {self.together:,} models"
+        )
+        kept = ", rows kept from the first" if self.keeps_rows else ""
+        return passes + kept + (f", on a sample of {self.examples:,} examples" if self.is_sample else "")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long work takes here: a model on a batch, a multiply-add, and reading a pair of models; None if unknown."""
+
+    batch: float
+    operation: float
+    pair: float = 0.0
+
+    def seconds(self, way: PairsWay, pairs: int) -> tuple[float, float, float]:
+        """Return the seconds of the forward passes, of the statistics and of reading."""
+        return way.runs * way.batches * self.batch, (way.operations or 0) * self.operation, pairs * self.pair
+
+
+@dataclass(frozen=True)
+class PairsPlan:
+    """How all pairs of many models will be compared, and what that takes; `str` tells it in words.
+
+    `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
+    concerns all but the `result`; `seconds` is what a trial with two models lets expect.
+    """
+
+    models: int
+    pairs: int
+    way: PairsWay
+    others: Mapping[str, str]  # other ways and what they would take, or why they can't be gone
+    passes: int
+    bytes: int
+    limit: int
+    result: int
+    seconds: float | None
+    lines: tuple[str, ...] = ()
+    refused: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+# --- finding the plan -------------------------------------------------------------------------------------------------
+
+
+class Planner:
+    """What was found out of the models and the data, from few examples of one model of each architecture."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        options: Options,
+        pairs: Pairs,
+        study: Study,
+        measures: Sequence[Measure],
+        data: Any,
+        examples: int | None,
+    ):
+        self.given, self.options, self.pairs, self.study, self.measures = given, options, pairs, study, measures
+        self.data, self.asked = data, examples
+        alike: dict[Any, list[str]] = {}
+        for name, thing in given.items():
+            alike.setdefault(_architecture(name, thing, options), []).append(name)
+        self.kinds = {names[0]: names for names in alike.values()}
+        self.layers: dict[str, list[LayerSize]] = {}
+        self.sizes: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
+        self.inputs, self.batch, self.batches, self.learning = 0, 1, 0, 0
+        self.total: int | None = None
+        self.speed = Speed(0.0, _operation_seconds())
+        with random_states_kept(data=[data]):
+            for first, names in self.kinds.items():
+                self._look(first, names)
+
+    def _look(self, first: str, names: Sequence[str]) -> None:
+        """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
+        model = loaded(self.given[first], first, list(self.given))
+        request = Request({first: model}, self.options, Pairs([]), self.study, self.data, self.asked)
+        self.study = replace(self.study, limit=request.study.limit, device=request.study.device)
+        feed = Feed(request.runners, self.data, self.asked, paired=False)
+        self.total = feed.expected
+        found = _Findings(request.runners, self.measures, Pairs([]), self.study)
+        found.look(feed)
+        (runner,), sizes = request.runners, list(found.layers[first].values())
+        batch = next(iter(feed))[runner]
+        self.batch, self.inputs = found.batch, _bytes_of(batch)
+        self.speed = replace(self.speed, batch=max(self.speed.batch, _forward_seconds(runner, batch)))
+        by_name = isinstance(self.given[first], str)
+        for name in names:
+            self.layers[name] = [replace(one, model=name) for one in sizes]
+            self.sizes[name] = sum(one.nbytes for one in model.state_dict().values()) if by_name else 0
+
+    @property
+    def keepable(self) -> str:
+        """Why rows can't be kept; empty where they can."""
+        shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
+        if self.options.resizes or any(shape_name(one) == "dft" for one in shapes):
+            return "maps are compared with their places, which rows alone do not tell"
+        if any(need.target is not None or "weights" in need.feeds for need in needs_of(self.measures)):
+            return "the measures read gradients or weights"
+        if not all(isinstance(one, (str, nn.Module)) for one in self.given.values()):
+            return "some models have data of their own or are recorded already"
+        return "" if self.total is not None else "the data do not tell how many they are"
+
+    def ways(self, rows: int | None, keeps: bool = True) -> tuple[dict[str, PairsWay], dict[str, str]]:
+        """Return the ways that fit the memory, and why others do not; with `rows`, a sample of so many examples too."""
+        found: dict[str, PairsWay] = {}
+        why: dict[str, str] = {}
+        counts = [self.total] + ([rows] if rows is not None and self.total is not None and rows < self.total else [])
+        for count in counts:
+            prefix = "sample, " if count != self.total else ""
+            for name, kept in (("blocks", False), ("rows kept", True)):
+                reason = "" if keeps else "several processes share the data"
+                if kept and (reason := reason or self.keepable):
+                    why[prefix + name] = reason
+                    continue
+                try:
+                    found[prefix + name] = self._way(count, kept)
+                except MemoryLimit as fault:
+                    why[prefix + name] = str(fault)
+        if not found:
+            raise MemoryLimit(why["blocks"])
+        for name in [name for name, way in found.items() if way.runs_once and not way.keeps_rows]:
+            found.pop(name.replace("blocks", "rows kept"), None)  # nothing is saved by keeping rows
+        return found, why
+
+    def chosen(self, ways: Mapping[str, PairsWay]) -> str:
+        """Return the cheapest way; one on all examples in which each model runs once needs no sample."""
+        pairs, exact = len(self.pairs.of), [name for name, way in ways.items() if not way.is_sample]
+        once = [name for name in exact if ways[name].runs_once]
+        return min(once or list(ways), key=lambda name: sum(self.speed.seconds(ways[name], pairs)))
+
+    def result(self) -> int:
+        """Return the bytes of the result."""
+        cells = sum(self._cells(a, b) for a, b in self.pairs.of[:1]) * len(self.pairs.of)
+        return RESULT * len(self.pairs.of) + 8 * cells * len(self.measures) * (1 + self.study.chunks)
+
+    def _cells(self, a: str, b: str) -> int:
+        return len(self.layers[a]) * len(self.layers[b])
+
+    def _way(self, examples: int | None, keeps_rows: bool) -> PairsWay:
+        """Return the blocks of most models that fit beside all else that is held."""
+        rows = self._rows(examples) if keeps_rows else 0
+        most, held = len(self.given), rows + self._loaded(1, keeps_rows)
+        if held > self.study.limit:
+            what = "the rows of all models" if keeps_rows else "two models"
+            raise MemoryLimit(
+                f"{what} need {size_in_words(held)}, and the limit is {size_in_words(self.study.limit)}; use fewer "
+                "`layers=` or `examples=`, or a higher `memory=`."
+            )
+        size = _largest(lambda one: self._priced(one, examples, rows) is not None, most // 2 + most % 2)
+        if size == 0:
+            self._pass_plan(1, examples, rows)  # which refuses
+        blocks = blocks_of(self.pairs.of, size)
+        plan = self._priced(size, examples, rows)
+        assert plan is not None
+        batches = -(-(examples or 1) // self.batch)
+        return PairsWay(
+            tuple(blocks), examples, batches, plan.bytes, rows, self._loaded(size, keeps_rows),
+            self._operations(blocks, examples), examples != self.total,
+        )  # fmt: skip
+
+    def _rows(self, examples: int | None) -> int:
+        """Return the bytes of all rows of all models, and of the inputs."""
+        count = examples or 0
+        each = sum(one.rows_of(count) * one.width * one.itemsize for own in self.layers.values() for one in own)
+        return each + self.inputs * count // self.batch
+
+    def _loaded(self, size: int, keeps_rows: bool) -> int:
+        heavy = sorted(self.sizes.values(), reverse=True)
+        return sum(heavy if keeps_rows else heavy[: 2 * size])
+
+    def _priced(self, size: int, examples: int | None, rows: int) -> Plan | None:
+        """Return the plan of the largest pass of two groups of `size` models; None where it does not fit."""
+        try:
+            return self._pass_plan(size, examples, rows)
+        except MemoryLimit:
+            return None
+
+    def _pass_plan(self, size: int, examples: int | None, rows: int) -> Plan:
+        heavy = sorted(self.layers, key=lambda name: -sum(one.width**2 for one in self.layers[name]))[: 2 * size]
+        whole = len(heavy) == len(self.layers)
+        own = heavy if whole else heavy[:size]
+        pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
+        names = {name: [one.name for one in self.layers[name]] for name in heavy}
+        rectangles = Pairs(pairs, self.pairs.which).rectangles(names)
+        alignment = Alignment([one for name in heavy for one in self.layers[name]], rectangles)
+        left = self.study.limit - rows - self._loaded(size, rows > 0)
+        study = replace(
+            self.study, layers=alignment.layers, rectangles=alignment.rectangles, examples=examples, limit=left
+        )
+        return make_plan(needs_of(self.measures), study)
+
+    def _operations(self, blocks: Sequence[ModelBlock], examples: int | None) -> int | None:
+        """Return the multiply-adds of the statistics of all passes: of every layer in every pass, and of every pair."""
+        if examples is None:
+            return None
+        widths = {name: sum(one.width**2 for one in own) for name, own in self.layers.items()}
+        rows = max(one.rows_of(examples) for own in self.layers.values() for one in own)
+        own = sum(widths[name] for block in blocks for name in block.models)
+        ends = (self.pairs.of[0], self.pairs.of[-1])
+        return rows * (own + len(self.pairs.of) * sum(map(self._products, ends)) // 2)
+
+    def _products(self, pair: Pair) -> int:
+        """Return the entries of the cross moments of two models."""
+        layers: dict[Any, int] = {one.key: one.width for name in pair for one in self.layers[name]}
+        names = {name: [one.name for one in self.layers[name]] for name in pair}
+        rectangles = Pairs([pair], self.pairs.which).rectangles(names)
+        return sum(layers[x] * layers[y] for left, right in rectangles for x in left for y in right)
+
+
+def loaded(thing: Any, name: str, names: Sequence[str]) -> Any:
+    """Return a model that was given by name, or the thing itself; random weights are drawn by its place."""
+    return load_model(thing, seed=names.index(name)) if isinstance(thing, str) else thing
+
+
+def _architecture(name: str, thing: Any, options: Options) -> Any:
+    """Return by what models that have the same layers are known."""
+    chosen = repr(options.layers_of(name)), id(options.forward[name]), id(options.transforms[name])
+    if isinstance(thing, str) and "@" in thing:
+        return thing.partition("@")[0], *chosen
+    if isinstance(thing, nn.Module) and not isinstance(thing, Subject):
+        return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
+    return name, *chosen
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number from 1 to `most` that fits, 0 if none does; smaller ones than that fit, too."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
+
+
+def _forward_seconds(runner: Any, batch: Any) -> float:
+    """Return how long a model takes for a batch, the second time."""
+    with runner.ready(lambda layer, rows: rows):
+        runner.rows(batch)
+        begin = time.perf_counter()
+        runner.rows(batch)
+        return time.perf_counter() - begin
+
+
+def _operation_seconds() -> float:
+    """Return how long a multiply-add of a product takes here."""
+    square = torch.ones(SIDE, SIDE, dtype=torch.float64)
+    square @ square
+    begin = time.perf_counter()
+    for _ in range(4):
+        square @ square
+    return (time.perf_counter() - begin) / 4 / SIDE**3

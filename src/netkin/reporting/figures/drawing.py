@@ -1,0 +1,219 @@
+"""Drawing with matplotlib, which is imported only when a figure is asked for: the heatmap, the line chart, files."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netkin import files
+from netkin.errors import MissingExtra, ValueFault
+from netkin.reporting.charts import Chart, Line, StepAxis
+from netkin.reporting.grids import Grid
+from netkin.reporting.scales import shades
+from netkin.reporting.words import shortened
+
+KINDS = (".png", ".svg", ".pdf")
+TICKS = 32  # names on an axis at most
+MARKS = "os^D"
+LISTED = 16  # lines that a legend lists; of more, some are named beside a bar of their colours
+STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "netkin"}
+
+
+def kind_of(path: str | os.PathLike[str] | None) -> str:
+    """Return the kind of file that the ending of `path` names, or refuse the ending."""
+    kind = "" if path is None else Path(path).suffix.lower()
+    if path is not None and kind not in KINDS:
+        raise ValueFault(f"a figure ends in {', '.join(KINDS)}; got {str(path)!r}.")
+    return kind.lstrip(".")
+
+
+def refuse_file(measure: object) -> None:
+    """Refuse the name of a file where that of a measure belongs."""
+    if isinstance(measure, (str, os.PathLike)) and str(measure).lower().endswith(KINDS):
+        raise ValueFault(f"{str(measure)!r} is a file, and no measure; pass it as `path={str(measure)!r}`.")
+
+
+def matplotlib(module: str) -> Any:
+    """Return one of matplotlib's modules, or name the extra that brings it."""
+    try:
+        return import_module(module)
+    except ImportError as fault:
+        raise MissingExtra(
+            "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
+        ) from fault
+
+
+def empty_figure(width: float, height: float) -> Any:
+    """Return a figure of its own, so that no global state of matplotlib's is touched."""
+    figure = matplotlib("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    matplotlib("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure
+
+
+def heatmap_into(ax: Any, grid: Grid, names: tuple[str, str], *, best: bool = True, most: int = TICKS) -> Any:
+    """Draw a heatmap into axes, with the names of at most so many layers, and return its image."""
+    colours = matplotlib("matplotlib.colors").ListedColormap(shades() / 255, name="netkin")
+    colours = colours if grid.scale.higher_is_closer else colours.reversed()
+    low, high = grid.scale.low, grid.scale.high
+    low, high = (low, high) if high > low else (low - 0.5, low + 0.5)
+    values = np.ma.masked_invalid(grid.values)
+    image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest", aspect="equal")
+    _hatch(ax, grid)
+    if best:
+        _mark_best(ax, grid)
+    for place in grid.borders:
+        ax.axhline(place - 0.5, color="white", linewidth=2.5)
+        ax.axvline(place - 0.5, color="white", linewidth=2.5)
+    if grid.note:
+        write_words(ax.set_title, grid.note, fontsize=8)
+    name_axis(ax.xaxis, grid.columns, names[1], upright=True, most=most)
+    name_axis(ax.yaxis, grid.rows, names[0], most=most)
+    ax.spines[:].set_visible(False)
+    return image
+
+
+def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
+    """Put the bar of colours beside one pair of axes or several; close is up, as everywhere."""
+    figure = image.axes.figure
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03)
+    bar.outline.set_visible(False)
+    if not grid.scale.higher_is_closer:
+        bar.ax.invert_yaxis()
+    bar.ax.tick_params(labelsize=7, width=0.6)
+    write_words(bar.set_label, f"{grid.id} ({grid.scale.better})", fontsize=8)
+
+
+def _hatch(ax: Any, grid: Grid) -> None:
+    """Hatch what has no value."""
+    rectangle = matplotlib("matplotlib.patches").Rectangle
+    for i, j in grid.holes:
+        ax.add_patch(rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, hatch="/////", edgecolor="#999999", linewidth=0))
+
+
+def _mark_best(ax: Any, grid: Grid) -> None:
+    if not grid.best:
+        return
+    size = min(16.0, 600.0 / max(len(grid.columns), len(grid.rows)))
+    ax.scatter(
+        list(grid.best.values()), list(grid.best), s=size, c="white", edgecolors="black", linewidths=0.5, zorder=3
+    )
+
+
+def lines_into(ax: Any, chart: Chart, up: str = "", *, marks: str = MARKS, legend: bool | None = None) -> None:
+    """Draw a line chart into axes, with bars for errors; `up` names the axis of the values.
+
+    Values that are so by construction are joined by a faint line. A legend is there by default if lines are several.
+    """
+    for k, line in enumerate(chart.lines):
+        _line_into(ax, chart, k, line, marks[(k if line.kind is None else line.kind) % len(marks)])
+    if chart.along is None:
+        name_axis(ax.xaxis, chart.names, "", upright=True)
+    else:
+        _number_axis(ax, chart)
+        write_words(ax.set_xlabel, chart.across, fontsize=8)
+    margin = 0.03 * (chart.up.high - chart.up.low)
+    ax.set_ylim(chart.up.low - margin, chart.up.high + margin)
+    write_words(ax.set_ylabel, up, fontsize=8)
+    ax.tick_params(labelsize=7, width=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    if len(chart.lines) > 1 if legend is None else legend:
+        _name_lines(ax, chart.lines)
+
+
+def _line_into(ax: Any, chart: Chart, k: int, line: Line, mark: str) -> None:
+    places, free = _along(chart, k), len(line.values) - line.given
+    values = np.array([math.nan if value is None else value for value in line.values])
+    bars = [line.bar(j) or (value, value) for j, value in enumerate(values)]
+    reach = [[abs(values[j] - bar[side]) for j, bar in enumerate(bars)] for side in (0, 1)]
+    style: dict[str, Any] = {"marker": mark, "markersize": 5 if mark == "." else 3, "linewidth": 1.2}
+    style |= {"color": line.colour} if line.colour else {} if line.kind is None else {"color": f"C{line.kind % 10}"}
+    shown = np.where(np.arange(len(values)) < free, values, math.nan)
+    if any(line.bar(j) for j in range(free)):
+        drawn = ax.errorbar(places, shown, yerr=np.nan_to_num(reach), capsize=2, **style)[0]
+    else:
+        (drawn,) = ax.plot(places, shown, **style)
+    drawn.set_label(line.name.replace("$", r"\$"))
+    known = [j for j in range(free) if math.isfinite(values[j])]
+    if line.given and known:
+        given = [*zip(places[known[-1] :], values[known[-1] :], strict=True)]
+        faint = matplotlib("matplotlib.collections").LineCollection([given], colors=[drawn.get_color()])
+        faint.set(alpha=0.3, linewidth=1.0)
+        ax.add_collection(faint)
+
+
+def _along(chart: Chart, k: int) -> list[float]:
+    """Return the places of a line on the x axis; over names, lines with bars stand beside each other."""
+    if chart.along is not None:
+        return list(chart.places)
+    return [j + chart.aside(k) * len(chart.places) for j in range(len(chart.places))]
+
+
+def _number_axis(ax: Any, chart: Chart) -> None:
+    axis = chart.along
+    if isinstance(axis, StepAxis) and axis.logarithmic and axis.steps[0] == 0:
+        ax.set_xscale("symlog", linthresh=axis.least, linscale=0.3)
+    elif axis is not None and axis.logarithmic:
+        ax.set_xscale("log")
+    if isinstance(axis, StepAxis):
+        ax.set_xticks(axis.ticks(), [text for _, text, _ in chart.ticks()])
+        ax.minorticks_off()
+    elif all(isinstance(place, int) for place in chart.places):
+        ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _name_lines(ax: Any, lines: Sequence[Line]) -> None:
+    """List few lines in a legend; of many, name some beside a bar of their colours."""
+    names = shortened([line.name for line in lines])
+    if len(lines) <= LISTED:
+        handles, _ = ax.get_legend_handles_labels()
+        legend = ax.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return
+    module = matplotlib("matplotlib.colors")
+    norm = module.BoundaryNorm(np.arange(len(lines) + 1) - 0.5, len(lines))
+    mapped = matplotlib("matplotlib.cm").ScalarMappable(norm, module.ListedColormap([line.colour for line in lines]))
+    named = range(0, len(lines), math.ceil(len(lines) / LISTED))
+    bar = ax.figure.colorbar(mapped, ax=ax, pad=0.02, ticks=named)
+    bar.outline.set_visible(False)
+    bar.minorticks_off()
+    bar.ax.set_yticklabels([names[k] for k in named], fontsize=6, parse_math=False)
+    bar.ax.tick_params(length=2, width=0.6)
+    bar.ax.invert_yaxis()  # the first on top, as in a heatmap
+
+
+def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = False, most: int = TICKS) -> None:
+    """Name the layers along an axis, as many as can be read, and the model beside them."""
+    every = math.ceil(len(layers) / most) or 1
+    labels = shortened(layers)[::every]
+    axis.set_ticks(range(0, len(layers), every))
+    axis.set_ticklabels(labels, fontsize=7, rotation=90 if upright else 0)
+    for label in axis.get_ticklabels():
+        label.set_parse_math(False)
+    axis.set_tick_params(length=0 if every == 1 else 2, width=0.6, pad=3)
+    write_words(axis.set_label_text, model, fontsize=9)
+
+
+def write_words(write: Any, words: str, **style: Any) -> None:
+    """Write words as they are: a dollar sign in a name starts no formula."""
+    write(words.replace("$", r"\$"), **style)
+
+
+def write_figure(figure: Any, path: str | os.PathLike[str], kind: str, *, overwrite: bool = False) -> None:
+    """Write the figure, with text as text in SVG and at 300 dots an inch in PNG; over nothing but another of ours."""
+    buffer = io.BytesIO()
+    dated = {
+        "png": {"Software": files.MARK},
+        "svg": {"Creator": files.MARK, "Date": None},
+        "pdf": {"Creator": files.MARK, "CreationDate": None},
+    }[kind]
+    with matplotlib("matplotlib").rc_context(STYLE):
+        figure.savefig(buffer, format=kind, dpi=300, bbox_inches="tight", metadata=dated)
+    files.write_bytes(path, buffer.getvalue(), "figure", overwrite=overwrite)

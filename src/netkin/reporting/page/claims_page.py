@@ -1,0 +1,163 @@
+"""The page of reproductions: what papers claim, what we found, and the numbers behind each verdict."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from netkin import files
+from netkin.errors import ValueFault
+from netkin.reporting.page.document import Markup, document, footer, header, joined, tag
+from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.results.claim import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
+
+SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
+SCALE_WORDS = {"cpu": "small scale, on a CPU", "gpu": "the paper's setting as far as our data go, on a GPU"}
+SCRIPTS = ("page", "chart")
+
+
+def report_claims(claims: Iterable[Claim], path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write the claims as a single HTML page to `path`, whole or not at all, and return the path."""
+    files.write_text(path, claims_page(claims), "page", overwrite=overwrite)
+    return Path(path)
+
+
+def claims_page(claims: Iterable[Claim]) -> str:
+    """Return the HTML page of recorded claims, in the order in which they are given."""
+    listed = list(claims)
+    if not listed:
+        raise ValueFault("a page of reproductions needs at least one recorded claim; got none.")
+    parts = [_paper(paper, by_id) for paper, by_id in grouped(listed).items()]
+    top = header("Reproductions", f"What papers claim, measured again: {tally(listed)}.")
+    shown = joined(top, tag("main", *parts), footer(claim.version for claim in listed))
+    return document("Reproductions", shown, {}, scripts=SCRIPTS, kind="claims")
+
+
+def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
+    """Return the claims by paper and by id; under an id stand its scales."""
+    papers: dict[str, dict[str, list[Claim]]] = {}
+    for claim in claims:
+        papers.setdefault(claim.paper, {}).setdefault(claim.id, []).append(claim)
+    return papers
+
+
+def tally(claims: Sequence[Claim]) -> str:
+    """Return in words how many claims hold, at the largest scale at which each was measured; identities stand apart."""
+    parts = [_counted([one for one in claims if one.kind == EMPIRICAL], "claim")]
+    parts += [_counted([one for one in claims if one.kind == IDENTITY], "identity")]
+    return "; ".join(filter(None, parts))
+
+
+def _counted(claims: Sequence[Claim], what: str) -> str:
+    last = {claim.id: claim.verdict for claim in sorted(claims, key=lambda claim: claim.scale)}
+    counts = Counter(last.values())
+    told = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in SIGNS if counts[verdict])
+    several = {"claim": "claims", "identity": "identities"}[what]
+    return f"{len(last)} {what if len(last) == 1 else several}, of which {told}" if last else ""
+
+
+def _plural(verdict: str, count: int) -> str:
+    words = {UNDECIDED: "is undecided"}.get(verdict, verdict)
+    return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
+
+
+def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
+    claims = [claim for scales in by_id.values() for claim in scales]
+    reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
+    words = tag("p", reference, class_="headline") if reference else None
+    overview = tag("div", _overview(claims), class_="card scroll")
+    return tag("section", tag("h2", paper), words, overview, *(_claim(scales) for scales in by_id.values()))
+
+
+def _overview(claims: Sequence[Claim]) -> Markup:
+    rows = []
+    for claim in claims:
+        link = tag("a", claim.name, href=f"#{_anchor(claim)}")
+        cells = {name: tag("td", cell) for name, cell in claim.row.items()}
+        cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
+        rows.append(tag("tr", *cells.values()))
+    return _table(list(claims[0].row), rows, "overview")
+
+
+def _claim(scales: Sequence[Claim]) -> Markup:
+    one = scales[0]
+    verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
+    parts = [
+        tag("h3", one.name),
+        tag("p", one.figure, class_="facts-line"),
+        tag("blockquote", one.sentence),
+        tag("p", *verdicts),
+        *(tag("p", tag("strong", f"At {claim.scale} scale: "), claim.conclusion) for claim in scales),
+        tag("p", tag("strong", "Criterion. "), one.criterion),
+        tag("p", tag("strong", "Control. "), one.control) if one.control else None,
+        _numbers(scales),
+        *(_note(claim) for claim in scales if claim.note),
+        _curves(scales),
+        _provenance(scales),
+    ]
+    return tag("article", *parts, class_="card claim", id=_anchor(one))
+
+
+def _numbers(scales: Sequence[Claim]) -> Markup:
+    """Return a table with a row for each number of the paper or of ours, and for each scale ours and the control's."""
+    parts = [(claim, part) for claim in scales for part in ("measured", "controls") if getattr(claim, part)]
+    names = dict.fromkeys([*scales[0].expected, *(name for claim, part in parts for name in getattr(claim, part))])
+    rows = []
+    for name in names:
+        cells = [tag("td", getattr(claim, part).get(name, "")) for claim, part in parts]
+        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", scales[0].expected.get(name, "")), *cells))
+    words = {"measured": "ours", "controls": "control"}
+    head = ["", "the paper", *(f"{words[part]}, {claim.scale}" for claim, part in parts)]
+    return tag("div", _table(head, rows), class_="scroll")
+
+
+def _note(claim: Claim) -> Markup:
+    return tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note)
+
+
+def _curves(scales: Sequence[Claim]) -> Markup | None:
+    """Return the charts, those of one title beside each other; None where there are none."""
+    titles = dict.fromkeys(title for claim in scales for title in claim.curves)
+    figures = [
+        figure_of_curve(title, claim.curves[title], f"{claim.scale} scale")
+        for title in titles
+        for claim in scales
+        if title in claim.curves
+    ]
+    return tag("div", *figures, class_="curves") if figures else None
+
+
+def _provenance(scales: Sequence[Claim]) -> Markup:
+    facts = [dict(_facts(claim)) for claim in scales]
+    names = dict.fromkeys(name for own in facts for name in own)
+    rows = [tag("tr", tag("th", name, scope="row"), *(tag("td", own.get(name, "")) for own in facts)) for name in names]
+    table = _table(["", *(claim.scale for claim in scales)], rows)
+    return tag("details", tag("summary", "How it was measured"), tag("div", table, class_="scroll"))
+
+
+def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
+    yield "scale", SCALE_WORDS[claim.scale]
+    yield "seeds", ", ".join(map(str, claim.seeds)) or "none"
+    yield "time, without networks and stitches that other claims had made", claim.time
+    yield "date", claim.created[:10]
+    yield "measures", ", ".join(claim.measures) or "none"
+    yield "digest of the code", claim.digest or "none"
+    yield from ((f"network {name}", words) for name, words in claim.settings.items())
+    yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
+
+
+def _verdict(verdict: str) -> Markup:
+    sign, kind = SIGNS[verdict]
+    return tag("span", tag("span", sign, aria_hidden="true"), f" {verdict}", class_=f"verdict {kind}")
+
+
+def _table(head: Sequence[str], rows: Sequence[Markup], kind: str = "") -> Markup:
+    top = tag("tr", *(tag("th", title, scope="col") for title in head))
+    return tag("table", tag("thead", top), tag("tbody", *rows), class_=f"plain numbers {kind}".rstrip())
+
+
+def _anchor(claim: Claim) -> str:
+    return claim.id.replace("/", "-")

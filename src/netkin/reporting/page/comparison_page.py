@@ -1,0 +1,265 @@
+"""The page of comparisons: what to know first, heatmaps or lists, profiles, where the numbers come from.
+
+A measure's card is its heatmap between what it says and what it can't see, its errors, and why values are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from netkin.reporting.charts import Chart, profile_charts
+from netkin.reporting.grids import Grid, grids_of, partners, summary_grids
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    footer,
+    header,
+    joined,
+    name,
+    origins,
+    plain_table,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import card, embedded, holes, reason_list, shared_reasons, values_class
+from netkin.reporting.page.line_chart import key, line_chart
+from netkin.reporting.page.model_maps import network_map, spread_section, summary_section
+from netkin.reporting.words import (
+    headline,
+    number_with_error,
+    told_apart,
+)
+from netkin.results import Comparison, Values
+from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks
+from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
+
+MATCHES = "Best matches, and how far the second is behind"
+MOST = 5  # reasons why errors are missing, told in one place
+CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
+
+
+def comparison_page(results: Sequence[Comparison]) -> str:
+    """Return the HTML page of one comparison or several."""
+    comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
+    summaries = summary_grids(comparisons)
+    names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
+    title, versions = _title(comparisons, names), [c.version for c in comparisons]
+    grids = [grids_of(comparison) for comparison in comparisons]
+    head = header(title, _sentence(comparisons, names), None if len(comparisons) > 1 else _pair(comparisons[0]))
+    chooser = _chooser(comparisons, names) if len(comparisons) > 1 else None
+    best = True if any(grid.best for own in grids for grid in own) else None
+    main = _main(comparisons, names, grids, summaries)
+    shown = joined(head, toolbar(chooser, best=best), main, footer(versions))
+    blocks = [summary for summary in summaries if summary.models]
+    data, kind = (
+        embedded(comparisons, grids, summaries, names),
+        values_class([g for own in (*grids, blocks) for g in own]),
+    )
+    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+
+
+def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+    a, b = ((names or {}).get(model, model) for model in (comparison.a, comparison.b))
+    return f"{a} and {b}"
+
+
+def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    if len(comparisons) == 1 and has_networks(comparisons[0]):
+        return f"{len(comparisons[0].layers_a)} networks, each with every other"
+    if len(comparisons) == 1:
+        return f"{_pair(comparisons[0], names)}, layer by layer"
+    if _of_tasks(comparisons):
+        return f"{len(names)} tasks, block by block"
+    return f"{len(names)} models in {len(comparisons)} comparisons"
+
+
+def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
+    return all(is_of_tasks(table) for one in comparisons for table in one.tables.values())
+
+
+def _sentence(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
+    several = len(comparisons) > 1
+    if several and _of_tasks(comparisons):
+        return f"{', '.join(names.values())}: {len(comparisons)} pairs, each task beside itself too."
+    return f"{'; '.join(_listing(comparisons, names))}." if several else headline(comparisons[0], names)
+
+
+def _listing(comparisons: Sequence[Comparison], names: Mapping[str, str], most: int = 4) -> list[str]:
+    words = [_pair(comparison, names) for comparison in comparisons[:most]]
+    return words + ([f"and {len(comparisons) - most} more"] if len(comparisons) > most else [])
+
+
+def _chooser(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> Markup:
+    plain = [_pair(comparison, names) for comparison in comparisons]
+    times = Counter(plain)
+    told = [
+        f"{k + 1}: {label}, {c.data}" if times[label] > 1 else label
+        for k, (label, c) in enumerate(zip(plain, comparisons, strict=True))
+    ]
+    options = [tag("option", label, value=k) for k, label in enumerate(told)]
+    return tag("label", "Comparison", tag("select", *options, id="chooser"))
+
+
+def _main(
+    comparisons: Sequence[Comparison],
+    names: Mapping[str, str],
+    grids: Sequence[Sequence[Grid]],
+    summaries: Sequence[Grid],
+) -> Markup:
+    articles = [
+        article(comparison, own, names, place, len(comparisons) > 1)
+        for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
+    ]
+    return tag("main", summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
+
+
+# --- one comparison ---------------------------------------------------------------------------------------------------
+
+
+def article(
+    comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int, several: bool
+) -> Markup:
+    """Return all that is shown of a comparison, the one at `place` of `several`; `names` are shorter ones of models."""
+    title = tag("h2", f"{names[comparison.a]} and {names[comparison.b]}", title=f"{comparison.a} and {comparison.b}")
+    head = [title, tag("p", headline(comparison, names))] if several else []
+    networks = has_networks(comparison)
+    beside = network_map(comparison) if networks else profile(comparison)
+    found = [_measures(comparison, grids, names, place), beside]
+    shown = found[::-1] if _is_list(grids) else found  # a list is best seen as lines first
+    parts = [*head, _facts(comparison, grids), _warnings(comparison), *shown, origins(comparison, names)]
+    return tag("article", *parts, class_="comparison", hidden=place > 0, data_chosen=True)
+
+
+def _is_list(grids: Sequence[Grid]) -> bool:
+    return any(grid.listed for grid in grids)
+
+
+def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int) -> Markup:
+    said = shared_reasons(grids)
+    whole = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
+    whole = "Every network with every other" if has_networks(comparison) else whole
+    return tag(
+        "section",
+        tag("h2", "Layer by layer" if _is_list(grids) else whole, class_="quiet"),
+        _choice(grids),
+        reason_list(list(said.values())),
+        tag("div", *_figures(comparison, grids, names, place, said), class_="cards"),
+    )
+
+
+def _figures(
+    comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int, said: Collection[str]
+) -> Iterator[Markup]:
+    a, b = (tag("span", name(names[model]), title=model) for model in (comparison.a, comparison.b))
+    for k, grid in enumerate(grids):
+        tables = [comparison.tables[id_] for id_ in grid.listed or (grid.id,)]
+        between = (a, " → " if grid.scale.worth else " and ", b) if grid.listed else ("↓ ", a, "  → ", b)
+        axes, key = tag("p", *between, class_="axes"), f"{'list' if grid.listed else 'table'} {place} {k}"
+        matches = [] if grid.listed else map(_matches, tables)
+        errors = [_errors(table, len(tables) > 1) for table in tables]
+        notes, caption = (holes(grid, said), *errors, *matches), _sides(comparison, grid, names)
+        yield card(tables[0], grid, key, f"{grid.id}: {caption}", *notes, axes=axes)
+
+
+def _sides(comparison: Comparison, grid: Grid, names: Mapping[str, str]) -> str:
+    if grid.listed:
+        return "pairs of layers in rows, how they were compared in columns"
+    if has_networks(comparison):
+        return "networks in rows and in columns"
+    if has_classes(comparison):
+        return "layers in rows, classes in columns"
+    return f"layers of {names[comparison.a]} in rows, of {names[comparison.b]} in columns"
+
+
+def _facts(comparison: Comparison, grids: Sequence[Grid]) -> Markup:
+    rows, columns = len(comparison.layers_a), len(comparison.layers_b)
+    size = f"{rows} layers × {columns} classes" if has_classes(comparison) else f"{rows} × {columns} layers"
+    size = f"{rows} networks" if has_networks(comparison) else size
+    if _is_list(grids):
+        size = f"{len(grids[0].rows)} pair{'s' if len(grids[0].rows) != 1 else ''} of layers"
+    measures = f"{len(comparison.tables)} measure{'s' if len(comparison.tables) != 1 else ''}"
+    data = [NO_DATA] if comparison.needs_no_data else [comparison.data, f"{comparison.examples:,} examples"]
+    return facts([*data, size, measures, comparison.created[:10]])
+
+
+def _warnings(comparison: Comparison) -> Markup | None:
+    said = list(comparison.warnings)
+    if not comparison.complete and not any("interrupted" in warning for warning in said):
+        said.append("This comparison was interrupted: the numbers come from a part of the data or of the pairs.")
+    return warnings(said)
+
+
+def _choice(grids: Sequence[Grid]) -> Markup | None:
+    if len(grids) <= CHOOSABLE:
+        return None
+    boxes = [
+        tag("label", tag("input", type="checkbox", value=grid.id, checked=k < CHOOSABLE), grid.id)
+        for k, grid in enumerate(grids)
+    ]
+    return tag("fieldset", tag("legend", "Measures shown"), *boxes, class_="choice controls")
+
+
+def _errors(table: Values, several: bool) -> Markup | None:
+    """Return how large a table's standard errors are, why some are missing, and where its bias is larger.
+
+    With `several` tables in one card each line says which it is about.
+    """
+    of = f" of {column_label(table)}" if several else ""
+    told = [f"Standard errors{of}: {error_summary(table)}."] if has_errors(table) else []
+    without = Counter(table.error_reasons.values()).most_common(MOST)
+    told += [f"No standard error{of}: {reason} ({count:,} {_pairs_of(count)})." for reason, count in without]
+    note = bias_note(table)
+    bias = tag("p", tag("strong", "Bias. "), f"{note[0].upper()}{note[1:]}.", class_="bias") if note else None
+    return joined(*(tag("p", line, class_="errors") for line in told), bias) if told or bias else None
+
+
+def _matches(table: Values) -> Markup | None:
+    """Return how sure the best matches are, with their leads over the second best; None where that is not known."""
+    note = match_note(table)
+    if not note:
+        return None
+    known = {row: match for row, match in table.best_matches().items() if match.clear is not None}
+    rows = [[name(row), name(m.layer), _with(m.value, m.error), name(m.second or ""), _with(m.margin, m.margin_error),
+             "yes" if m.clear else "no"] for row, m in known.items()]  # fmt: skip
+    body = plain_table(["layer", "best", "value", "second", "difference", "clear"], rows, kind="matches", label=MATCHES)
+    more = tag("details", tag("summary", MATCHES), body)
+    return joined(tag("p", f"{note[0].upper()}{note[1:]}.", class_="errors"), more)
+
+
+def _with(value: float | None, error: float | None) -> str:
+    return number_with_error(math.nan if value is None else value, math.nan if error is None else error)
+
+
+def _pairs_of(count: int) -> str:
+    return "pair" if count == 1 else "pairs"
+
+
+# --- the profile ------------------------------------------------------------------------------------------------------
+
+
+def profile(comparison: Comparison) -> Markup | None:
+    """Return charts of corresponding layers with their numbers, or None where none correspond."""
+    tables, (pairs, how) = list(comparison.tables.values()), partners(comparison)
+    charts = profile_charts(comparison, tables)
+    if not charts:
+        return None
+    figures = [tag("figure", tag("p", chart.title, class_="facts-line"), key(chart.lines), line_chart(chart),
+                   class_="curve") for chart in charts]  # fmt: skip
+    title = "Profile of corresponding layers" if how else "Profile of the pairs that were compared"
+    which = f"Layers of the {how}, from the first to the last" if how else "Pairs of layers, from the first to the last"
+    bars = " Bars are 95 % intervals." if any(map(has_errors, tables)) else ""
+    parts = [tag("p", f"{which}.{bars}"), tag("div", *figures, class_="curves"), _numbers(comparison, pairs, charts[0])]
+    return tag("section", tag("h2", title), tag("div", *parts, class_="card"), class_="profile")
+
+
+def _numbers(comparison: Comparison, pairs: Sequence[tuple[int, int]], chart: Chart) -> Markup:
+    tables = list(comparison.tables.values())
+    rows = [[name(label), *(number_with_error(t.values[pair], t.to_errors()[pair]) for t in tables)]
+            for pair, label in zip(pairs, chart.places, strict=True)]  # fmt: skip
+    table = plain_table(["layer", *(table.id for table in tables)], rows, kind="numbers", label="The same as a table")
+    return tag("details", tag("summary", "The same as a table"), table)

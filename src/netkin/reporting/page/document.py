@@ -1,0 +1,342 @@
+"""What every page shares: HTML that is escaped by construction, the document around it, tables, origins of numbers.
+
+A policy in the document forbids every request: the page loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files as resources
+from typing import Any
+
+from netkin.reporting.scales import bar_rule, shade_rules
+from netkin.reporting.words import direction, range_of
+from netkin.results import Comparison, Values
+from netkin.results.labels import NOT_ASKED, has_networks, listing
+from netkin.results.text import NO_DATA, error_summary, has_errors
+
+SCRIPTS = ("page", "heatmap", "saving", "chart", "controls")  # of pages with heatmaps
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+# without a script there is nothing to choose with, so that all is shown and drawn
+UNSCRIPTED = (
+    ".controls{display:none!important}[data-chosen][hidden]{display:block!important}"
+    ".cards .card.wide{content-visibility:visible!important}"
+)
+_EMPTY = frozenset({"meta", "input", "col", "br", "img"})
+# as JSON escapes, none of these can end a script or start a tag; U+2028 and U+2029 end a line in older JavaScript
+_UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+_IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
+_OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def tag(element: str, /, *children: Any, **attributes: Any) -> Markup:
+    """Return an element; ``class_`` stands for ``class`` and ``aria_label`` for ``aria-label``.
+
+    Example:
+        >>> tag("p", "2 < 3", tag("br"), class_="note", hidden=True, id=None)
+        '<p class="note" hidden>2 &lt; 3<br></p>'
+    """
+    opening = f"<{element}{''.join(_attribute(key, value) for key, value in attributes.items())}>"
+    return Markup(opening if element in _EMPTY else f"{opening}{joined(*children)}</{element}>")
+
+
+def joined(*children: Any) -> Markup:
+    """Return pieces one after the other; None is left out, text is escaped."""
+    return Markup("".join(escaped(child) for child in children if child is not None))
+
+
+def escaped(value: Any) -> str:
+    """Return `value` as HTML: markup as it is, anything else as text."""
+    return str(value) if isinstance(value, Markup) else html.escape(_writable(str(value)))
+
+
+def name(text: str) -> Markup:
+    """Return a name that keeps its direction of writing to itself."""
+    return tag("bdi", text)
+
+
+def data_script(data: Any) -> Markup:
+    """Return `data` as a JSON element that a script can read, and from which no text can break out."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(f'<script type="application/json" id="data">{_writable(text).translate(_UNSAFE)}</script>')
+
+
+def _attribute(key: str, value: Any) -> str:
+    if value is None or value is False:
+        return ""
+    key = key.rstrip("_").replace("_", "-")
+    return f" {key}" if value is True else f' {key}="{html.escape(_writable(str(value)))}"'
+
+
+def _writable(text: str) -> str:
+    # a lone half of a surrogate pair, as in a badly decoded file name, has no UTF-8
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+def document(
+    title: str,
+    shown: Markup,
+    data: Any,
+    *,
+    scripts: Iterable[str],
+    kind: str,
+    rules: str = "",
+) -> str:
+    """Return a whole page: what is shown, the data as JSON, our styles, and our scripts of those names.
+
+    `kind` is the class of its body, and `rules` are styles that were computed for it.
+    """
+    program = "".join(_asset(f"{script}.js") for script in scripts)
+    script = tag("script", Markup(f'"use strict";\n(() => {{\n{program}}})();\n'))
+    body = tag("body", shown, data_script(data), script, class_=kind)
+    return f"<!DOCTYPE html>\n{tag('html', _head(title, rules), body, lang='en')}\n"
+
+
+def _head(title: str, rules: str) -> Markup:
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="generator", content="netkin"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Markup(_asset("page.css") + rules + shade_rules() + bar_rule())),
+        tag("noscript", tag("style", Markup(UNSCRIPTED))),
+    )
+
+
+def retitled(page: str, title: str) -> str:
+    """Return a whole page with another title, in its head and as its first heading."""
+    for name in ("title", "h1"):
+        start = page.index(f"<{name}")
+        end = page.index(f"</{name}>", start) + len(f"</{name}>")
+        page = page[:start] + tag(name, title) + page[end:]
+    return page
+
+
+def header(title: str, sentence: str, whole: str | None = None) -> Markup:
+    """Return the top of a page: its title (told in full by `whole`), and the one sentence that says what was found."""
+    button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
+    top = tag("div", tag("span", "netkin report", class_="brand"), button, class_="top")
+    return tag("header", top, tag("h1", title, title=whole), tag("p", sentence, class_="headline"))
+
+
+def toolbar(*parts: Markup | None, best: bool | None = True, cells: bool = True) -> Markup:
+    """Return the bar of controls: those of this page first, then those of every page.
+
+    `best` says whether best matches are marked at first; None that there are none. Without `cells` there are none that
+    could be made larger.
+    """
+    zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
+    shared = [
+        tag("label", "Size of the cells", zoom, hidden=not cells),
+        _check("values", "Values in the cells", False, hidden=not cells),
+        _check("path", "Best matches", bool(best), hidden=best is None),
+        tag("span", "Save the numbers as ", *_saves(), class_="saving"),
+    ]
+    return tag("div", *parts, *shared, class_="toolbar controls", role="group", aria_label="How the page is shown")
+
+
+def facts(texts: Iterable[str]) -> Markup:
+    """Return a few facts in a row."""
+    return tag("ul", *(tag("li", text) for text in texts), class_="chips")
+
+
+def warnings(said: Sequence[str]) -> Markup | None:
+    """Return what to know before reading the numbers, or None where there is nothing."""
+    if not said:
+        return None
+    title = tag("strong", "Before you read the numbers")
+    return tag("div", title, tag("ul", *(tag("li", warning) for warning in said)), class_="warnings", role="note")
+
+
+def footer(versions: Iterable[str], note: str = "") -> Markup:
+    """Return the bottom of a page."""
+    words = f"Made by netkin {', '.join(dict.fromkeys(versions))}."
+    own = " This page holds all of its data and loads nothing from elsewhere."
+    return tag("footer", tag("p", joined(words, own, f" {note}" if note else None)))
+
+
+def _saves() -> list[Markup]:
+    return [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("csv", "json")]
+
+
+def _check(key: str, label: str, on: bool, hidden: bool = False) -> Markup:
+    return tag("label", tag("input", type="checkbox", id=key, checked=on), label, hidden=hidden)
+
+
+def _asset(filename: str) -> str:
+    return resources("netkin.reporting").joinpath("assets", filename).read_text(encoding="utf-8")
+
+
+# --- where the numbers come from --------------------------------------------------------------------------------------
+
+
+def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
+    """Return the section that says how the numbers of a comparison came to be; `names` are shorter ones of models."""
+    models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
+    return section(
+        _general(comparison),
+        folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
+        *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
+        identity(comparison.provenance),
+    )
+
+
+def identity(provenance: Mapping[str, str]) -> Markup | None:
+    """Return digests and calls, which tell results apart and are seldom read, folded; None where there are none."""
+    found = {key: value for key, value in provenance.items() if is_identity(key)}
+    return folded("Identity: digests of weights, data and settings", _facts(found)) if found else None
+
+
+def is_identity(key: str) -> bool:
+    """Tell whether a word of provenance is about a digest or a call."""
+    return _IDENTITY.fullmatch(key) is not None
+
+
+def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
+    """Return the section of origins: general facts first, then what is folded."""
+    title = tag("h2", "Where these numbers come from")
+    return tag("section", title, tag("div", _facts(facts), class_="card"), *parts, class_="origins")
+
+
+def _general(comparison: Comparison) -> dict[str, Any]:
+    sides = ("first model", "second model") if listing(comparison) else ("rows", "columns")
+    facts = {
+        sides[0]: f"{comparison.a}, {_counted(comparison.layers_a)}",
+        sides[1]: f"{comparison.b}, {_counted(comparison.layers_b)}",
+    }
+    if has_networks(comparison):
+        facts = {"networks": f"{len(comparison.layers_a):,}"}
+    facts |= common_facts(comparison)
+    provenance = comparison.provenance.items()
+    more = {key: value for key, value in provenance if key not in facts and not is_identity(key)}
+    return facts | grouped(more, comparison.layers_b)
+
+
+def _counted(layers: Sequence[str]) -> str:
+    return "1 layer" if len(layers) == 1 else f"{len(layers):,} layers"
+
+
+def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Return facts in which what is said alike of several layers is said once.
+
+    Example:
+        >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
+        {'cut after each layer': 'stopped after it'}
+    """
+    alike: dict[tuple[str, str], list[str]] = {}  # a fact's words and what it says, both without the layer's name
+    for key, said in facts.items():
+        found = _OF_LAYER.fullmatch(key)
+        words, layer = (found[1], found[2]) if found and found[2] in layers else (key, "")
+        alike.setdefault((words, said.replace(f"{layer!r}", "it") if layer else said), []).append(layer)
+    return dict(_fact_row(words, said, own, layers) for (words, said), own in alike.items())
+
+
+def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+    """Return a fact about several layers: in one row with their names, or without where it is about all of them."""
+    if not own[0]:
+        return words, said
+    if len(own) == 1:
+        return f"{words} {own[0]}", said
+    whole = set(own) == set(layers)
+    return (f"{words} each layer", said) if whole else (f"{words} {len(own)} layers", f"{said}\n{', '.join(own)}")
+
+
+def common_facts(comparison: Comparison) -> dict[str, Any]:
+    """Return what a comparison says of its data and its making."""
+    shapes = sorted({*comparison.shapes_a.values(), *comparison.shapes_b.values()})
+    data = {
+        "data": comparison.data,
+        "examples": f"{comparison.examples:,}",
+        "what one example is": ", ".join(shapes) or "not said",
+    }
+    return ({"data": NO_DATA} if comparison.needs_no_data else data) | {
+        "seed": comparison.seed,
+        "complete": "yes" if comparison.complete else "no, it was interrupted",
+        "made": comparison.created,
+        "netkin": comparison.version,
+    }
+
+
+def _facts(facts: Mapping[str, Any]) -> Markup:
+    rows = [tag("tr", tag("th", key, scope="row"), tag("td", value)) for key, value in facts.items()]
+    return tag("div", tag("table", tag("tbody", *rows), class_="plain facts"), class_="scroll")
+
+
+def measure_table(tables: Iterable[Values], **more: Mapping[str, str]) -> Markup:
+    """Return a table with a column for each measure; `more` holds other facts by the measures' ids."""
+    told = {
+        table.id: _conventions(table) | {word.replace("_", " "): own[table.id] for word, own in more.items()}
+        for table in tables
+    }
+    words = next(iter(told.values()), {})
+    rows = [[word, *(own[word] for own in told.values())] for word in words]
+    return plain_table(["", *told], rows, kind="measures", label="The measures and their conventions")
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, kind: str = "", label: str = "") -> Markup:
+    """Return a table whose first column names its rows; with a `label` the keyboard can reach it, to scroll."""
+    top = tag("tr", *(tag("th", word, scope="col") for word in head))
+    body = [tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in rest)) for first, *rest in rows]
+    table = tag("table", tag("thead", top), tag("tbody", *body), class_=f"plain {kind}".strip())
+    reached = {"tabindex": "0", "role": "region", "aria_label": label} if label else {}
+    return tag("div", table, class_="scroll", **reached)
+
+
+def _conventions(table: Values) -> dict[str, Any]:
+    return {
+        "measure": table.name,
+        "parameters": ", ".join(f"{key} = {value}" for key, value in table.parameters.items()) or "none",
+        "conventions": table.conventions or "not said",
+        "direction": direction(table),
+        "range": range_of(table),
+        "unit": table.unit or "none",
+        "symmetric": "yes" if table.symmetric else "no: exchanging the models changes the values",
+        "statistic": table.statistic,
+        "exactness": table.exactness,
+        "standard errors": _errors(table),
+        "pairs without a value": _missing(table),
+    }
+
+
+def _missing(table: Values) -> str:
+    unasked = sum(reason == NOT_ASKED for reason in table.holes.values())
+    asked = f"{len(table.holes) - unasked:,} of {table.values.size - unasked:,}"
+    return f"{asked}; {unasked:,} more were not asked for" if unasked else asked
+
+
+def _errors(table: Values) -> str:
+    if has_errors(table):
+        return error_summary(table)
+    return "; ".join(dict.fromkeys(table.error_reasons.values())) or "not asked for"
+
+
+def layer_table(comparison: Comparison, side: str) -> Markup:
+    """Return the layers of side a or b, with what one example is and how wide they are, as far as that is known."""
+    told = {"what one example is": f"shapes_{side}", "width": f"widths_{side}"}
+    known = {words: getattr(comparison, field) for words, field in told.items() if getattr(comparison, field)}
+    layers = getattr(comparison, f"layers_{side}")
+    rows = [[name(layer), *(own.get(layer, "–") for own in known.values())] for layer in layers]
+    return plain_table(["layer", *known], rows)
+
+
+def folded(title: str, body: Markup, open_: bool = False) -> Markup:
+    """Return what opens at its title."""
+    return tag("details", tag("summary", title), body, class_="card", open=open_)

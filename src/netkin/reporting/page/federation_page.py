@@ -1,0 +1,246 @@
+"""The page and the figure of a federation: accuracy by round, which clients are alike, what went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from netkin.reporting.grids import Grid, grid_of
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    folded,
+    footer,
+    header,
+    identity,
+    is_identity,
+    joined,
+    name,
+    plain_table,
+    section,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import card, embedded_tables, figure_of, holes, values_class
+from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.model_maps import network_map
+from netkin.reporting.words import number
+from netkin.results import Comparison, Federation, Values
+from netkin.results.packing import document as described
+from netkin.results.text import plural
+
+FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
+LISTED = 24  # clients up to which their table is open
+MOST = 3  # faults of clients that are told above the numbers
+HONEST = (
+    "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
+    "Clients with similar atoms may have similar data, or only as many steps from the same start."
+)
+CLUSTERS = (
+    "Clients of one cluster stand together, with lines between clusters. Average linkage finds these, as many as have "
+    "the largest mean silhouette: at least two, also where there are no groups."
+)
+
+Drawn = tuple[tuple[str, str], Values, Grid]  # what rows and columns are, the table, the heatmap
+
+
+def federation_page(found: Federation) -> str:
+    """Return the HTML page of a federation."""
+    drawn = federation_heatmaps(found)
+    shown = joined(
+        header(found.title, _sentence(found)),
+        toolbar(best=None, cells=bool(drawn)),
+        tag("main", *_main(found, drawn)),
+        footer([found.version], HONEST),
+    )
+    data = embedded_tables([(*sides, table) for sides, table, _ in drawn])
+    data |= {"document": described(found), "table": _rows(found), "name": f"{found.algorithm} federation"}
+    kind = f"federation {values_class([grid for _, _, grid in drawn])}"
+    return document(found.title, shown, data, scripts=SCRIPTS, kind=kind)
+
+
+def _sentence(found: Federation) -> str:
+    """Return the one sentence that says what became of the clients."""
+    said = "No client was tested"
+    losses = [one.loss for one in found.rounds if one.loss is not None]
+    if found.accuracy:
+        ranked = sorted(found.accuracy, key=lambda client: found.accuracy[client])
+        low, high = (f"{found.accuracy[client]:.4f} (client {client})" for client in (ranked[0], ranked[-1]))
+        said = (
+            f"The mean accuracy of {plural(len(ranked), 'client')} is {found.mean_accuracy:.4f}, from {low} to {high}"
+        )
+    elif losses:
+        said += f"; their mean training loss went from {losses[0]:.4f} to {losses[-1]:.4f}"
+    asked = sum(len(one.asked) for one in found.rounds)
+    lost = sum(len({*one.asked} - {*one.counted}) for one in found.rounds)
+    return f"{said}. {lost} of {plural(asked, 'update')} did not count." if lost else f"{said}."
+
+
+def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
+    source = f"{found.coefficients} coefficients" if found.coefficients else "no personal atoms"
+    size = plural(sum(found.examples.values()), "example")
+    yield facts([found.algorithm, source, plural(len(found.clients), "client"), plural(len(found.rounds), "round"),
+                 size, found.created[:10]])  # fmt: skip
+    yield warnings(_remarks(found))
+    yield _by_round(found, drawn)
+    yield _clients(found)
+    if found.similarity is not None:
+        yield _similarity(found.similarity, found.groups(), len(drawn) - 1, drawn[-1])
+    yield _faults(found)
+    yield _origins(found)
+
+
+def _remarks(found: Federation) -> list[str]:
+    """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
+    told = [f"Round {one.round}, client {client}: {one.told(client)}." for one in found.rounds for client in one.faults]
+    more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
+    told[MOST:] = [more] if len(told) > MOST else []
+    told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
+    told += [f"Client {client} was not tested: {why}." for client, why in found.unjudged.items()]
+    return [*told, *(found.similarity.warnings if found.similarity is not None else ())]
+
+
+# --- by round ---------------------------------------------------------------------------------------------------------
+
+
+def accuracy_table(found: Federation) -> Values | None:
+    """Return the accuracy of each client after each round in which clients were tested; None without such."""
+    rounds = found.accuracies
+    if not rounds:
+        return None
+    values = np.array([[own.get(client, math.nan) for own in rounds.values()] for client in found.clients])
+    columns = tuple(f"round {one}" for one in rounds)
+    missing = {(found.clients[i], columns[j]): found.unjudged.get(found.clients[i], "it was not tested then")
+               for i, j in np.argwhere(np.isnan(values)).tolist()}  # fmt: skip
+    return Values(
+        id="accuracy", name="accuracy", parameters={}, layers_a=found.clients, layers_b=columns, values=values,
+        holes=missing, higher_is_closer=True, bounds=(0, 1), symmetric=False, kind="worth",
+        conventions="on the client's own test data", statistic="accuracies", axes=("client", "round"),
+    )  # fmt: skip
+
+
+def accuracy_curve(found: Federation) -> dict[str, list[Any]]:
+    """Return the mean accuracy by round, and that of each client, or of many the lowest and the highest."""
+    rounds = found.accuracies
+    curve: dict[str, list[Any]] = {"round": list(rounds)}
+    curve["mean"] = [float(np.mean(list(own.values()))) for own in rounds.values()]
+    if len(found.clients) <= FEW:
+        return curve | {client: [own.get(client) for own in rounds.values()] for client in found.clients}
+    ends = {"highest": max, "lowest": min}
+    return curve | {word: [choose(own.values()) for own in rounds.values()] for word, choose in ends.items()}
+
+
+def _by_round(found: Federation, drawn: Sequence[Drawn]) -> Markup:
+    numbers, losses = ([getattr(one, key) for one in found.rounds] for key in ("round", "loss"))
+    charts = [figure_of_curve("Accuracy", accuracy_curve(found))] if found.accuracies else []
+    charts.append(
+        figure_of_curve("Training loss", {"round": numbers, "mean": losses}, "of the round's clients, before averaging")
+    )
+    parts = [tag("div", tag("div", *charts, class_="curves"), class_="card")]
+    for place, (sides, table, grid) in enumerate(drawn):
+        if table.id == "accuracy":
+            head = joined(tag("h3", "Accuracy of each client"), _sides(sides))
+            parts.append(tag("div", figure_of(grid, "accuracy: clients in rows, rounds in columns", f"table {place} 0",
+                                              holes(grid), heading=head), class_="cards"))  # fmt: skip
+    words = "" if found.accuracies else "Clients were not tested on the way; `test_every=1` does so after every round."
+    return tag("section", tag("h2", "By round", class_="quiet"), tag("p", words) if words else None, *parts,
+               data_chosen=True)  # fmt: skip
+
+
+def _sides(sides: tuple[str, str]) -> Markup:
+    return tag("p", f"↓ {sides[0]}  → {sides[1]}", class_="axes")
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def _clients(found: Federation) -> Markup:
+    head, rows = _rows(found)
+    told = [[name(client), *("–" if cell is None else number(cell) if isinstance(cell, float) else f"{cell:,}"
+                             for cell in rest)] for client, *rest in rows]  # fmt: skip
+    table = plain_table(head, told, kind="numbers", label="The clients")
+    shown = tag("div", table, class_="card") if len(rows) <= LISTED else folded("Each of them", table)
+    return tag("section", tag("h2", "The clients"), shown)
+
+
+def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
+    """Return a row for each client: its examples, accuracy, updates that were asked for and counted, and cluster."""
+    clusters = dict(zip(found.clients, found.clusters or (), strict=False))
+    head = [
+        "client",
+        "examples",
+        "accuracy",
+        "updates asked for",
+        "updates that counted",
+        *["cluster"] * bool(clusters),
+    ]
+    rows = []
+    for client in found.clients:
+        asked, counted = (sum(client in own for own in lists) for lists in
+                          ([one.asked for one in found.rounds], [one.counted for one in found.rounds]))  # fmt: skip
+        own = [clusters[client] + 1] if clusters else []
+        rows.append([client, found.examples[client], found.accuracy.get(client), asked, counted, *own])
+    return head, rows
+
+
+def _faults(found: Federation) -> Markup | None:
+    if not found.faults:
+        return None
+    rows = [[one.round, name(client), one.told(client)] for one in found.rounds for client in one.faults]
+    table = plain_table(["round", "client", "what went wrong"], rows, label="Faults of clients")
+    return tag("section", tag("h2", "Faults of clients"), tag("div", table, class_="card"))
+
+
+# --- similarity -------------------------------------------------------------------------------------------------------
+
+
+def federation_heatmaps(found: Federation) -> list[Drawn]:
+    """Return the heatmaps: what their rows and columns are, the table, and the picture."""
+    tables = [(("clients", "rounds"), one, grid_of(one)) for one in (accuracy_table(found),) if one is not None]
+    if found.similarity is not None and found.clusters is not None:
+        tables.append((("clients", "clients"), *by_clusters(found.similarity, found.clusters)))
+    return tables
+
+
+def by_clusters(similarity: Comparison, clusters: Sequence[int]) -> tuple[Values, Grid]:
+    """Return the similarity with the clients of each cluster beside each other, and its heatmap."""
+    table, order = next(iter(similarity.tables.values())), np.argsort(clusters, kind="stable").tolist()
+    names, groups = (tuple(own[k] for k in order) for own in (table.layers_a, [f"cluster {k + 1}" for k in clusters]))
+    moved = replace(table, layers_a=names, layers_b=names, values=table.values[np.ix_(order, order)])
+    return moved, replace(grid_of(moved), models=groups)
+
+
+def _similarity(similarity: Comparison, groups: Sequence[Sequence[str]], place: int, drawn: Drawn) -> Markup:
+    sides, table, grid = drawn
+    named = [f"cluster {k}: {', '.join(own)}" for k, own in enumerate(groups, start=1)]
+    picture = card(table, grid, f"table {place} 0", f"{grid.id}: clients in rows and in columns", axes=_sides(sides))
+    parts = [
+        tag("p", CLUSTERS),
+        tag("ul", *(tag("li", one) for one in named)),
+        tag("div", picture, class_="cards"),
+        network_map(similarity, "clients"),
+    ]
+    return tag("section", tag("h2", "Which clients are alike"), *parts, data_chosen=True)
+
+
+# --- origins ----------------------------------------------------------------------------------------------------------
+
+
+def _origins(found: Federation) -> Markup:
+    told: dict[str, Any] = {
+        "algorithm": found.algorithm, "coefficients": found.coefficients or "not apart from the rest",
+        "what travels": found.travels_in_words, "what that leaks": found.leaks, "seed": found.seed,
+        "made": found.created, "netkin": found.version,
+    }  # fmt: skip
+    told |= {key: value for key, value in found.provenance.items() if not is_identity(key)}
+    way = {True: "travels", False: "stays"}
+    rows = [[name(weight), part, way[weight in found.travels]] for weight, part in found.parts.items()]
+    weights = folded("The weights", plain_table(["weight", "part", "in each round"], rows, label="The weights"))
+    return section(told, weights, identity(found.provenance))

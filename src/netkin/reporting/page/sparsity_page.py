@@ -1,0 +1,221 @@
+"""The page and the figure of a sparsity study: weights, similarity of layers and accuracy, networks side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from netkin.reporting.charts import tick_text
+from netkin.reporting.grids import Grid, grids_of
+from netkin.reporting.page.document import (
+    SCRIPTS,
+    Markup,
+    document,
+    facts,
+    folded,
+    footer,
+    header,
+    joined,
+    name,
+    plain_table,
+    tag,
+    toolbar,
+    warnings,
+)
+from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
+from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.words import told_apart
+from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
+
+WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
+WEIGHTS = (
+    "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
+    "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
+    "are left, which rescaling the layer does not change. Of two shares the first is of all prunable weights, and the "
+    "second of those left."
+)
+DISTRIBUTION = "Weights that are left, on one scale; the outermost bars hold all that lie beyond."
+SIMILAR = (
+    "The debiased CKA of each layer with every other of the same network, on the same examples. What one example is: "
+)
+PRUNED = "The smallest weights over all layers are taken away, and nothing is trained afterwards."
+DENSE = "Convolutions stay dense: PyTorch has no sparse format for them, so masks save room in a file and no time. "
+SAVES = (
+    "Linear layers can be kept in compressed sparse rows, CSR, and on some GPUs in 2:4 form, with a mask of its own."
+)
+
+
+def sparsity_page(study: SparsityStudy) -> str:
+    """Return the HTML page of a study."""
+    names = told_apart(study.names)
+    title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
+    comparisons = list(study.interlayer.values())
+    grids = [grids_of(one) for one in comparisons]
+    shown = joined(
+        header(title, _sentence(study, names), " and ".join(study.names)),
+        toolbar(best=None, cells=bool(comparisons)),
+        tag("main", *_main(study, names, grids)),
+        footer([study.version]),
+    )
+    data = embedded(comparisons, grids, [], names)
+    data |= {"document": study.document(), "table": _rows(study), "name": "sparsity"}
+    kind = f"sparsity {values_class([grid for own in grids for grid in own])}"
+    return document(title, shown, data, scripts=SCRIPTS, kind=kind)
+
+
+def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
+    sentences = []
+    for one, table in study.networks.items():
+        words = f"{names[one]} keeps {table.left:,} of {table.weights:,} weights, a sparsity of {table.sparsity:.4f}"
+        mean = study.mean_similarity(one)
+        words += f", and two of its layers have a debiased CKA of {mean:.3f} on average" if mean == mean else ""
+        sentences.append(
+            words + (f", at an accuracy of {right:.4f}" if (right := study.accuracy(one)) == right else "")
+        )
+    return "; ".join(sentences) + "."
+
+
+def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup | None]:
+    yield facts(
+        filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
+    )
+    yield warnings(list(_warnings(study, names)))
+    yield tag("h2", "How sparse", class_="quiet")
+    yield tag("p", WEIGHTS)
+    yield tag("div", _shares(study, names), class_="card")
+    yield tag("h2", "Distribution of the weights")
+    yield tag("p", DISTRIBUTION)
+    yield tag("div", *_histograms(study, names), class_="cards")
+    if study.interlayer:
+        yield tag("h2", "Similarity of the layers")
+        yield tag("p", SIMILAR, study.shapes, ".")
+        yield tag("div", *_heatmaps(study, names, grids), class_="cards")
+    if study.curve:
+        yield tag("h2", "Accuracy after pruning")
+        yield tag("p", PRUNED)
+        yield tag("div", _curve(study, names), class_="card")
+    yield tag("h2", "What pruning saves")
+    yield tag("p", DENSE, SAVES)
+    yield tag("div", _sizes(study, names), class_="card")
+    yield from _costs(study, names)
+    yield tag("h2", "Layer by layer")
+    for place, (one, table) in enumerate(study.networks.items()):
+        yield folded(names[one], _layers(table), place == 0 and len(table.layers) <= 30)
+
+
+def _warnings(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[str]:
+    for one, table in study.networks.items():
+        if table.emptied:
+            yield f"{names[one]}: no weight is left in {', '.join(table.emptied)}; its output is constant."
+    yield from dict.fromkeys(said for one in study.interlayer.values() for said in one.warnings)
+
+
+def _shares(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
+    """Return a row for each number and a column for each network."""
+    tables = list(study.networks.values())
+    rows: list[list[Any]] = [
+        ["prunable weights", *(f"{table.weights:,}" for table in tables)],
+        ["other parameters, dense", *(f"{table.dense_parameters:,}" for table in tables)],
+        ["left, not masked or zero", *(f"{table.left:,}" for table in tables)],
+        ["exactly zero", *(f"{table.zeros:,}" for table in tables)],
+        ["sparsity", *(f"{table.sparsity:.6f}" for table in tables)],
+    ]
+    for relative, unit in ((False, ""), (True, " × r.m.s.")):
+        values = tables[0].relative if relative else tables[0].epsilons
+        both = [[table.shares(relative=relative, of_left=of_left) for of_left in (False, True)] for table in tables]
+        rows += [[f"below {epsilon:g}{unit}",
+                  *(f"{_percent(of_all[k])} · {_percent(of_left[k])}" for of_all, of_left in both)]
+                 for k, epsilon in enumerate(values)]  # fmt: skip
+    found = {"debiased CKA of two layers, mean": study.mean_similarity, "accuracy": study.accuracy}
+    taken = {words: [value(one) for one in study.names] for words, value in found.items()}
+    rows += [[words, *map(_number, values)] for words, values in taken.items() if not all(map(math.isnan, values))]
+    return plain_table(["", *(names[one] for one in study.names)], rows, kind="numbers", label="How sparse")
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{share:.2%}"
+
+
+def _histograms(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
+    """Yield the weights of each network as bars, all of one height for the same share of weights."""
+    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
+    for place, (one, counts) in enumerate(study.histograms.items()):
+        shares = [count / max(sum(counts), 1) for count in counts]
+        drawn = tag("div", _bars(study.edges, shares, most, place, names[one]), class_="chart")
+        note = tag("figcaption", tag("p", f"{sum(counts):,} weights; the highest bar here: {max(shares):.1%} of them."))
+        yield tag("figure", tag("h3", name(names[one])), drawn, note, class_="card curve")
+
+
+def _bars(edges: Sequence[float], shares: Sequence[float], most: float, place: int, words: str) -> Markup:
+    width = (WIDTH - 2 * SIDE) / len(shares)
+    tops = [(SIDE + k * width, HEIGHT * share / most) for k, share in enumerate(shares)]
+    path = "".join(f"M{x:.1f} {HEIGHT + 8}v{-high:.1f}h{width * 0.9:.2f}V{HEIGHT + 8}z" for x, high in tops)
+    ticks = [
+        tag("text", tick_text(value), x=SIDE + share * (WIDTH - 2 * SIDE), y=HEIGHT + 26, text_anchor="middle")
+        for share, value in ((0.0, edges[0]), (0.25, edges[0] / 2), (0.5, 0.0), (0.75, edges[-1] / 2), (1.0, edges[-1]))
+    ]
+    rule = tag("line", x1=SIDE, x2=WIDTH - SIDE, y1=HEIGHT + 8, y2=HEIGHT + 8, class_="rule")
+    bars = tag("g", tag("path", d=path, class_="area"), class_=f"k{place % 4}")
+    view = f"-16 0 {WIDTH + 32} {HEIGHT + FOOT}"
+    return tag(
+        "svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="histogram"
+    )
+
+
+def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup]:
+    for place, (one, own) in enumerate(zip(study.interlayer, grids, strict=True)):
+        mean = study.mean_similarity(one)
+        words = f"mean over pairs of different layers: {mean:.4f}" if mean == mean else "it has no value for any pair"
+        head = joined(tag("h3", name(names[one])), tag("p", words, class_="facts-line"))
+        for k, grid in enumerate(own):
+            yield figure_of(grid, f"{grid.id} in {names[one]}", f"table {place} {k}", holes(grid), heading=head)
+
+
+def _curve(study: SparsityStudy, names: Mapping[str, str]) -> Markup | None:
+    curve = {names.get(key, key): list(values) for key, values in study.curve.items()}
+    return figure_of_curve("Accuracy without the smallest weights", curve)
+
+
+def _sizes(study: SparsityStudy, names: Mapping[str, str]) -> Markup:
+    rows = [[name(names[one]), f"{dense:,}", f"{packed:,}", f"{packed / dense:.3f}"]
+            for one, (dense, packed) in study.sizes.items()]  # fmt: skip
+    return plain_table(["", "bytes, dense", "bytes, zeros packed", "share"], rows, kind="numbers", label="In a file")
+
+
+def _costs(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
+    """Yield measured sizes and times of linear layers, or how to measure them."""
+    if not study.costs:
+        yield tag("p", "Times were not measured here; `netkin sparsity MODEL --costs` does.")
+        return
+    rows = []
+    for one, own in study.costs.items():
+        for row in own:
+            figures = [row.reason, "", ""] if row.reason else [
+                f"{row.bytes / row.dense_bytes:.2f} × of {row.dense_bytes:,} bytes",
+                f"{row.seconds / row.dense_seconds:.2f} × of {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
+            ]  # fmt: skip
+            rows.append([joined(name(names[one]), ", ", name(row.layer)), row.format, f"{row.sparsity:.4f}", *figures])
+    head = ["layer", "format", "zeros", "size", "time", "difference"]
+    words = f"Measured on {study.costs_on}, for batches of 128; times above 1 × are slower than the dense layer."
+    yield tag("p", words if rows else "There is no linear layer to measure.")
+    yield tag("div", plain_table(head, rows, kind="numbers", label="Sparse formats"), class_="card")
+
+
+def _layers(table: WeightSparsity) -> Markup:
+    head = ["layer", "kind", "shape", "weights", "left", "sparsity", "r.m.s."]
+    rows = [[name(row.layer or "(model)"), row.kind, " × ".join(map(str, row.shape)), f"{row.weights:,}",
+             f"{row.left:,}", f"{row.sparsity:.4f}", f"{row.rms:.4g}"] for row in table.layers]  # fmt: skip
+    return plain_table(head, rows, kind="numbers", label="The layers")
+
+
+def _rows(study: SparsityStudy) -> list[Any]:
+    """Return the head and the rows of the table that the page saves: a row for each layer of each network."""
+    columns = ("layer", "kind", "weights", "left", "zeros", "rms")
+    rows = [[one, *(getattr(row, key) for key in columns)]
+            for one, table in study.networks.items() for row in table.layers]  # fmt: skip
+    return [["network", *columns], rows]

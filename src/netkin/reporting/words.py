@@ -1,0 +1,241 @@
+"""Numbers, names and sentences as pages, figures and notebooks say them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from netkin.errors import NoValue
+from netkin.reporting.grids import Grid, partners
+from netkin.results import Comparison, Match, Series, Trend, Values
+from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
+from netkin.results.text import worth_of
+
+CHANCE = 0.05  # an order that chance brings about more often only leans one way
+
+
+def number(value: float) -> str:
+    """Return a number with four decimals, or as a power of ten where that would say too little.
+
+    Example:
+        >>> number(0.83125), number(1.5e-7), number(-0.0)
+        ('0.8313', '1.500e-7', '0.0000')
+    """
+    if value and not 1e-3 <= abs(value) < 1e5:
+        digits, _, power = f"{value:.3e}".partition("e")
+        return f"{digits}e{int(power):+d}"
+    return f"{abs(value) if value == 0 else value:.4f}"
+
+
+def number_with_error(value: float, error: float) -> str:
+    """Return a number with its standard error, as far as there are such.
+
+    Example:
+        >>> number_with_error(0.83125, 0.0125), number_with_error(0.5, math.nan), number_with_error(math.nan, math.nan)
+        ('0.8313 ± 0.0125', '0.5000', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    return number(value) if math.isnan(error) else f"{number(value)} ± {number(error)}"
+
+
+def bound(value: float) -> str:
+    """Return the end of a scale in few letters.
+
+    Example:
+        >>> bound(1.0), bound(math.pi / 2), bound(math.sqrt(2))
+        ('1', 'π/2 ≈ 1.57', '√2 ≈ 1.41')
+    """
+    known = {math.pi / 2: "π/2", math.sqrt(2): "√2"}
+    exact = next((sign for number, sign in known.items() if math.isclose(number, value)), None)
+    return f"{exact} ≈ {value:.2f}" if exact else f"{value:.4g}"
+
+
+def direction(table: Values) -> str:
+    """Say whether more is closer, or better."""
+    if is_worth(table):
+        return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
+    return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
+
+
+def meaning_of(table: Values) -> tuple[str, str]:
+    """Return what a value says and what it can't see, as declared with the measure; else what its conventions tell."""
+    if table.means:
+        return table.means, table.cannot_see
+    what = "better stitches" if is_worth(table) else "closer layers"
+    ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
+    says = f"{table.conventions.rstrip('.')}. {ends}" if table.conventions else ends
+    return says, table.cannot_see or "This page knows no more about this measure; see its own documentation."
+
+
+def range_of(table: Values) -> str:
+    """Say between which numbers the values lie."""
+    low, high = table.bounds
+    if math.isinf(high):
+        return "unbounded" if math.isinf(low) else f"from {bound(low)} up"
+    return f"at most {bound(high)}" if math.isinf(low) else f"{bound(low)} to {bound(high)}"
+
+
+def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
+    """Return names of at most `limit` letters, cut in their middle; those that would look alike get their number.
+
+    Example:
+        >>> shortened(["conv", "encoder.block.attention.self.query"], limit=12)
+        ['conv', 'encode…query']
+    """
+    cut = [_cut(name, limit) for name in _candidates(names, limit)]
+    times = Counter(cut)
+    return [_cut(f"{i} {name}", limit) if times[name] > 1 else name for i, name in enumerate(cut, start=1)]
+
+
+def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
+    """Return the names or, where some are too long, without the parts that all share, here and there or at the ends."""
+    if all(len(name) <= limit for name in names):
+        return names
+    short, apart = brief(names), told_apart(names, limit)
+    return short if max(map(len, short)) <= limit else [apart[name] for name in names]
+
+
+def reasons(grid: Grid) -> dict[str, str]:
+    """Return why values are missing, the commonest reason first, each as told with its number of pairs."""
+    counted = grid.reasons().most_common()
+    return {reason: f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted}
+
+
+def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
+    """Return the one sentence that says what the first measure found; `names` are shorter ones of the models."""
+    if not comparison.tables:
+        return "This comparison holds no measure."
+    table = next(iter(comparison.tables.values()))
+    if has_networks(comparison):
+        return _closest_networks(table)
+    best = table.best_matches()
+    if not best:
+        return f"{table.id} has no value for any pair of layers; the reasons stand below."
+    if has_classes(comparison):
+        return f"By {table.id}, {_closest(table, best, 'layer and class')}."
+    return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
+
+
+def _closest_networks(table: Values) -> str:
+    """Return which two networks are the closest, and which the farthest apart."""
+    i, j = np.triu_indices(len(table.layers_a), 1)
+    order = np.argsort(table.values[i, j] * (-1 if table.higher_is_closer else 1), kind="stable")
+    first, last = (
+        f"{table.layers_a[i[k]]} × {table.layers_a[j[k]]} at {table.values[i[k], j[k]]:.2f}" for k in order[[0, -1]]
+    )
+    return f"By {table.id}, the closest networks are {first}, and the farthest apart {last}."
+
+
+def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:
+    choose = max if table.higher_is_closer else min
+    row, match = choose(best.items(), key=lambda item: item[1].value)
+    at = f"{match.value:.2f}" if match.error is None else f"{match.value:.2f} ± {match.error:.1g}"
+    if is_worth(table):
+        return f"the best stitch is that at {pair_label([table], row, match.layer)}, at {at}"
+    return f"the closest pair of {what} is {row} × {match.layer} at {at}"
+
+
+def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match], names: Mapping[str, str]) -> str:
+    pairs, how = partners(comparison)
+    matched = {comparison.layers_a[i]: comparison.layers_b[j] for i, j in pairs}
+    met = sum(best[a][0] == b for a, b in matched.items() if a in best)
+    known = [table.values[i, j] for i, j in pairs if math.isfinite(table.values[i, j])]
+    mean = f"{sum(known) / len(known):.2f} on average" if known else ""
+    if known and listing(comparison):  # where nothing else was asked for, nothing is best
+        return f"{f'layers of the {how}' if how else 'the pairs that were compared'} are at {mean}"
+    a, b = (names.get(model, model) for model in (comparison.a, comparison.b))
+    found = f"{met} of {len(matched)} layers of {a} find their best match in the layer of the {how} of {b}"
+    return f"{found}, and such pairs are at {mean}" if mean else found
+
+
+def _cut(name: str, limit: int) -> str:
+    head = limit // 2
+    return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
+
+
+# --- the order in which layers settle ---------------------------------------------------------------------------------
+
+
+def verdict(trend: Trend) -> str:
+    """Return which way the order runs; where chance may well have made it, that it leans that way at most."""
+    if is_unclear(trend):
+        return "no clear order"
+    way = "bottom-up" if trend.tau > 0 else "top-down"
+    return way if trend.p <= CHANCE else f"leaning {way}"
+
+
+def is_unclear(trend: Trend) -> bool:
+    """Tell whether τ is 0 or no farther from it than its own error, and chance would do as much."""
+    return not trend.tau or (trend.p > CHANCE and abs(trend.tau) <= (trend.error or 0))
+
+
+def tau(trend: Trend) -> str:
+    """Return τ with its standard error."""
+    return f"{trend.tau:.2f}" + ("" if trend.error is None else f" ± {trend.error:.2f}")
+
+
+def series_headline(series: Series) -> str:
+    """Return the one sentence that says what was found: in which order the layers settle."""
+    if not series.layers:
+        count = len(series.comparisons[-1].layers_a)
+        steps = f"{len(series)} {series.unit}s"
+        return f"{count} layers at {steps}, none of which the final checkpoint has under the same name."
+    final = f"each with its final state at {series.unit} {series.final_step:,}"
+    general = f"{len(series.layers)} layers at {len(series)} {series.unit}s, {final}"
+    for threshold, measure in [(mark, m) for m in series.measures for mark in series.marks(m)]:
+        try:
+            return f"{general}. {_found(series, series.bottom_up(threshold, measure), threshold, measure)}"
+        except NoValue:  # all layers get there together: the next mark may tell them apart
+            continue
+    return f"{general}."
+
+
+def _found(series: Series, trend: Trend, threshold: float, measure: str) -> str:
+    way = "from the bottom up" if trend.tau > 0 else "from the top down"
+    says = f"settle {way}" if trend.p <= CHANCE else f"lean to settling {way}, which may be chance"
+    says = "settle in no clear order of depth" if is_unclear(trend) else says
+    reached = f"the {series.unit} at which they reach {threshold}"
+    return f"By {measure}, layers {says}: Kendall's τ between depth and {reached} is {tau(trend)}."
+
+
+def settling_rule(series: Series, measure: str) -> str:
+    """Return what it means that a layer has settled."""
+    return (
+        f"The first {series.unit} from which on the {measure} of a layer with its own final state stays at the mark or "
+        f"above. The last {series.unit} does not count: there every layer equals itself."
+    )
+
+
+def scale_of_tau() -> str:
+    """Return what Kendall's τ says."""
+    return (
+        "Kendall's τ says how far the order of settling follows depth: 1 if every layer settles after all layers below "
+        "it, 0 if depth tells nothing, −1 if the top layers come first. After ± stands its standard error, from "
+        "leaving out one layer at a time."
+    )
+
+
+def settled_first(series: Series, threshold: float, measure: str) -> str:
+    """Count the pairs of layers in which the lower one settles first, a question anyone can check by hand."""
+    steps = [math.inf if step is None else step for step in series.reached(threshold, measure).values()]
+    apart = [(low, high) for low, high in combinations(steps, 2) if low != high]
+    first = sum(low < high for low, high in apart)
+    pairs = f"{first:,} of the {len(apart):,} pairs of layers that settle at different {series.unit}s"
+    return f"In {pairs} the lower one comes first."
+
+
+def chance_in_words(trend: Trend) -> str:
+    """Return the p-value of a trend as a sentence."""
+    share = f"in {trend.p:.2g} of all cases" if trend.p >= 1e-4 else "in fewer than 1 of 10,000 cases"
+    doubt = "" if trend.p <= CHANCE else ", so it may be no more than that"
+    return f"Chance alone would bring a τ as far from 0 {share}{doubt}."
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

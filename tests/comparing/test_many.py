@@ -1,0 +1,200 @@
+"""All pairs of many models, in several passes that each fit the memory, give the numbers of one pass."""
+
+import re
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import netkin as nk
+from netkin.comparing.all_pairs import HeldExamples
+from netkin.comparing.cache import CachedRunner
+from netkin.comparing.pairs_plan import blocks_of
+from netkin.errors import MemoryLimit, ValueFault
+
+MEASURES = ["cka", "svcca", "cka_debiased"]
+
+
+class Counted(nn.Sequential):
+    """A small net that counts the examples that it has seen."""
+
+    def __init__(self, width=12):
+        super().__init__(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 5))
+        self.seen = []
+
+    def forward(self, inputs):
+        self.seen.append(len(inputs))
+        return super().forward(inputs)
+
+
+@pytest.fixture
+def nets():
+    torch.manual_seed(0)
+    return {f"net{place}": Counted(12 + place % 3).eval() for place in range(9)}
+
+
+@pytest.fixture
+def inputs():
+    return torch.randn(90, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 1), (3, 1), (7, 1), (7, 2), (9, 4), (10, 3), (11, 5), (40, 8)])
+def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
+    pairs = list(combinations(map(str, range(count)), 2))
+    blocks = blocks_of(pairs, size)
+    assert sorted(pair for block in blocks for pair in block.pairs) == sorted(pairs)
+    assert all(len(block.models) <= max(2 * size, 2) for block in blocks)
+    assert all({name for pair in block.pairs for name in pair} == set(block.models) for block in blocks)
+    groups = -(-count // size)
+    assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
+
+
+def tables(many):
+    return {(*pair, name): table for pair, one in many.items() for name, table in one.tables.items()}
+
+
+def assert_same(many, other, atol=1e-7):
+    assert list(many) == list(other)
+    for key, table in tables(other).items():
+        mine = tables(many)[key]
+        np.testing.assert_allclose(mine.values, table.values, atol=atol, rtol=0)
+        assert mine.holes == table.holes
+        assert mine.exactness == table.exactness
+        if table.replicates is not None:
+            np.testing.assert_allclose(mine.replicates, table.replicates, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("pairs", ["all", "corresponding"])
+def test_several_passes_give_the_numbers_of_one(nets, inputs, pairs):
+    options = {"pairs": pairs, "errors": True, "chunks": 4, "progress": False}
+    whole = nk.compare_many(nets, inputs, MEASURES, **options)
+    for model in nets.values():
+        model.seen.clear()
+    plan = nk.explain_many(nets, inputs, MEASURES, **options)
+    limit = plan.way.statistics // 5
+    told = nk.explain_many(nets, inputs, MEASURES, memory=limit, **options)
+    assert len(plan.way.blocks) == 1
+    assert len(told.way.blocks) > 1
+    assert told.way.bytes <= limit
+    parts = nk.compare_many(nets, inputs, MEASURES, memory=limit, **options)
+    assert_same(parts, whole)
+
+
+def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
+    data = DataLoader(TensorDataset(inputs.repeat(40, 1)), batch_size=300)
+    plan = nk.explain_many(nets, data, MEASURES, progress=False)
+    limit = plan.way.statistics * 2 // 3
+    told = nk.explain_many(nets, data, MEASURES, memory=limit, progress=False)
+    assert not told.way.keeps_rows
+    for model in nets.values():
+        model.seen.clear()
+    nk.compare_many(nets, data, MEASURES, memory=limit, progress=False)
+    runs = sum(model.seen.count(300) for model in nets.values())
+    # beside these the batch on which all together did not fit, and two of each architecture that were timed
+    assert runs == told.passes + len(nets) + 2 * 3
+    assert f"forward passes: {told.passes}" in str(told)
+
+
+def test_kept_rows_are_those_of_one_run(nets, inputs, monkeypatch):
+    runs = []
+    run = CachedRunner._run
+    monkeypatch.setattr(CachedRunner, "_run", lambda self, batch: runs.append(self.name) or run(self, batch))
+    plan = nk.explain_many(nets, inputs, MEASURES, progress=False)
+    limit = plan.way.statistics * 3 // 5
+    told = nk.explain_many(nets, inputs, MEASURES, memory=limit, progress=False)
+    assert told.way.keeps_rows
+    assert told.passes == len(nets)
+    many = nk.compare_many(nets, inputs, MEASURES, memory=limit, progress=False)
+    assert sorted(runs) == sorted(nets)
+    assert_same(many, nk.compare_many(nets, inputs, MEASURES, progress=False))
+
+
+def test_half_precision_is_remembered_with_kept_rows(inputs):
+    torch.manual_seed(0)
+    nets = {str(place): nn.Linear(6, 40).to(torch.bfloat16) for place in range(6)}
+    whole = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
+    plan = nk.explain_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
+    limit = plan.way.statistics * 2 // 3
+    assert nk.explain_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False).way.keeps_rows
+    parts = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False)
+    for pair, one in whole.items():
+        assert one.provenance["directions a"] == parts[pair].provenance["directions a"]
+    assert_same(parts, whole)
+
+
+def test_a_sample_is_taken_only_if_allowed_and_needed_and_it_is_named(nets, inputs):
+    whole = nk.compare_many(nets, inputs, "cka", rows=30, progress=False)
+    assert whole["net0", "net1"].examples == 90  # all fit in one pass
+    assert whole["net0", "net1"]["cka"].exactness == "exact"
+    plan = nk.explain_many(nets, list(inputs.split(9)), "cka", progress=False)
+    limit = plan.way.statistics // 4
+    told = nk.explain_many(nets, list(inputs.split(9)), "cka", memory=limit, rows=30, progress=False)
+    many = nk.compare_many(nets, list(inputs.split(9)), "cka", memory=limit, rows=30, progress=False)
+    one = many["net0", "net1"]
+    assert told.way.is_sample
+    assert one["cka"].exactness == "a sample of 30 of 90 examples"
+    assert one.examples == 30
+    assert one.provenance["sample"] == "a sample of 30 of 90 examples, seed 0"
+    assert nk.compare_many(nets, inputs, "cka", memory=limit, progress=False)["net0", "net1"].examples == 90
+
+
+def test_a_sample_holds_the_same_examples_however_they_are_batched(inputs):
+    numbered = torch.arange(90.0)[:, None]
+    first, second = (torch.cat(list(HeldExamples(data, None, 20, 3))) for data in (numbered, list(numbered.split(7))))
+    assert torch.equal(first, second)
+    assert len(first) == 20
+    assert not torch.equal(first, torch.cat(list(HeldExamples(numbered, None, 20, 4))))
+
+
+def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
+    models = {}
+    for seed in range(5):
+        torch.save(nk.load_model("netkin:digits", seed=seed).state_dict(), tmp_path / f"{seed}.pt")
+        models[f"seed {seed}"] = f"netkin:digits@{tmp_path / f'{seed}.pt'}"
+    data, options = nk.load_data("digits:test"), {"layers": ["relu1", "fc"], "progress": False, "examples": 60}
+    live = {name: nk.load_model(spec) for name, spec in models.items()}
+    assert_same(nk.compare_many(models, data, "cka", **options), nk.compare_many(live, data, "cka", **options))
+    plan = nk.explain_many(models, data, "cka", **options)
+    weights = sum(one.nbytes for one in live["seed 0"].state_dict().values())
+    assert plan.way.models == 5 * weights
+    fewer = nk.explain_many(models, data, "cka", memory=plan.way.statistics + 2 * weights, **options)
+    assert len(fewer.way.blocks) > 1
+
+
+def test_data_of_another_order_in_each_pass_are_refused(nets):
+    class Drawn:
+        examples = 5000
+
+        def __iter__(self):
+            yield from torch.from_numpy(np.random.default_rng().normal(size=(5000, 6))).float().split(500)
+
+    plan = nk.explain_many(nets, Drawn(), "cka", progress=False)
+    limit = plan.way.statistics * 2 // 3
+    plan = nk.explain_many(nets, Drawn(), "cka", memory=limit, progress=False)
+    assert len(plan.way.blocks) > 1
+    assert "the rows of all models need 6 MB, and the limit is 1 MB" in str(plan)
+    with pytest.raises(ValueFault, match="other examples, or another order, in each pass"):
+        nk.compare_many(nets, Drawn(), "cka", memory=limit, progress=False)
+
+
+def test_what_two_models_need_is_refused_if_it_does_not_fit(nets, inputs):
+    with pytest.raises(MemoryLimit, match="need .* and the limit is"):
+        nk.compare_many(nets, inputs, MEASURES, memory=2_000, progress=False)
+    plan = nk.explain_many(nets, inputs, MEASURES, memory=2_000, progress=False)
+    assert re.search("would be refused: .* need", str(plan))
+
+
+@pytest.mark.parametrize("rows", [0, True, 2.5])
+def test_a_sample_of_no_size_is_refused(nets, inputs, rows):
+    with pytest.raises(ValueFault, match="`rows` is how many examples may stand for all"):
+        nk.compare_many(nets, inputs, rows=rows)
+
+
+def test_a_stream_is_refused_where_several_passes_are_needed(nets, inputs):
+    with pytest.raises(MemoryLimit):
+        nk.compare_many(nets, iter(inputs.split(30)), MEASURES, memory=40_000, progress=False)
+    with pytest.raises(ValueFault, match="a stream can be read only once"):
+        nk.compare_many(nets, iter(inputs.split(30)), rows=10)
