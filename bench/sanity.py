@@ -35,19 +35,18 @@ PUBLISHED = {  # percent, Kornblith et al. (2019), table 2
     "pwcca": "11.1",
     "linear_regression_r2": "45.4",
 }
-HEAD = """# Does a measure know a layer again?
+HEAD = """# Sanity check: does a measure match a layer with its counterpart?
 
-The sanity check of Kornblith et al. (2019), table 2, made by `bench/sanity.py`: networks that differ in their seed
-alone, every layer asked for its closest layer in another network, and counted where that is its own counterpart. A tie
-is a miss. Here: Tiny-10 networks trained on CIFAR-10, their eight post-ReLU layers, `shape="flatten"`, the first 2,000
-test images.
-Theirs: networks of this kind that they trained, on examples of their choice; the figures stand side by side, not in one
-scale.
+The sanity check of Kornblith et al. (2019), table 2, made by `bench/sanity.py`. For networks that differ in their
+seed alone, the closest layer of another network is found for every layer, and counted if it is the layer's own
+counterpart. A tie is a miss. Here: Tiny-10 networks trained on CIFAR-10, their eight post-ReLU layers,
+`shape="flatten"`, the first 2,000 test images. Theirs: other networks of this kind, on other examples, so that the
+two columns are not directly comparable.
 
 Five of the eight layers are wider than 2,000: there CCA of any two layers is 1, which is why `cca_*`, `pwcca` and
-regression tie (the comparison says so in a warning). `gaussian_mutual_information` is infinite there and has no value.
+regression tie (with a warning in the comparison). `gaussian_mutual_information` is infinite there and has no value.
 
-| measure | found | of cases | seeds | theirs |
+| measure | matched | cases | seeds | theirs |
 |---|---|---|---|---|
 """
 

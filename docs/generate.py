@@ -24,27 +24,27 @@ FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "reproductions" / "results"
 MEASURES = """# Measures
 
-Made from what the code declares, by `make docs`. X is n × p, Y is n × q, rows are the same examples. Parameters are
-written as `svcca(variance=0.95)`; an id without them means their defaults.
+Generated from the declarations in the code, by `make docs`. X is n × p, Y is n × q, rows are the same examples.
+Parameters are written as `svcca(variance=0.95)`; an id without them has their defaults.
 
-| measure | what it says | direction, range | unchanged by | reads | a metric |
+| measure | value | direction, range | invariant to | statistic | metric |
 |---|---|---|---|---|---|
 """
 COMMANDS = """# Command line
 
-Made from the commands themselves, by `make docs`; `netkin COMMAND --help` says the same.
+Generated from the commands, by `make docs`; `netkin COMMAND --help` prints the same.
 
 """
 REPRODUCTIONS = """# Reproductions
 
-What papers claim, measured again. Made from the records in `reproductions/results` by `make docs`; how to run a claim
-and how to add one stands in [Reproducing a paper](reproducing.md). The cpu scale is small: part of the data and narrow
-networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data go. A value after ± is a
-standard error, and a claim is decided by the 95% interval of Student's t; what the interval does not decide is
-undecided. The control is a case in which the claim should fail, measured by the same code. A time is that of the claim
-alone, without networks and stitches that other claims had made and that lay in the cache. Records of other code,
-criteria or recipes than the present ones are not shown. <a href="claims.html">The same
-with charts</a> is a page of its own; `netkin reproduce --page FILE` writes it.
+What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing
+a paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
+narrow networks, minutes on a CPU. The gpu scale is the paper's setting as far as our data allow. A value after ± is a
+standard error, and a claim is decided by the 95% interval of Student's t; if the interval contains the threshold, it
+is undecided. The control is a case in which the claim should fail, measured by the same code. A time is that of the
+claim alone, without networks and stitches that were already in the cache. Records of other code, criteria or recipes
+than the present ones are not shown. <a href="claims.html">The same with charts</a> is a separate page; `netkin
+reproduce --page FILE` writes it.
 """
 
 
@@ -165,7 +165,7 @@ def claim_section(scales: list[Claim]) -> str:
     lines += (
         [f"*Control:* {one.control}.", ""]
         if one.control
-        else ["An identity: algebra, which only a fault can break.", ""]
+        else ["An identity: it follows from algebra and tests the code.", ""]
     )
     return "\n".join([*lines, *map(scale_part, scales)])
 

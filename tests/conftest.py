@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 
+import netkin.errors
 from netkin.errors import InflatedWarning
 from netkin.measures import measures
 from worlds import Worlds
@@ -35,6 +37,19 @@ def value():
             return measures()[name].function(X, Y, **parameters)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One cluster of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
+    ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
+    from netkin.comparing.engines.cluster import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)]
+        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
+        yield Cluster()
+    ray.shutdown()
 
 
 # importing it registers measures, which only the tests of plug-ins want

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -204,6 +205,28 @@ SAME = [
     wide_rows, places, frequencies, tokens, gradients, sketches, data_of_their_own, weights_alone, many, alone,
     data_of_netkin, collected, wrapped, dispatched, initialised_by_hand,
 ]  # fmt: skip
+
+
+def tables_of(result):
+    if isinstance(result, nk.Comparisons):
+        return {(*pair, name): table for pair, one in result.items() for name, table in one.tables.items()}
+    found = dict((result.compare() if isinstance(result, nk.Statistics) else result).tables)
+    found.pop("gaussian_mutual_information", None)  # which multiplies rounding by 1/(1 - ρ²)
+    return found
+
+
+def assert_same(found, whole, within):
+    """Assert that values, replicates and standard errors agree, those above 1 in so many digits."""
+    mine, theirs = tables_of(found), tables_of(whole)
+    assert list(mine) == list(theirs)
+    for name, table in theirs.items():
+        assert mine[name].values == pytest.approx(table.values, within, within, True), name
+        assert dict(mine[name].holes) == dict(table.holes)
+        assert (mine[name].chunk_sizes, mine[name].exactness) == (table.chunk_sizes, table.exactness)
+        assert (mine[name].replicates is None) == (table.replicates is None)
+        if table.replicates is not None:
+            assert mine[name].replicates == pytest.approx(table.replicates, within, within, True), name
+            assert mine[name].errors == pytest.approx(table.errors, within, within, True), name
 
 
 # --- calls that are refused -------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ _UNLISTED = {
         "token_costs",
     ],
     "netkin.comparing": ["explain_many", "model_directions"],
+    "netkin.comparing.engines.ray": ["Ray"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning"],
     "netkin.files": ["read_header"],
     "netkin.results": ["SparsityStudy", "document"],

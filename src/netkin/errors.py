@@ -85,6 +85,11 @@ class EmptyLayerWarning(UserWarning):
     """Pruning has left no weight in some layers."""
 
 
+def blame(fault: Exception, model: str | None) -> None:
+    """Give a fault the name of the model that it is about, as its attribute `model`."""
+    fault.model = model  # type: ignore[attr-defined]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'cka'?"`` for the known name nearest to `name`, or an empty string.
 

@@ -51,6 +51,7 @@ NEEDY = {  # what needs a package that is not there, and the extra that brings i
     "recommend --figure": (f"recommend {MODEL} --data digits:test --figure which.png", "figures"),
     "sparsity --figure": (f"sparsity {MODEL} --figure sparsity.png", "figures"),
     "federate --figure": (f"federate {MODEL} --data digits:train --classes 2 --figure users.png", "figures"),
+    "compare --engine ray": (f"compare {MODEL} {PASS} --engine ray", "ray"),
     "images": (f"compare {MODEL} --data images:pictures", "images"),
     "hf": ("layers hf:bert", "hf"),
 }

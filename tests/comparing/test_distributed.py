@@ -50,35 +50,13 @@ def local():
         return {make.__name__: make("local") for make in rank_worlds.SAME}
 
 
-def tables_of(result):
-    if isinstance(result, nk.Comparisons):
-        return {(*pair, name): table for pair, one in result.items() for name, table in one.tables.items()}
-    found = dict((result.compare() if isinstance(result, nk.Statistics) else result).tables)
-    found.pop("gaussian_mutual_information", None)  # which multiplies rounding by 1/(1 - ρ²)
-    return found
-
-
-def assert_same(found, whole, within):
-    """Assert that values, replicates and standard errors agree, those above 1 in so many digits."""
-    mine, theirs = tables_of(found), tables_of(whole)
-    assert list(mine) == list(theirs)
-    for name, table in theirs.items():
-        assert mine[name].values == pytest.approx(table.values, within, within, True), name
-        assert dict(mine[name].holes) == dict(table.holes)
-        assert (mine[name].chunk_sizes, mine[name].exactness) == (table.chunk_sizes, table.exactness)
-        assert (mine[name].replicates is None) == (table.replicates is None)
-        if table.replicates is not None:
-            assert mine[name].replicates == pytest.approx(table.replicates, within, within, True), name
-            assert mine[name].errors == pytest.approx(table.errors, within, within, True), name
-
-
 @pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 @pytest.mark.parametrize("name", [make.__name__ for make in rank_worlds.SAME])
 def test_every_rank_gets_what_one_process_gets(ran, local, name):
     count, folder = ran
     within = 1e-6 if name in ("floats", "data_of_netkin") else 1e-10
     for rank in range(count):
-        assert_same(nk.load(folder / f"{name}.{rank}"), local[name], within)
+        rank_worlds.assert_same(nk.load(folder / f"{name}.{rank}"), local[name], within)
 
 
 @pytest.mark.parametrize("name", ["doubles", "a_sampler", "a_sampler_that_shuffles", "batches_of_a_loader", "tokens"])

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import ENGINE, FILE, JSON, QUIET, collecting_options, example
+from netkin.cli.options import FILE, JSON, QUIET, collecting_options, engine_options, example
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import called, refusing
+from netkin.cli.running import Worked, called, refusing
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.argument("a")
 @click.argument("b", required=False)
 @collecting_options
-@ENGINE
+@engine_options
 @click.option("--part", callback=_part, metavar="I/N", help="Use part I of N of the examples, such as 3/16.")
 @click.option(
     "--start",
@@ -145,7 +145,7 @@ def collect(
     outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = called(collect_from, a, b, data, batch_size, options)
+        statistics = called(collect_from, a, b, data, batch_size, options, Worked(out, force))
     outputs.write(out, statistics.save)
     outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else described(statistics, out))
     outputs.finish()

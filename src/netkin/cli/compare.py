@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import ENGINE, FILE, JSON, comparing_options, example, pictures, typed
+from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import REFUSED, called, model_names, read_from_weights, refusing
+from netkin.cli.running import REFUSED, Worked, called, model_names, read_from_weights, refusing
 from netkin.errors import InflatedWarning, ValueFault
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ READING = (  # they concern no pass
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
 @partial(comparing_options, needs_data=False)
-@ENGINE
+@engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
 @pictures("ab")
 @FORCE
@@ -65,7 +65,7 @@ def compare(
     with warnings.catch_warnings():
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
-        comparison = _read(context, a) if _is_statistics(a, b) else _compared(a, b, options)
+        comparison = _read(context, a) if _is_statistics(a, b) else _compared(a, b, options, Worked(save, force))
     outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
     outputs.show(lambda: as_json(comparison) if json else str(comparison))
@@ -82,7 +82,7 @@ def _is_statistics(a: str, b: str | None) -> bool:
     return found is not None
 
 
-def _compared(a: str, b: str | None, options: dict[str, Any]) -> Comparison:
+def _compared(a: str, b: str | None, options: dict[str, Any], place: Worked) -> Comparison:
     """Return the comparison of two models, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
@@ -92,7 +92,7 @@ def _compared(a: str, b: str | None, options: dict[str, Any]) -> Comparison:
             "--data is missing: models need examples to run on."
             + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
         )
-    return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options)
+    return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
 
 
 def _read(context: click.Context, path: str) -> Comparison:

@@ -52,6 +52,13 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
     context.meta[SILENT] = quiet  # for `refusing`, which runs the command
 
 
+def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuse options of a cluster without one."""
+    if typed(context, str(parameter.name)) and context.params["engine"] != "ray":
+        raise click.UsageError(f"{parameter.opts[0]} needs --engine ray.")
+    return value
+
+
 def _keep_title(context: click.Context, parameter: click.Parameter, title: str | None) -> None:
     context.meta[TITLE] = title  # for `Outputs.draw`
 
@@ -87,12 +94,30 @@ RECIPE = click.option(
     metavar="NAME=VALUE",
     help="Training settings, such as epochs=2,batch=32,rate=0.05; can be repeated. See the guide to training.",
 )
-ENGINE = click.option(
-    "--engine",
-    type=click.Choice(["local", "distributed"]),
-    default="local",
-    show_default=True,
-    help="local: this process. distributed: all processes of torchrun; each reads a part of the data, rank 0 writes.",
+_ENGINE = (
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "distributed", "ray"]),
+        default="local",
+        show_default=True,
+        is_eager=True,
+        help="local: this process. distributed: all processes of torchrun, of which rank 0 writes. ray: a Ray cluster.",
+    ),
+    click.option(
+        "--address",
+        metavar="ADDRESS",
+        callback=_for_ray,
+        help="With --engine ray: address of a running cluster, such as 10.0.0.1:6379 or auto; by default a new one.",
+    ),
+    click.option(
+        "--gpus",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        metavar="SHARE",
+        callback=_for_ray,
+        help="With --engine ray and --device cuda: share of a GPU for each task.",
+    ),
 )
 COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
@@ -189,6 +214,11 @@ _SKETCHING = (
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
     return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
+
+
+def engine_options(command: Command) -> Command:
+    """Give a command the options that say who does the work."""
+    return _with_options(command, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ from netkin.errors import ForwardError, NetkinError
 if TYPE_CHECKING:
     from torch import nn
 
+    from netkin.comparing.engines.ray import Ray
+    from netkin.comparing.engines.terms import DataSpec
     from netkin.sources.batches import Batches, Borrowed
 
 REFUSED = 1
@@ -27,22 +29,69 @@ DRAWN = ("report", "figure", "files")  # the options by which pages and figures 
 Result = TypeVar("Result")
 
 
+class Worked(NamedTuple):
+    """Where a result goes, beside which a cluster keeps finished parts, and whether that begins anew."""
+
+    result: Path | None
+    force: bool
+
+
 def called(
-    function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
+    function: Callable[..., Result],
+    a: str,
+    b: str | None,
+    data: str | None,
+    batch_size: int,
+    options: dict[str, Any],
+    place: Worked | None = None,
 ) -> Result:
     """Return what `function` of the library makes of the models, the data and the options that were named."""
+    address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
+    if options.get("engine") == "ray":
+        options["engine"] = ray_engine(address, gpus, place)
+        return _called_by_name(function, a, b, data, batch_size, options)
     if options["device"] == "cuda" and options.get("engine") == "distributed":
         options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = loaded_models(specs)
-    chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
-    names = model_names(specs, options["names"])
-    chosen |= {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
+    chosen = _chosen(specs, options)
     balanced = options.pop("balanced")
     batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
     with crashes_refused(specs, models):
         return function(*models, data=batches, **options | chosen)
+
+
+def _called_by_name(
+    function: Callable[..., Result], a: str, b: str | None, data: str | None, batch_size: int, options: dict[str, Any]
+) -> Result:
+    """Call the library with names alone: models and data are loaded where they are used."""
+    described = data and described_data(data, batch_size, options, options.pop("balanced"))
+    chosen = _chosen([spec for spec in (a, b) if spec], options)
+    return function(a, b, data=described, **options | chosen | {"transforms": _one_or_each(options["transforms"])})
+
+
+def described_data(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
+    """Return data by name, with the sample that is drawn of them."""
+    from netkin.comparing.engines.terms import DataSpec
+
+    _refuse_balanced(balanced, options["examples"])
+    return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
+
+
+def ray_engine(address: str | None, gpus: float, place: Worked | None) -> Ray:
+    """Return the engine on a cluster, which keeps finished parts beside the result."""
+    from netkin.comparing.engines.ray import Ray
+    from netkin.jobs import beside
+
+    job = None if place is None or place.result is None else beside(place.result)
+    return Ray(address, job=job, overwrite=place is not None and place.force, gpus=gpus)
+
+
+def _chosen(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    names = model_names(specs, options["names"])
+    chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
+    return chosen | {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
@@ -80,9 +129,13 @@ def loaded(
     from netkin.sources import load_data
     from netkin.sources.batches import sample
 
+    _refuse_balanced(balanced, examples)
+    return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
+
+
+def _refuse_balanced(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")
-    return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
 def how_far(save: Path | None) -> str:
@@ -130,8 +183,11 @@ def functions_of(specs: Sequence[str], models: int) -> Any:
             raise click.UsageError(f"--transform is written package.module:function; got {spec!r}.")
     if len(specs) not in (0, 1, models):
         raise click.UsageError(f"--transform is given once for all models, or once for each; got {len(specs)}.")
-    found = [find_function(spec) for spec in specs]
-    return found if len(found) > 1 else next(iter(found), None)
+    return _one_or_each([find_function(spec) for spec in specs])
+
+
+def _one_or_each(given: Sequence[Any]) -> Any:
+    return list(given) if len(given) > 1 else next(iter(given), None)
 
 
 @contextmanager

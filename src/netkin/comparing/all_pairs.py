@@ -12,7 +12,7 @@ from torch import nn
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.cache import CachedRunner
-from netkin.comparing.engines import named_engine
+from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
@@ -46,11 +46,12 @@ class AllPairs:
         examples: int | None,
         rows: int | None = None,
         partial: bool = False,
-        engine: str = "local",
+        engine: str | Engine = "local",
     ):
         self.given, self.options, self.pairs, self.study = given, options, pairs, study
         self.data, self.examples, self.rows, self.partial, self.engine = data, examples, rows, partial, engine
         self.models: dict[str, Any] = {}  # those that run now
+        self.failed: Mapping[str, str] = {}  # those that a cluster left out, and why
         if rows is not None:
             self._refuse_rows(rows)
 
@@ -64,6 +65,9 @@ class AllPairs:
 
     def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparison of every pair, in the order of the pairs."""
+        running = named_engine(self.engine)
+        if not isinstance(running, PassEngine):  # which goes through them by a plan of its own
+            return self._elsewhere(running, measures)
         if self._is_tried_first:
             try:
                 return self._pass(ModelBlock(tuple(self.given), tuple(self.pairs.of)), measures, self.given, self.data)
@@ -73,6 +77,18 @@ class AllPairs:
         planner = self._planner(measures)
         ways, _ = planner.ways(self.rows, keeps=self.engine == "local")
         return self._through(ways[planner.chosen(ways)], measures, planner)
+
+    def _elsewhere(self, engine: Engine, measures: Sequence[Measure]) -> list[Comparison]:
+        """Return the comparisons that the workers of a cluster make, of all models that do not fail."""
+        if self.rows is not None:
+            raise ValueFault("`rows` is for one process; leave it out, as a cluster goes through all examples.")
+        with engine.working():
+            call = engine.request(
+                self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial
+            )
+            made: list[Comparison] = call.compare(measures, {})
+            self.failed = call.failed
+            return made
 
     @property
     def _is_tried_first(self) -> bool:
@@ -143,8 +159,8 @@ class AllPairs:
         examples = None if isinstance(data, HeldExamples) else self.examples
         with running.working():
             pairs = Pairs(block.pairs, self.pairs.which)
-            request = Request(things, self.options, pairs, self.study, data, examples, self.partial, engine=running)
-            return request.compare(measures, {})
+            request = running.request(things, self.options, pairs, self.study, data, examples, self.partial)
+            return list(request.compare(measures, {}))
 
     # --- explaining ---------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from netkin.arrays import refuse_non_finite
 from netkin.comparing.alignment import ONE_ROW, Alignment, Pairs, size_of_layer, size_of_weights
-from netkin.comparing.engines.engine import Engine
+from netkin.comparing.engines.engine import PassEngine
 from netkin.comparing.feed import Feed
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import Need, make_plan, needs_of, refuse_over, weights_of
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Keep, Runner
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import ShapeError, ValueFault, blame
 from netkin.identity import DataDigest
 from netkin.identity.data import contents
 from netkin.measures.registry import Measure
@@ -48,7 +48,7 @@ class Pass:
         pairs: Pairs,
         study: Study,
         *,
-        engine: Engine,
+        engine: PassEngine,
         partial: bool = False,
     ):
         self.engine, self._feed = engine, cast(Feed, None)
@@ -112,7 +112,12 @@ class Pass:
         self._numbers = self._feed.numbers(first, self.examples, known or 0)
         kept: dict[Key, KeptLayer] = {}
         for runner, own in batches.items():
-            for layer, value in runner.rows(own).items():
+            try:
+                found = runner.rows(own)
+            except Exception as fault:
+                blame(fault, runner.name)
+                raise
+            for layer, value in found.items():
                 if not isinstance(value, KeptLayer):
                     if self.statistics is None:
                         self._layers[runner.name, layer] = size_of_layer(runner, layer, value)
@@ -221,13 +226,20 @@ class Pass:
             return
         (fine, batches, self._searching), self._doubt = self._doubt, None
         for runner, batch in {} if bool(fine.all()) else batches.items():
-            for layer, value in runner.rows(batch).items():
-                if not isinstance(value, KeptLayer):
-                    refuse_non_finite(value, self._where(runner, layer))
-            for target in self._targets:
-                for layer, rows in runner.gradients(target).items():
-                    refuse_non_finite(rows, f"the gradient at {self._where(runner, layer)}")
+            try:
+                self._refuse_non_finite(runner, batch)
+            except Exception as fault:
+                blame(fault, runner.name)
+                raise
         self._searching = None
+
+    def _refuse_non_finite(self, runner: Runner, batch: Any) -> None:
+        for layer, value in runner.rows(batch).items():
+            if not isinstance(value, KeptLayer):
+                refuse_non_finite(value, self._where(runner, layer))
+        for target in self._targets:
+            for layer, rows in runner.gradients(target).items():
+                refuse_non_finite(rows, f"the gradient at {self._where(runner, layer)}")
 
     def _examples_in(self, kept: Mapping[Key, KeptLayer], known: int | None) -> int:
         """Return the number of examples in a batch, which all models must have kept."""

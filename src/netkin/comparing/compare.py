@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.engines import named_engine
+from netkin.comparing.engines import Engine, named_engine
 from netkin.comparing.many_models import compare_many, made_study
 from netkin.comparing.planning import Plan
-from netkin.comparing.request import Options, Request
+from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Runner, Subject
 from netkin.errors import NameClash, ValueFault
@@ -49,7 +49,7 @@ def compare(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
-    engine: str = "local",
+    engine: str | Engine = "local",
     progress: ProgressOption = None,
 ) -> Comparison:
     """Return how alike the layers of two models are, by every measure asked for, from one pass over the data.
@@ -77,7 +77,8 @@ def compare(
         errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
         chunks: the number of chunks for standard errors.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
-        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
+        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
+            cluster; models, data and functions are then given by name.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -89,10 +90,10 @@ def compare(
     """
     running = named_engine(engine)
     with showing(progress), running.working():
-        given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
-        request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, engine=running)
+        request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
@@ -157,7 +158,7 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+    given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     request = Request(
         given, options, Pairs([pair], pairs), made_study(memory, seed, errors, chunks), data, examples, partial
@@ -190,7 +191,7 @@ def collect(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
-    engine: str = "local",
+    engine: str | Engine = "local",
     progress: ProgressOption = None,
 ) -> Statistics:
     """Return what one pass of two models over the data leaves: saved, merged and read by any measure later.
@@ -220,7 +221,8 @@ def collect(
         errors: whether values get standard errors, from leaving out one chunk of the examples in turn.
         chunks: the number of chunks for standard errors.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers.
-        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
+        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
+            cluster; models, data and functions are then given by name.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -234,12 +236,12 @@ def collect(
     with showing(progress), running.working():
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-        given, pair = _two(a, b, names, layers, alone=b is None or (b is a and transforms is None and forward is None))
+        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
-        request = Request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start, running)
+        request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
         shown = (names[0], names[0]) if b is None or (len(given) == 1 and names[1] == "b") else names
-        found = request.linear_measures() if measures is None else found_measures(measures)
+        found = linear_measures(given, shape) if measures is None else found_measures(measures)
         return request.collect(found, dict(zip(pair, shown, strict=True)))
 
 
@@ -291,6 +293,11 @@ def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str
     if not alone and len(given) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
     return given, (names[0], names[0] if alone else names[1])
+
+
+def _is_alone(a: Any, b: Any, transforms: Any, forward: Any) -> bool:
+    """Tell whether one model meets itself; one name may mean two networks with other random weights."""
+    return b is None or (b is a and transforms is None and forward is None and not isinstance(a, str))
 
 
 def _places(given: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.all_pairs import AllPairs
+from netkin.comparing.engines import Engine
 from netkin.comparing.pairs_plan import PairsPlan
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
@@ -44,7 +45,7 @@ def compare_many(
     errors: bool = False,
     chunks: int = 20,
     exact_model: bool = False,
-    engine: str = "local",
+    engine: str | Engine = "local",
     progress: ProgressOption = None,
 ) -> Comparisons:
     """Return the comparisons of all pairs of several models; each model runs once on each batch, if memory allows.
@@ -73,7 +74,8 @@ def compare_many(
         errors: whether values get standard errors.
         chunks: how many chunks of the examples are left out in turn for them.
         exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        engine: "local" for this process alone, "distributed" for those that torchrun started; each gets the result.
+        engine: "local" for this process, "distributed" for those that torchrun started, "ray" or an `nk.Ray` for a
+            cluster; models, data and functions are then given by name, and models that fail are left out.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -87,7 +89,7 @@ def compare_many(
         study = made_study(memory, seed, errors, chunks)
         options = (layers, shape, resize, transforms, forward, device, exact_model)
         every = _all_pairs(models, options, pairs, study, data, examples, rows, partial, engine)
-        return Comparisons(every.compare(found_measures(measures)))
+        return Comparisons(every.compare(found_measures(measures)), every.failed)
 
 
 def explain_many(

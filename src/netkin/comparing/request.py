@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from netkin import __version__
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.collecting import Pass
-from netkin.comparing.engines import Engine, Local
+from netkin.comparing.engines import Local, PassEngine
 from netkin.comparing.feed import Feed, parsed_part
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.planning import (
@@ -114,7 +115,7 @@ def _refuse_beside_dft(shape: Any) -> None:
 
 
 def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
-    if given is None or callable(given):
+    if given is None or callable(given) or isinstance(given, str):
         return dict.fromkeys(names, given)
     if isinstance(given, Mapping):
         return {name: given.get(name) for name in names}
@@ -123,8 +124,21 @@ def _one_each(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, given, strict=True))
 
 
+def linear_measures(given: Mapping[str, Any], shape: Any) -> list[Measure]:
+    """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
+    shapes = shape.values() if isinstance(shape, Mapping) else [shape]
+    own = [runner_shape for thing in given.values() if (runner_shape := getattr(thing, "shape", None))]
+    spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
+    collectors = ready_collectors(find("cka"))
+    alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
+    fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
+    return fit if spectral else alike
+
+
 class Request:
     """One call: what is compared, on what data, and how."""
+
+    failed: Mapping[str, str] = MappingProxyType({})  # models that were left out, and why; none of one process
 
     def __init__(
         self,
@@ -137,7 +151,7 @@ class Request:
         partial: bool = False,
         part: Any = None,
         start: int = 0,
-        engine: Engine | None = None,
+        engine: PassEngine | None = None,
     ):
         self.engine = engine or Local()
         self.given, self.options, self.pairs, self.study, self.data = given, options, pairs, study, data
@@ -201,16 +215,6 @@ class Request:
             refuse_stream(own)
         feed = self._feed(measures)
         return make_explanation(self.runners, measures, self.pairs, feed, replace(self.study, examples=feed.expected))
-
-    def linear_measures(self) -> list[Measure]:
-        """Return all measures that the collectors of `cka` serve, as far as the layers' shape allows."""
-        shapes = self.options.shape.values() if isinstance(self.options.shape, Mapping) else [self.options.shape]
-        own = [runner_shape for thing in self.given.values() if (runner_shape := getattr(thing, "shape", None))]
-        spectral = any(shape in ("dft", dft) for shape in (*shapes, *own) if shape is not None)
-        collectors = ready_collectors(find("cka"))
-        alike = [one for one in all_measures().values() if getattr(one.facts.reads, "collectors", ()) == collectors]
-        fit = [one for one in alike if "rotation" in one.facts.unchanged_by and not one.facts.debiases]
-        return fit if spectral else alike
 
     def _feed(self, measures: Sequence[Measure]) -> Feed:
         paired = any(kind.pairs_rows for need in needs_of(measures) for kind in need.candidates)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -159,17 +160,25 @@ def _picked(table: Values, rows: Sequence[str], columns: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparisons(Mapping[Pair, Comparison]):
-    """The comparisons of several models with each other, by the names of the two: ``many["seed0", "seed1"]``."""
+    """The comparisons of several models with each other, by the names of the two: ``many["seed0", "seed1"]``.
+
+    `failed` tells why models were left out, by their names: engines that do the work in tasks go on with the others.
+    """
 
     pairs: Mapping[Pair, Comparison]
+    failed: Mapping[str, str]
 
-    def __init__(self, comparisons: Iterable[Comparison] | Mapping[Pair, Comparison]) -> None:
+    def __init__(
+        self,
+        comparisons: Iterable[Comparison] | Mapping[Pair, Comparison],
+        failed: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         found = list(comparisons.values() if isinstance(comparisons, Mapping) else comparisons)
         pairs: dict[Pair, Comparison] = {}
         for one in found:
             if pairs.setdefault((one.a, one.b), one) is not one:
                 raise NameClash(f"two comparisons of {one.a!r} with {one.b!r}; give the models distinct names.")
-        freeze(self, pairs=frozen_mapping(pairs))
+        freeze(self, pairs=frozen_mapping(pairs), failed=frozen_mapping(failed))
 
     def __getitem__(self, pair: Pair) -> Comparison:
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -188,7 +197,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         return len(self.pairs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Comparisons, (list(self.pairs.values()),)
+        return Comparisons, (list(self.pairs.values()), dict(self.failed))
 
     def __repr__(self) -> str:
         return f"Comparisons({plural(len(self.models), 'model')}, {plural(len(self), 'pair')})"
@@ -265,6 +274,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     def _missing(self, a: str, b: str) -> str:
         if (a, b) in self.pairs:
             return "nothing was compared by this measure, or no pair of layers has a value"
+        if a == b:
+            return "no model was compared with itself"
         other = (b, a) in self.pairs
         return "compared in the other direction alone" if other else "these two were not compared"
 
@@ -349,7 +360,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
         headers, arrays = packed_many(self.pairs.values())
-        files.write(path, "comparisons", {"comparisons": headers}, arrays, overwrite=overwrite)
+        header = {"comparisons": headers} | ({"failed": dict(self.failed)} if self.failed else {})
+        files.write(path, "comparisons", header, arrays, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparisons:
@@ -362,6 +374,8 @@ class Comparisons(Mapping[Pair, Comparison]):
         if tuple(reversed(pair)) in self.pairs:
             return f", but one of {pair[1]!r} with {pair[0]!r}; ask for that."
         strange = next((name for name in pair if name not in self.models), "")
+        if strange in self.failed:
+            return f", as {strange!r} has failed: {self.failed[strange]}"
         hint = did_you_mean(str(strange), self.models) or "."
         return f"{hint} The models are {', '.join(self.models) or 'none'}."
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, NoValue
-from netkin.results.records import checked, plain_fields
+from netkin.results.records import checked, plain_fields, typed
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
@@ -107,7 +107,7 @@ def all_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
     from netkin.results.comparisons import Comparisons
 
-    return Comparisons(_parts(header, arrays))
+    return Comparisons(_parts(header, arrays), typed(header.get("failed", {}), dict[str, str], "failed"))
 
 
 def series_unpacked(header: Mapping[str, Any], arrays: Arrays) -> Series:

@@ -109,7 +109,9 @@ def summary_as_text(comparisons: Comparisons) -> str:
     for measure in comparisons.measures:
         lines += ["", measure, *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
     note = buckets_note(list(comparisons.values()))
-    return "\n".join([*lines, *(["", wrapped(f"warning: {note}", width)] if note else [])])
+    notes = [f"warning: {note}"] if note else []
+    notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
+    return "\n".join([*lines, *(line for note in notes for line in ("", wrapped(note, width)))])
 
 
 def _summary_cells(means: np.ndarray) -> list[list[str]]:

@@ -132,7 +132,8 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
                 bound = signature.bind(*given, **keywords)
             except TypeError:
                 return function(*given, **keywords)  # which says what is wrong
-            _load(bound.arguments, models.split(), data.split(), signature)
+            if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
+                _load(bound.arguments, models.split(), data.split(), signature)
             return function(*bound.args, **bound.kwargs)
 
         return cast("Function", called)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from netkin.comparing.engines.engine import Engine, Result
+from netkin.comparing.engines.engine import PassEngine, Result
 from netkin.comparing.engines.ranks import Message, Ranks
 from netkin.comparing.study import Statistics, from_parts
 from netkin.comparing.subjects import ModelRunner
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from netkin.comparing.request import Request
 
 
-class Distributed(Engine):
+class Distributed(PassEngine):
     """The processes of a `torch.distributed` group, of which each runs the same call."""
 
     def __init__(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Request
@@ -16,13 +17,26 @@ Result = TypeVar("Result", bound="Statistics | list[Comparison]")
 
 
 class Engine(ABC):
+    """Who does the work of a call."""
+
+    @abstractmethod
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context for a whole call; where several processes make it, a fault of one ends all."""
+
+    @abstractmethod
+    def request(self, *given: Any) -> Any:
+        """Return the call, with what was given to `Request`."""
+
+
+class PassEngine(Engine):
     """Who runs the pass: this process alone, or several, of which each reads its part of the data."""
 
     part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them
 
-    @abstractmethod
-    def working(self) -> AbstractContextManager[None]:
-        """Return a context for a whole call; where several processes work, a fault of one ends all."""
+    def request(self, *given: Any) -> Request:
+        from netkin.comparing.request import Request  # which knows engines
+
+        return partial(Request, engine=self)(*given)
 
     @abstractmethod
     def prepared(self, request: Request, settings: dict[str, str]) -> AbstractContextManager[None]:

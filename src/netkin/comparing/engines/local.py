@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from netkin.comparing.engines.engine import Engine, Result
+from netkin.comparing.engines.engine import PassEngine, Result
 
 if TYPE_CHECKING:
     from netkin.comparing.request import Request
     from netkin.comparing.study import Statistics
 
 
-class Local(Engine):
+class Local(PassEngine):
     """One process."""
 
     def working(self) -> AbstractContextManager[None]:

@@ -28,7 +28,7 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import card, embedded, holes, reason_list, shared_reasons, values_class
 from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.page.model_maps import network_map, spread_section, summary_section
+from netkin.reporting.page.model_maps import models_map, network_map, spread_section, summary_section
 from netkin.reporting.words import (
     headline,
     number_with_error,
@@ -115,7 +115,8 @@ def _main(
         article(comparison, own, names, place, len(comparisons) > 1)
         for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
     ]
-    return tag("main", summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
+    several = (summary_section(summaries, buckets_note(comparisons)), models_map(comparisons))
+    return tag("main", *several, spread_section(comparisons), *articles)
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,293 @@
+"""The engine on Ray: tasks of (models, share of the data), a tree of merges, and tables read where there is room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from netkin.comparing.alignment import Pairs
+from netkin.comparing.engines import worker
+from netkin.comparing.engines.cluster import Cluster, Errand
+from netkin.comparing.engines.engine import Engine
+from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
+from netkin.comparing.engines.worker import Message
+from netkin.comparing.pairs_plan import blocks_of
+from netkin.comparing.study import Statistics
+from netkin.errors import NetkinError, SourceError, ValueFault
+from netkin.identity import described_call, in_words, settings_digest
+from netkin.jobs import Job
+from netkin.measures.registry import Measure
+from netkin.results import Comparison
+from netkin.statistics.collector import Study
+
+if TYPE_CHECKING:
+    from netkin.comparing.request import Options
+
+HOME = worker.__name__
+LOOKED = 8  # models that one task looks at
+GROUP = 8  # models of a group; a block of pairs is that of two groups
+SHARES = 2  # of the data, for each task that can run at once
+Pair = tuple[str, str]
+
+
+class Ray(Engine):
+    """A cluster of Ray, by default one that is started on this machine and that no other can reach.
+
+    Models, data and functions are given by name, as on the command line: ``nk.compare("nets:first@a.pt",
+    "nets:second@b.pt", "images:photos", engine="ray")``. With `job` each finished share of the data is a part in that
+    folder, and the same call continues there, also after the process was killed.
+
+    Args:
+        address: of a running cluster, as "10.0.0.1:6379", or "auto"; None starts one here, on the loopback address.
+        job: the folder in which finished parts are kept.
+        overwrite: whether to begin anew where that folder holds another job.
+        gpus: the share of a GPU that each task asks for, where models run on "cuda".
+        shares: into how many shares the data are split; by default twice as many as tasks can run at once.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        job: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        gpus: float = 1.0,
+        shares: int | None = None,
+    ):
+        if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
+            raise ValueFault(f"`gpus` is the share of a GPU that a task needs, as 0.5; got {gpus!r}.")
+        if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
+            raise ValueFault(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
+        self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def request(self, given: Mapping[str, Any], options: Options, pairs: Pairs, study: Study, *rest: Any) -> RayRequest:
+        return RayRequest(self, given, options, pairs, study, *rest)
+
+
+class RayRequest:
+    """One call of `compare`, `compare_many` or `collect`, for a cluster; `failed` models are left out."""
+
+    def __init__(
+        self,
+        engine: Ray,
+        given: Mapping[str, Any],
+        options: Options,
+        pairs: Pairs,
+        study: Study,
+        data: Any = None,
+        examples: int | None = None,
+        partial: bool = False,
+        part: Any = None,
+        start: int = 0,
+    ):
+        for name, is_given in {"part": part is not None, "start": start > 0, "partial": partial}.items():
+            if is_given:
+                raise ValueFault(
+                    f"`{name}` is for one process, and engine='ray' shares the data by itself; leave it out."
+                )
+        self.engine, self.given, self.options, self.pairs, self.study = engine, given, options, pairs, study
+        self.terms = terms_of(given, options, pairs, study, data, examples)
+        self.gpus = engine.gpus if self.terms["options"]["device"] == "cuda" else 0.0
+        self.failed: dict[str, str] = {}
+
+    def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
+        """Return the comparison of every pair of models but those that failed."""
+        blocks = self._done("comparison", measures, names)
+        found = chain.from_iterable(map(worker.to_comparisons, chain.from_iterable(blocks.values())))
+        pairs = chain.from_iterable(pairs for block in blocks for pairs in block.groups)
+        made = dict(zip(pairs, found, strict=True))
+        return [made[pair] for pair in self.pairs.of if pair in made]
+
+    def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
+        """Return what a pass over all data leaves."""
+        (((block, (whole,)),)) = self._done("statistics", measures, names).items()
+        return worker.finished(whole, block.survey.examples, names)
+
+    def _done(
+        self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
+    ) -> dict[BlockErrands, list[Message]]:
+        """Return what was made of each block of pairs; a block with a model that fails is done again without it."""
+        cluster = Cluster(self.engine.address)
+        cluster.refuse_too_small(self.gpus)
+        survey = Survey.looked_up(cluster, self.terms, self.gpus)
+        self._set_aside(survey.faults)
+        told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
+        with self._job(kind, survey, measures) as job:
+            plan = self._planned(cluster, survey, job)
+            blocks = [
+                BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
+            ]
+            job.expect(one.name for block in blocks for one in block.errands(kind) if one.kept)
+            return self._blocks_done(cluster, job, kind, blocks)
+
+    def _blocks_done(
+        self, cluster: Cluster, job: Job, kind: str, blocks: list[BlockErrands]
+    ) -> dict[BlockErrands, list[Message]]:
+        made: dict[BlockErrands, list[Message]] = {}
+        while blocks:
+            errands = [one for block in blocks for one in block.errands(kind)]
+            wanted = {block: block.wanted(kind) for block in blocks}
+            found = cluster.results(errands, job, list(chain.from_iterable(wanted.values())), "comparing")
+            faults = [one for one in found.values() if isinstance(one, NetkinError)]
+            self._set_aside({getattr(fault, "model", None) or "": fault for fault in faults})
+            again = []
+            for block, names in wanted.items():
+                messages = [found[name] for name in names]
+                if any(isinstance(one, NetkinError) for one in messages):
+                    again.append(block.without(self.failed))
+                else:
+                    made[block] = messages  # type: ignore[assignment]
+            blocks = [block for block in again if block.pairs]
+        return made
+
+    def _set_aside(self, faults: Mapping[str, NetkinError]) -> None:
+        """Leave models out that failed; where two are compared, or it is no model's fault, the fault is raised."""
+        for model, fault in faults.items():
+            self.failed[model] = str(fault)
+            if not model or len(self.pairs.of) == 1 or not self._sound(self.pairs.of):
+                raise fault
+
+    def _sound(self, pairs: Iterable[Sequence[str]]) -> list[Pair]:
+        return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
+
+    def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
+        identity = {
+            "models": survey.weights, "data": survey.identity, "examples": str(survey.examples),
+            "layers": in_words(self.options.layers), "settings": survey.settings,
+            "measures": ", ".join(measure.id for measure in measures),
+            "measures digest": settings_digest([measure.function for measure in measures]),
+        }  # fmt: skip
+        told = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
+        call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
+        return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
+
+    def _planned(self, cluster: Cluster, survey: Survey, job: Job) -> dict[str, Any]:
+        """Return how the work is split, as it was when the job began."""
+        pairs = self._sound(self.pairs.of)
+
+        def plan() -> dict[str, Any]:
+            limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
+            blocks, slots = [block.pairs for block in blocks_of(pairs, GROUP)], cluster.slots(self.gpus)
+            shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
+            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
+
+        return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+
+
+class Survey:
+    """What a first look at the models and the data told: digests, the number of examples, and faults."""
+
+    def __init__(self, looks: Sequence[Mapping[str, Any]], batch_size: int):
+        self.identity, self.examples = looks[0].get("identity", ""), looks[0].get("examples")
+        self.is_ordered, self.batch_size = looks[0].get("ordered", False), batch_size
+        strange = next((look for look in looks if look.get("identity", "") != self.identity), None)
+        if strange is not None:
+            raise SourceError(
+                f"the data are not the same on all machines: {self.identity} on one and {strange['identity']} on "
+                "another."
+            )
+        models = {name: own for look in looks for name, own in look["models"].items()}
+        self.weights = {name: own["weights"] for name, own in models.items() if "weights" in own}
+        self.faults = {name: worker.as_fault(own["fault"]) for name, own in models.items() if "fault" in own}
+        self.settings = {what: text for look in looks for what, text in look["settings"].items()}
+        self._limit = min(look["limit"] for look in looks)
+
+    @classmethod
+    def looked_up(cls, cluster: Cluster, terms: Terms, gpus: float) -> Survey:
+        """Return what the workers find, some models each."""
+        names = list(terms["models"])
+        groups = [names[place : place + LOOKED] for place in range(0, len(names), LOOKED)]
+        errands = [
+            Errand(
+                f"look at {', '.join(own)}", f"{HOME}:look", {"terms": terms_for(terms, own), "models": own}, gpus=gpus
+            )
+            for own in groups
+        ]
+        found = cluster.results(errands, Job(None, "look", {}), [one.name for one in errands], "looking at models")
+        fault = next((one for one in found.values() if isinstance(one, NetkinError)), None)
+        if fault is not None:
+            raise fault
+        return cls([header for header, _ in found.values()], (terms["data"] or {}).get("batch_size", 1))  # type: ignore[misc]
+
+    def shares(self, asked: int | None, usual: int) -> int:
+        """Return into how many shares the data are split: as many as were asked for, or of at least a batch each."""
+        if self.examples is None or not self.is_ordered:
+            return 1
+        return max(1, min(asked or usual, self.examples if asked else self.examples // self.batch_size))
+
+    def memory(self, cluster: Cluster, gpus: float) -> int:
+        """Return how many bytes the statistics of a task may take."""
+        return int(self._limit * min(gpus, 1)) if gpus else min(cluster.memory(), self._limit)
+
+
+class BlockErrands:
+    """Some pairs of models, whose statistics are collected together: the errands for them."""
+
+    def __init__(self, terms: Terms, survey: Survey, told: Mapping[str, Any], pairs: Sequence[Pair], gpus: float):
+        self.terms, self.survey, self.told, self.pairs, self.gpus = terms, survey, told, list(pairs), gpus
+        models = named_models(self.pairs)
+        known = settings_digest(self.pairs)[:8]
+        self.label = ", ".join(models) if len(models) <= 4 else f"{len(models)} models ({known})"
+        size = -(-len(self.pairs) // told["groups"])
+        self.groups = [self.pairs[place : place + size] for place in range(0, len(self.pairs), size)]
+
+    def without(self, models: Iterable[str]) -> BlockErrands:
+        """Return the block without some models."""
+        pairs = [pair for pair in self.pairs if not set(pair) & set(models)]
+        return BlockErrands(self.terms, self.survey, self.told, pairs, self.gpus)
+
+    def errands(self, kind: str) -> list[Errand]:
+        """Return all that is to be done, each errand behind those that it follows."""
+        shares, tree = self._shares(), self._merges()
+        if kind == "statistics":
+            return [*shares, *tree]
+        whole = (tree or shares)[-1].name
+        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
+        readings = [
+            Errand(name, f"{HOME}:read", told | {"pairs": pairs}, (whole,), kept=True)
+            for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
+        ]
+        return [*shares, *tree, *readings]
+
+    def wanted(self, kind: str) -> list[str]:
+        """Return the names of the errands whose results are those of the block."""
+        if kind == "statistics":
+            return [(self._merges() or self._shares())[-1].name]
+        count = len(self.groups)
+        return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
+
+    def _shares(self) -> list[Errand]:
+        count, names = self.told["shares"], named_models(self.pairs)
+        told = {
+            "terms": terms_for(self.terms, names), "pairs": self.pairs, "measures": self.told["measures"],
+            "memory": self.told["memory"], "identity": self.told["identity"],
+            "weights": {name: self.survey.weights[name] for name in names},
+        }  # fmt: skip
+        return [
+            Errand(self._share(i, i), f"{HOME}:collect", told | {"share": [i, count]}, kept=True, gpus=self.gpus)
+            for i in range(1, count + 1)
+        ]
+
+    def _merges(self) -> list[Errand]:
+        """Return a tree of merges, which does not depend on the order in which shares are finished."""
+        spans, found = [(i, i) for i in range(1, self.told["shares"] + 1)], []
+        while len(spans) > 1:
+            above = []
+            for left, right in zip(spans[::2], spans[1::2], strict=False):
+                above.append((left[0], right[1]))
+                found.append(
+                    Errand(self._share(*above[-1]), f"{HOME}:merge", {}, (self._share(*left), self._share(*right)))
+                )
+            spans = [*above, *spans[len(above) * 2 :]]
+        return found
+
+    def _share(self, first: int, last: int) -> str:
+        count = self.told["shares"]
+        which = f"share {first}" if first == last else f"shares {first} to {last}"
+        return f"{which} of {count} of {self.label}"

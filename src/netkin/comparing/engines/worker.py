@@ -1,0 +1,274 @@
+"""What a worker of a cluster does: it looks at models, collects a share of the data, merges two shares, reads measures.
+
+Each errand is a function of plain values and of what others have left, and returns a header fit for JSON and arrays. A
+worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a
+sentence, as what a process raises can't always be unpickled elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from netkin import __version__, errors
+from netkin.arrays import refuse_non_finite
+from netkin.comparing.engines.terms import (
+    DataSpec,
+    Terms,
+    identity_of,
+    is_ordered,
+    measures_of,
+    named_models,
+    request_of,
+)
+from netkin.comparing.planning import memory_limit
+from netkin.comparing.study import Statistics, from_parts
+from netkin.comparing.tabulating import comparison_of
+from netkin.errors import NetkinError, SourceError, ValueFault, WorkerFault, blame
+from netkin.progress import commanded, showing
+from netkin.representations import batches_of
+from netkin.representations.inputs import examples_in
+from netkin.results import Comparison
+from netkin.results.packing import packed_many, unpacked
+from netkin.sources import load_model
+from netkin.sources.names import in_short
+
+Message = tuple[dict[str, Any], dict[str, np.ndarray]]  # what JSON can hold, and arrays by their names
+OF_ITS_NODE = (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT, errno.EROFS)  # another node may do better
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same on all machines."""
+    return {"netkin": __version__, "torch": torch.__version__}
+
+
+def done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
+    """Return how an errand ended, and what it made; a fault is told as ``{"fault": [its class, sentence], ...}``.
+
+    Args:
+        errand: the function, as "module:function".
+        told: plain values for it.
+        call: what all errands of a call share: `versions`, the `folder` that names are relative to, and its `token`.
+        given: what the errands that it follows have made.
+    """
+    begin, made = time.perf_counter(), None
+    outcome: dict[str, Any] = {"host": platform.node()}
+    try:
+        _refuse_other_versions(call["versions"])
+        _enter(call["folder"])
+        held.begin(call["token"])
+        with commanded(call["command"]), showing(False):
+            home, _, name = errand.partition(":")
+            header, arrays = getattr(importlib.import_module(home), name)(told, *given)
+        made = json.loads(json.dumps(header, default=lambda number: number.item())), arrays
+    except Exception as fault:
+        outcome |= as_outcome(fault)
+    return outcome | {"seconds": time.perf_counter() - begin}, made
+
+
+def as_outcome(fault: Exception) -> dict[str, Any]:
+    """Return a fault as plain values: class, sentence, the model it is about, and whether its node is at fault."""
+    model, chain = getattr(fault, "model", None), [fault, fault.__cause__, fault.__context__]
+    of_node = any(isinstance(one, OSError) and one.errno in OF_ITS_NODE for one in chain)
+    if isinstance(fault, NetkinError):
+        is_named = model is None or repr(model) in str(fault)
+        told = [type(fault).__name__, str(fault) if is_named else f"{model!r}: {fault}"]
+    elif model is not None:
+        told = ["ForwardError", f"{model!r} could not be run: {in_short(fault)}"]
+    else:
+        told = ["WorkerFault", f"a worker on {platform.node()} failed: {in_short(fault)}"]
+    return {"fault": told, "model": model, "of_node": of_node}
+
+
+def as_fault(told: Sequence[str], where: str = "") -> NetkinError:
+    """Return the fault that was told as its class and sentence."""
+    kind = getattr(errors, told[0], WorkerFault)
+    return kind(f"{where}: {told[1]}" if where else told[1])
+
+
+def _refuse_other_versions(asked: Mapping[str, str]) -> None:
+    mine = versions()
+    if mine == asked:
+        return
+    one, other = (" and ".join(f"{name} {number}" for name, number in own.items()) for own in (mine, asked))
+    raise WorkerFault(f"the worker on {platform.node()} runs {one}, and this process {other}; install the same on all.")
+
+
+def _enter(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as fault:
+        raise WorkerFault(
+            f"the worker on {platform.node()} has no folder {folder!r}, in which this call was made; a cluster needs a "
+            "file system that all its machines share."
+        ) from fault
+
+
+class Lent:
+    """What this process has loaded for a call, and lends to the errands that follow."""
+
+    def __init__(self) -> None:
+        self.token, self.things, self.models = "", dict[str, Any](), dict[str, nn.Module]()
+
+    def begin(self, token: str) -> None:
+        """Forget all that belongs to another call."""
+        if token != self.token:
+            self.token, self.things, self.models = token, {}, {}
+
+    def thing(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what was made under that key, or else make it."""
+        if key not in self.things:
+            self.things[key] = make()
+        return self.things[key]
+
+    def loaded(self, terms: Terms, names: Sequence[str]) -> dict[str, nn.Module]:
+        """Return the models of these names; others are forgotten."""
+        self.models = {name: model for name, model in self.models.items() if name in names}
+        for name in names:
+            if name not in self.models:
+                told = terms["models"][name]
+                with about(name):
+                    self.models[name] = load_model(told["model"], seed=told["seed"])
+        return {name: self.models[name] for name in names}
+
+    def data(self, told: Mapping[str, Any] | None, models: Sequence[str] = ()) -> tuple[Any, str]:
+        """Return the data of that description, and by what they are known again."""
+        if told is None:
+            return None, ""
+
+        def make() -> tuple[Any, str]:
+            found = DataSpec(**told).load(models)
+            return found, identity_of(found)
+
+        return self.thing(f"data {sorted(told.items())}", make)
+
+
+held = Lent()
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """Inside the `with`, a fault gets the name of the model that it is about."""
+    try:
+        yield
+    except Exception as fault:
+        blame(fault, model)
+        raise
+
+
+def data_of(terms: Terms) -> tuple[Any, str]:
+    """Return the data of a call, and by what they are known again."""
+    return held.data(terms["data"], [one["model"] for one in terms["models"].values()])
+
+
+# --- errands ----------------------------------------------------------------------------------------------------------
+
+
+def look(told: Mapping[str, Any]) -> Message:
+    """Load models and run each on the first batch: return their digests, or why one fails, and what the data are."""
+    terms, header = told["terms"], dict[str, Any]()
+    data, identity = data_of(terms)
+    if data is not None:
+        header = {"identity": identity, "examples": examples_in(data, terms["examples"]), "ordered": is_ordered(data)}
+    header["models"] = {name: _looked_at(terms, name, data) for name in told["models"]}
+    sound = [name for name, one in header["models"].items() if "weights" in one]
+    settings = request_of(terms, held.loaded(terms, sound), data, [])._settings() if sound else {}
+    return header | {"settings": settings, "limit": memory_limit(None, terms["options"]["device"])}, {}
+
+
+def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
+    def finite(layer: str, rows: torch.Tensor) -> torch.Tensor:
+        refuse_non_finite(rows, f"layer {layer!r} of {name!r} in batch 0")
+        return rows
+
+    try:
+        model = held.loaded(terms, [*held.models, name])[name]
+        with about(name):
+            (runner,) = request_of(terms, {name: model}, data, []).runners
+            if data is not None:
+                with runner.ready(finite):
+                    runner.rows(next(iter(batches_of(data, terms["examples"]))))
+            return {"weights": runner.origin["weights"]}
+    except Exception as fault:
+        held.models.pop(name, None)
+        return as_outcome(fault)
+
+
+def collect(told: Mapping[str, Any]) -> Message:
+    """Return the statistics of some models over a share of the data."""
+    terms = told["terms"] | {"study": told["terms"]["study"] | {"limit": told["memory"]}}
+    data, identity = data_of(terms)
+    if identity != told["identity"]:
+        raise SourceError(
+            f"the data {terms['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
+            f"{platform.node()}, and {told['identity']} before."
+        )
+    models = held.loaded(terms, named_models(told["pairs"]))
+    which, count = told["share"]
+    part = None if count == 1 else (which, count)
+    statistics = request_of(terms, models, data, told["pairs"], part=part).collect(measures_of(told["measures"]), {})
+    for name, digest in told["weights"].items():
+        if statistics.origins[name]["weights"] != digest:
+            with about(name):
+                raise SourceError(
+                    f"the weights of {name!r} are not the same on all machines, or have changed: "
+                    f"{statistics.origins[name]['weights']} on {platform.node()}, and {digest} before."
+                )
+    return to_message(statistics)
+
+
+def merge(told: Mapping[str, Any], *shares: Message) -> Message:
+    """Return the statistics of two shares together."""
+    first, *others = map(to_statistics, shares)
+    for other in others:
+        first = first.merge(other)
+    return to_message(first)
+
+
+def read(told: Mapping[str, Any], *whole: Message) -> Message:
+    """Return the comparisons of some pairs of models, from the statistics of all data."""
+    statistics = finished(whole[0], told["examples"], told["names"])
+    measures = measures_of(told["measures"])
+    headers, arrays = packed_many([comparison_of(statistics, measures, (a, b)) for a, b in told["pairs"]])
+    return {"comparisons": headers}, arrays
+
+
+def finished(whole: Message, examples: int | None, names: Mapping[str, str]) -> Statistics:
+    """Return the statistics of all data, which must hold every example once."""
+    statistics = to_statistics(whole)
+    statistics.part, statistics.names = "", dict(names)
+    if examples is not None and statistics.examples not in (0, examples):
+        raise ValueFault(
+            f"all shares together hold {statistics.examples:,} examples and the data {examples:,}; each must be read "
+            "once, none dropped."
+        )
+    return statistics
+
+
+def to_message(statistics: Statistics) -> Message:
+    """Return statistics as a header and arrays, in the host's memory."""
+    header, tensors = statistics.to_parts()
+    return header, {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+
+
+def to_statistics(message: Message) -> Statistics:
+    """Return the statistics that a message holds; its arrays may be shared with other processes and are copied."""
+    header, arrays = message
+    return from_parts(header, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+
+
+def to_comparisons(message: Message) -> list[Comparison]:
+    """Return the comparisons that a message holds."""
+    header, arrays = message
+    return [unpacked(own, arrays, f"{place}/") for place, own in enumerate(header["comparisons"])]

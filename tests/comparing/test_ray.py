@@ -1,0 +1,256 @@
+"""`engine="ray"`: workers get names alone, results are those of one process, and what fails is named or done again."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import netkin as nk
+import rank_worlds
+import ray_worlds
+from netkin.comparing.engines import cluster as clusters
+from netkin.comparing.engines import worker
+from netkin.comparing.engines.ray import Ray
+from netkin.errors import FileFault, ForwardError, MissingExtra, SourceError, UnknownName, ValueFault, WorkerFault
+from rank_worlds import ERRORS, LAYERS, SEVERAL, assert_same
+
+FIRST, SECOND, THIRD = "ray_worlds:first", "ray_worlds:second", "ray_worlds:third"
+DATA, LOADER = "ray_worlds:images", "ray_worlds:loader"  # in one batch, and in batches of 7
+pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+
+
+@pytest.fixture
+def here(ray_cluster, tmp_path, monkeypatch):
+    """The folder in which a call is made, and which workers enter for it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def local(function, *models, data=None, **options):
+    """Return what one process gets."""
+    live = [nk.load_model(name, seed=place) for place, name in enumerate(models)]
+    return function(*live, data=data and nk.load_data(data), **options)
+
+
+CALLS = {
+    "doubles": (1e-10, [FIRST, SECOND], DATA, {"measures": SEVERAL, "layers": LAYERS, **ERRORS}),
+    "floats": (
+        1e-6, ["ray_worlds:first_float", "ray_worlds:second_float"], "ray_worlds:float_images",
+        {"measures": SEVERAL, "layers": LAYERS, **ERRORS},
+    ),
+    "a loader": (1e-10, [FIRST, SECOND], "ray_worlds:loader", {"measures": SEVERAL, "layers": LAYERS, **ERRORS}),
+    "a shuffled loader": (1e-10, [FIRST, SECOND], "ray_worlds:shuffled", {"layers": LAYERS}),
+    "tokens": (1e-10, ["ray_worlds:words"], "ray_worlds:sentences", {"shape": "tokens", **ERRORS}),
+    "frequencies": (1e-10, [FIRST, SECOND], DATA, {"layers": LAYERS[:2], "shape": "dft"}),
+    "resized maps": (
+        1e-10, [FIRST, SECOND], DATA, {"layers": LAYERS[:2], "shape": "positions", "resize": "average"},
+    ),
+    "some examples": (1e-10, [FIRST], DATA, {"layers": {"a": torch.nn.Conv2d}, "examples": 31}),
+    "listed pairs": (1e-10, [FIRST, SECOND], DATA, {"pairs": [("conv1", "conv2"), ("fc", "conv1")]}),
+    "gradients": (1e-10, [FIRST, SECOND], DATA, {"measures": "kernel_cka", "layers": LAYERS}),
+    "weights alone": (1e-10, [FIRST, SECOND], None, {"measures": "weight_cosine"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cluster_gets_what_one_process_gets(here, name):
+    within, models, data, options = CALLS[name]
+    shares = 1 if name == "a shuffled loader" else 3
+    found = nk.compare(*models, data=data, engine=Ray(shares=shares), **options)
+    whole = local(nk.compare, *models, data=data, **options)
+    assert_same(found, whole, within)
+    assert found.warnings == whole.warnings
+    differing = ("plan", "settings digest", *(("data digest",) if name in ("tokens", "a shuffled loader") else ()))
+    assert {k: v for k, v in found.provenance.items() if k not in differing} == {
+        k: v for k, v in whole.provenance.items() if k not in differing
+    }
+
+
+def test_all_pairs_of_several_models_in_blocks(here, monkeypatch):
+    monkeypatch.setattr("netkin.comparing.engines.ray.GROUP", 1)
+    names, options = {"x": FIRST, "y": SECOND, "z": THIRD}, {"measures": ["cka", "svcca"], "layers": LAYERS, **ERRORS}
+    found = nk.compare_many(names, DATA, engine=Ray(shares=2), **options)
+    live = {name: getattr(ray_worlds, spec.partition(":")[2])() for name, spec in names.items()}
+    assert_same(found, nk.compare_many(live, ray_worlds.images(), **options), 1e-10)
+    assert found.failed == {}
+
+
+def test_functions_are_found_by_name(here):
+    how = {"transforms": "ray_worlds:halved", "forward": ["ray_worlds:feed", None], "layers": LAYERS}
+    found = nk.compare(FIRST, SECOND, DATA, engine="ray", **how)
+    live = {"transforms": ray_worlds.halved, "forward": [ray_worlds.feed, None], "layers": LAYERS}
+    whole = local(nk.compare, FIRST, SECOND, data=DATA, **live)
+    assert_same(found, whole, 1e-10)
+    assert found.provenance["settings digest"] == whole.provenance["settings digest"]
+
+
+def test_statistics_of_a_cluster_are_read_later(here):
+    found = nk.collect(FIRST, SECOND, DATA, layers=LAYERS, engine=Ray(shares=4), **ERRORS)
+    assert_same(found, local(nk.collect, FIRST, SECOND, data=DATA, layers=LAYERS, **ERRORS), 1e-10)
+    assert (found.part, found.ranges, found.missing) == ("", [(0, 50)], "")
+
+
+def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
+    found = nk.compare("netkin:digits", "netkin:digits", "digits:test", layers="relu1", engine="ray")
+    models = [nk.load_model("netkin:digits", seed=seed) for seed in (0, 1)]
+    assert_same(found, nk.compare(*models, nk.load_data("digits:test"), layers="relu1"), 1e-6)
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_continues_with_what_is_missing(here):
+    call = {"layers": LAYERS, "engine": Ray(job=here / "ab.job", shares=3)}
+    before = nk.compare(FIRST, SECOND, DATA, **call)
+    parts = sorted((here / "ab.job" / "parts").iterdir())
+    assert [part.name.partition(" of")[0] for part in parts] == ["plan", "share 1", "share 2", "share 3", "values"]
+    written = {part: part.stat().st_mtime_ns for part in parts}
+    for part in (parts[2], parts[4]):  # as if the process had been killed before they were finished
+        part.unlink()
+    assert nk.compare(FIRST, SECOND, DATA, **call)["cka"] == before["cka"]
+    assert {part for part in parts if part.stat().st_mtime_ns == written[part]} == {parts[0], parts[1], parts[3]}
+    assert nk.jobs.read(here / "ab.job").condition == "done"
+
+
+def test_a_job_of_other_weights_is_refused(here):
+    nk.compare(FIRST, SECOND, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
+    with pytest.raises(FileFault, match="'ab.job' holds a comparison that differs in b \\('.*', not '.*'\\); "):
+        nk.compare(FIRST, THIRD, DATA, layers="fc", engine=Ray(job="ab.job", shares=1))
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["killed", "full_disk"])
+def test_a_share_whose_worker_is_lost_is_done_again(here, name):
+    found = nk.compare(
+        f"ray_worlds:{name}", SECOND, LOADER, layers=LAYERS, engine=Ray(job="ab.job", shares=3), **ERRORS
+    )
+    assert Path("seen").exists()
+    assert_same(found, local(nk.compare, FIRST, SECOND, data=LOADER, layers=LAYERS, **ERRORS), 1e-10)
+
+
+def test_what_hangs_is_started_elsewhere(here, monkeypatch):
+    monkeypatch.setattr(clusters, "LEAST", 1.0)
+    begin = time.monotonic()
+    found = nk.compare("ray_worlds:hanging", SECOND, LOADER, layers=LAYERS, engine=Ray(shares=3))
+    assert Path("seen").exists()
+    assert time.monotonic() - begin < 300
+    assert_same(found, local(nk.compare, FIRST, SECOND, data=LOADER, layers=LAYERS), 1e-10)
+
+
+def test_models_that_fail_are_named_and_the_others_compared(here):
+    (here / "damaged.pt").write_bytes(b"no weights")
+    models = {
+        "one": FIRST, "nan": "ray_worlds:broken", "two": SECOND, "late": "ray_worlds:overflowing",
+        "damaged": f"{FIRST}@damaged.pt",
+    }  # fmt: skip
+    found = nk.compare_many(models, LOADER, layers=LAYERS, engine=Ray(shares=3))
+    assert list(found) == [("one", "two")]
+    assert_same(found["one", "two"], local(nk.compare, FIRST, SECOND, data=LOADER, layers=LAYERS), 1e-10)
+    assert set(found.failed) == {"nan", "late", "damaged"}
+    assert found.failed["nan"].startswith("layer 'fc' of 'nan' in batch 0 holds ")
+    assert found.failed["late"].startswith("share 3 of 3 of one, two, late: ")
+    assert "layer 'conv1' of 'late' in batch 2 holds" in found.failed["late"]
+    assert "'damaged.pt'" in found.failed["damaged"]
+    found.save("many.netkin")
+    assert nk.load("many.netkin").failed == found.failed
+    assert "left out: 'nan', as it failed: layer 'fc' of 'nan'" in str(found)
+    with pytest.raises(LookupError, match="no comparison of 'one' with 'nan', as 'nan' has failed: layer 'fc'"):
+        found["one", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("models", "kind", "words"),
+    [
+        ([FIRST, "ray_worlds:broken"], ValueFault, "layer 'fc' of 'b' in batch 0 holds"),
+        ([FIRST, "ray_worlds:overflowing"], ValueFault, "share 3 of 3 of a, b: layer 'conv1' of 'b' in batch 2 holds"),
+        (["ray_worlds:crashing", SECOND], ForwardError, "'a' could not be run: OSError: this model is broken"),
+        (["ray_worlds:words", SECOND], UnknownName, "'a': no layer named 'conv1'"),
+        ([FIRST, "ray_worlds:absent"], SourceError, "'b': module 'ray_worlds' has no function 'absent'"),
+    ],
+)
+def test_a_fault_of_one_of_two_models_is_raised(here, models, kind, words):
+    with pytest.raises(kind, match=words):
+        nk.compare(*models, LOADER, layers=LAYERS, engine=Ray(shares=3))
+
+
+def test_another_version_on_a_worker_is_refused(here, monkeypatch):
+    own = worker.versions()
+    monkeypatch.setattr(worker, "versions", lambda: {"netkin": "0.0.1", "torch": own["torch"]})
+    words = f"runs netkin {nk.__version__} and torch .*, and this process netkin 0.0.1 and torch .*; install the same"
+    with pytest.raises(WorkerFault, match=words):
+        nk.compare(FIRST, SECOND, DATA, engine="ray")
+
+
+def test_no_port_is_open_to_other_machines(ray_cluster):
+    psutil = pytest.importorskip("psutil")
+    listening = [
+        one.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "a model": (
+        [torch.nn.Linear(2, 2), SECOND], {},
+        "engine='ray' loads models where they run, and 'a' is a live Linear; give it by name: 'module:function@wei",
+    ),
+    "recorded rows": ([{"x": np.eye(3)}, SECOND], {}, "'a' is a live dict; give it by name"),
+    "a loader": (
+        [FIRST, SECOND], {"data": torch.ones(3, 2)},
+        "reads data where models run, and `data` is a live Tensor; give it by name: 'npz:FILE', ",
+    ),
+    "a function": ([FIRST, SECOND], {"forward": print}, "`forward` is a live function; give it by name, as 'module:f"),
+    "a transform": ([FIRST, SECOND], {"transforms": torch.relu}, "`transforms` is a live function; give it by name"),
+    "a shape": ([FIRST, SECOND], {"shape": lambda x: x}, "takes shapes by their names, as 'pool', and `shape` is a"),
+    "a GPU": ([FIRST, SECOND], {"device": "cuda:1"}, "write device='cuda' in place of 'cuda:1'"),
+    "partial": ([FIRST, SECOND], {"partial": True}, "`partial` is for one process, and engine='ray' shares the data"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_name_is_refused_with_the_form_to_give(name):
+    models, options, words = REFUSED[name]
+    with pytest.raises(ValueFault) as refusal:
+        nk.compare(*models, **{"data": DATA, "engine": "ray", **options})
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("options", [{"part": "1/2"}, {"start": 3}])
+def test_parts_by_hand_are_refused(options):
+    with pytest.raises(ValueFault, match="is for one process, and engine='ray' shares the data by itself"):
+        nk.collect(FIRST, SECOND, DATA, engine="ray", **options)
+
+
+def test_no_ray_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingExtra, match="pip install 'netkin\\[ray\\]'"):
+        nk.compare(FIRST, SECOND, DATA, engine="ray")
+
+
+def test_a_cluster_without_gpus_is_refused(here):
+    with pytest.raises(ValueFault, match="no node with a GPU, and each task needs 0.5 of one"):
+        nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=0.5))
+
+
+@pytest.mark.parametrize("options", [{"gpus": 0}, {"shares": 0}, {"shares": 1.5}])
+def test_settings_of_the_engine_are_checked(options):
+    with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is the "):
+        Ray(**options)
+
+
+def test_engines_are_told_apart():
+    assert rank_worlds.LINEAR
+    with pytest.raises(
+        LookupError, match="no engine 'rey'; did you mean 'ray'. There are 'local', 'distributed', 'ray'"
+    ):
+        nk.compare(FIRST, engine="rey")

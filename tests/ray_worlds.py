@@ -1,0 +1,140 @@
+"""Models, data and functions by name, for the workers of Ray that the fixture `ray_cluster` starts."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rank_worlds
+
+
+def seeded(seed, dtype=torch.float64, kind=rank_worlds.Maps):
+    torch.manual_seed(seed)
+    return kind().to(dtype).eval()
+
+
+def first():
+    return seeded(0)
+
+
+def second():
+    return seeded(1)
+
+
+def third():
+    return seeded(2)
+
+
+def first_float():
+    return seeded(0, torch.float32)
+
+
+def second_float():
+    return seeded(1, torch.float32)
+
+
+def words():
+    return seeded(0, kind=rank_worlds.Words)
+
+
+def broken():
+    """Return a model that gives NaN for every example."""
+    model = seeded(3)
+    nn.init.constant_(model.fc.weight, torch.nan)
+    return model
+
+
+class Overflowing(rank_worlds.Maps):
+    def forward(self, images):
+        return super().forward(torch.where(images.mean((1, 2, 3), keepdim=True) > 19, torch.inf, images))
+
+
+def overflowing():
+    """Return a model that gives Inf for the last examples alone."""
+    return seeded(4, kind=Overflowing)
+
+
+def crashing():
+    """Return a model that raises an error of its own."""
+    model = seeded(0)
+    model.fc.register_forward_hook(crash)
+    return model
+
+
+def crash(module, inputs, output):
+    raise OSError("this model is broken")
+
+
+class Interrupted(rank_worlds.Maps):
+    """A model that does something once, in the process that first gets behind the first batch."""
+
+    def forward(self, images):
+        if images.mean() > 5:
+            self.once()
+        return super().forward(images)
+
+    def once(self):
+        try:
+            Path("seen").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        self.happens()
+
+
+class Killed(Interrupted):
+    def happens(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Interrupted):
+    def happens(self):
+        time.sleep(600)
+
+
+class FullDisk(Interrupted):
+    def happens(self):
+        raise OSError(28, "No space left on device")
+
+
+def killed():
+    return seeded(0, kind=Killed)
+
+
+def hanging():
+    return seeded(0, kind=Hanging)
+
+
+def full_disk():
+    return seeded(0, kind=FullDisk)
+
+
+def images():
+    return rank_worlds.images()
+
+
+def float_images():
+    return rank_worlds.images(dtype=torch.float32)
+
+
+def loader():
+    return DataLoader(TensorDataset(rank_worlds.images(), torch.arange(50)), batch_size=7)
+
+
+def shuffled():
+    return DataLoader(TensorDataset(rank_worlds.images()), batch_size=7, shuffle=True)
+
+
+def sentences():
+    return rank_worlds.sentences()
+
+
+def halved(inputs):
+    return inputs / 2
+
+
+def feed(model, batch):
+    return model(batch)
