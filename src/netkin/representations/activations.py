@@ -212,7 +212,7 @@ class Reader:
             held = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), self._few)
             self._outputs[name] = held
             return None
-        if self.repeats(name, output, learning=self.batches == 0):
+        if self.repeats.names and self.repeats(name, output, learning=self.batches == 0):
             return None
         output = output if self._taps is None else self._taps.take(name, output)
         if is_plain_tensor(output):  # nearly always
