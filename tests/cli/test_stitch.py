@@ -177,7 +177,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
 
 def test_the_scores_of_the_help_are_those_of_the_library():
     (option,) = [one for one in stitch.params if one.name == "scores"]
-    assert option.help.startswith(f"{', '.join(USUAL[:-1])} and {USUAL[-1]} if not given")
+    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]};" in option.help
     assert all(score in option.help for score in SCORES)
 
 
@@ -271,4 +271,4 @@ def test_layers_of_one_model_among_three_are_a_misuse(netkin):
 def test_one_model_alone_is_a_misuse(netkin):
     result = netkin(f"stitch netkin:digits {DATA} --all")
     assert result.exit_code == 2
-    assert "to stitch a model with itself name it twice." in " ".join(result.stderr.split())
+    assert "to stitch a model with itself, name it twice." in " ".join(result.stderr.split())

@@ -25,8 +25,8 @@ from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
 from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape, is_plain
-from netkin.sources import load_data, load_model
-from netkin.sources.models import remark_on
+from netkin.sources.datasets import load_data
+from netkin.sources.models import load_model, remark_on
 
 Keep = Callable[[str, Tensor], Any]
 Tensors = Mapping[str, Tensor]

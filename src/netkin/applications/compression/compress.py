@@ -45,7 +45,7 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression, TakenApart
-from netkin.sources import load_model
+from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
 ORDERS = ("at_once", "from_the_top")
