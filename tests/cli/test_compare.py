@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin import results
+from netkin import jobs, results
 from netkin.cli.outputs import as_json
 from netkin.comparing import explain
 from netkin.comparing.compare import compare
@@ -269,3 +269,29 @@ def test_names_titles_and_transforms_that_do_not_fit_are_refused(netkin, options
     result = netkin(f"{DIGITS} --layers fc {options}")
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_compares_and_continues_beside_the_result(netkin):
+    call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'
+    both = f"{call} --engine ray --save ab.netkin --device cpu"
+    result = netkin(both)
+    assert result.exit_code == 0, result.stderr
+    found = results.load("ab.netkin")
+    assert (found.a, found.b, found.examples) == ("netkin:digits (1)", "netkin:digits (2)", 100)
+    assert netkin(f"{call} --save one.netkin").exit_code == 0
+    one = results.load("one.netkin")
+    assert found["cka"].values == pytest.approx(one["cka"].values, abs=1e-6)
+    assert found.data == one.data
+    assert jobs.read("ab.netkin").condition == "done"
+    other = netkin(f"{both} --seed 1")
+    assert other.exit_code == 1
+    assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
+    assert netkin(f"{both} --seed 1 --force").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])
+def test_options_of_a_cluster_go_with_one(netkin, option):
+    result = netkin(f"{DIGITS} {option}")
+    assert result.exit_code == 2
+    assert f"{option.split()[0]} needs --engine ray." in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from netkin.cli.options import (
 )
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
+    REFUSED,
     how_far,
     loaded,
     loaded_models,
@@ -102,6 +104,7 @@ MOST = 6  # warnings shown
 @click.option(
     "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
 )
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
 @FORCE
 @QUIET
 @JSON
@@ -117,6 +120,7 @@ def stitch(
     report: Path | None,
     figure: Path | None,
     map_file: Path | None,
+    explains: bool,
     force: bool,
     json: bool,
     **options: Any,
@@ -140,7 +144,11 @@ def stitch(
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
     layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
-    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save, "overwrite": force}
+    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
+    if explains:
+        _explain(models, model_names(models, names), json, **asked, **options)
+        return
+    asked |= {"save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
         found = _stitched(
@@ -157,6 +165,9 @@ def stitch(
     outputs.finish()
     if not all(one.complete for one in _each(found)):
         raise KeyboardInterrupt(how_far(save))
+    if not any(_has_values(one) for one in _each(found)):
+        click.echo("no stitch has a value; the reasons stand below the table", err=True)
+        raise click.exceptions.Exit(REFUSED)
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
@@ -181,12 +192,42 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _stitched(
-    specs: tuple[str, ...], names: list[str], data: str, test: str | None, batch_size: int, **options: Any
-) -> Comparison | Comparisons:
+def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: Any) -> None:
+    """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
+    from netkin.applications.stitching import explain_stitch
+
+    if len(models) > 2:
+        raise click.UsageError(f"--explain is for two models; got {len(models)}.")
+    networks, fitting, judging, asked = _loaded(models, **options)
+    known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
+    wanted = {name: asked[name] for name in known if name in asked}
+    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
+    facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
+    click.echo(as_json(facts) if json else str(plan))
+    if not plan.joined:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
 
+    networks, fitting, judging, asked = _loaded(specs, **options)
+    found: Comparison | Comparisons
+    if len(specs) == 2:
+        pair = (names[0], names[1])
+        found = stitch_all(networks[0], networks[1], fitting, judging, names=pair, partial=True, **asked)
+    else:
+        models = dict(zip(names, networks, strict=True))
+        found = stitch_many(models, fitting, judging, partial=True, **asked)
+    tell_random_weights(networks)
+    return found
+
+
+def _loaded(
+    specs: tuple[str, ...], data: str, test: str | None, batch_size: int, **options: Any
+) -> tuple[list[Any], Any, Any, dict[str, Any]]:
+    """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
@@ -199,14 +240,12 @@ def _stitched(
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
-    asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
-    found: Comparison | Comparisons
-    if len(specs) == 2:
-        found = stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
-    else:
-        found = stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
-    tell_random_weights(networks)
-    return found
+    return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
+
+
+def _has_values(found: Comparison) -> bool:
+    """Tell whether any stitch has a score."""
+    return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
 
 
 def _each(found: Comparison | Comparisons) -> list[Comparison]:
