@@ -172,7 +172,7 @@ def test_measures_of_weights_need_no_data(netkin, states):
     assert "Every epoch with every other" in Path("atoms.html").read_text()
     missing = netkin("dynamics atoms --model netkin:digits --measure cka")
     assert missing.exit_code == 2
-    assert "--data is missing: only measures of weights, such as atom_cosine, need none" in missing.stderr
+    assert "--data is missing; only measures of weights, such as atom_cosine, work without it" in missing.stderr
 
 
 def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
