@@ -99,6 +99,6 @@ def test_outside_of_a_checkout_it_says_so_in_one_sentence(netkin):
     result = netkin("reproduce --list")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(
-        "netkin: `netkin reproduce` runs the folder 'reproductions' of netkin's repository,"
+        "netkin: `netkin reproduce` needs the folder 'reproductions' of netkin's repository,"
     )
     assert result.stderr.endswith("clone the repository and run this command inside.\n")

@@ -88,7 +88,7 @@ def test_without_test_data_nothing_is_tested(netkin):
         ("--coefficients pretrained", 1, "give `public=(inputs, labels)`"),
         ("--data nothing:here", 1, "nothing:here"),
         ("--report u.txt", 2, "a page's name ends in .html"),
-        ("--save nowhere/u.netkin", 2, "there is no folder 'nowhere'"),
+        ("--save nowhere/u.netkin", 2, "the folder 'nowhere' does not exist"),
         ("--device tpu7", 1, "there is no device 'tpu7' here"),
     ],
 )
