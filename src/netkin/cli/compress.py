@@ -84,23 +84,30 @@ class Amount(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
+@pictures("small", "shares kept and accuracy")
 @FORCE
 @QUIET
 @JSON
 @refusing
-def compress(model: str, save: Path | None, force: bool, json: bool, **options: Any) -> None:
+def compress(
+    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
-    Each layer is replaced by two smaller ones. `nk.load(FILE, model)` reads the file written by --save.
+    Each layer is replaced by two smaller ones. The file written by --save is a model for every command, as in
+    netkin:digits@small.netkin.
     """
     from netkin.applications.compression import save_compressed
 
     outputs = Outputs(force, model, options["against"], options["data"], options["test"])
     outputs.check("--save", save, "compressed")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
     small = _compressed(model, **options)
     table: Any = small.compression
-    click.echo(as_json(table.to_header()) if json else str(table))
     outputs.write(save, partial(save_compressed, small), f"saved to {save}")
+    outputs.draw(table, report, figure)
+    click.echo(as_json(table.to_document()) if json else str(table))
     outputs.finish()
 
 

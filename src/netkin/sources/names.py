@@ -1,4 +1,4 @@
-"""What people type: `NAME,option=value,...`, `package.module:function`, and texts in the place of models and data."""
+"""Specifications as text: `NAME,option=value,...`, `package.module:function`, and models and data by name."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from netkin.reporting.figures.drawing import (
 )
 from netkin.reporting.figures.layouts import (
     comparison_figure,
+    compression_figure,
     federation_figure,
     ranking_figure,
     ranking_into,
@@ -32,6 +33,7 @@ from netkin.reporting.figures.layouts import (
 )
 from netkin.reporting.scales import depths
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
+from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 
@@ -42,6 +44,7 @@ def plot(
     | Ranking
     | Federation
     | SparsityStudy
+    | Compression
     | TaskAccuracies
     | Sequence[TaskAccuracies],
     measure: str | None = None,
@@ -87,6 +90,8 @@ def plot(
         figure = _of_ranking(results, measure, ax)
     elif isinstance(results, SparsityStudy):
         figure = sparsity_figure(results)
+    elif isinstance(results, Compression):
+        figure = compression_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
         figure = comparison_figure(results, measure, ax, steps, profile)
     else:
