@@ -11,6 +11,7 @@ import numpy as np
 from netkin.errors import ShapeError, ValueFault
 from netkin.reporting.charts import Axis, Chart, Line, axis_up
 from netkin.reporting.figures.drawing import (
+    caption_below,
     empty_figure,
     kind_of,
     lines_into,
@@ -32,6 +33,7 @@ from netkin.reporting.figures.layouts import (
     task_figure,
 )
 from netkin.reporting.scales import depths
+from netkin.reporting.words import figure_caption
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
@@ -54,6 +56,7 @@ def plot(
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
     title: str | None = None,
+    caption: bool = True,
     overwrite: bool = False,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
@@ -75,6 +78,7 @@ def plot(
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
         title: Title above the whole figure.
+        caption: Whether to say below what is shown, on which data; never below axes of yours.
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
@@ -98,6 +102,8 @@ def plot(
         figure = _of_training(results, measure, ax, steps)
     if title is not None:
         figure.suptitle(title)
+    if caption and ax is None:
+        caption_below(figure, figure_caption(results))
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure
