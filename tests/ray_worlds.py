@@ -137,4 +137,4 @@ def halved(inputs):
 
 
 def feed(model, batch):
-    return model(batch)
+    return model(batch[0] if isinstance(batch, (list, tuple)) else batch)

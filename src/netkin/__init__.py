@@ -103,7 +103,9 @@ _UNLISTED = {
     ],
     "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
     "netkin.applications.dynamics": ["RunPlan", "explain_dynamics"],
-    "netkin.applications.stitching": ["Stitch", "TaskLoss", "barrier", "interpolate", "load_stitch"],
+    "netkin.applications.stitching": [
+        "Stitch", "StitchPlan", "TaskLoss", "barrier", "explain_stitch", "interpolate", "load_stitch"
+    ],
     "netkin.jobs": ["Job"],
     "netkin.applications.transfer": [
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",

@@ -312,7 +312,7 @@ def test_without_torchrun_the_engine_is_refused(command, tmp_path, monkeypatch):
 def test_an_unknown_engine_is_a_misuse():
     result = CliRunner().invoke(cli, [*COMPARE[:-1], "cluster"], prog_name="netkin")
     assert result.exit_code == 2
-    assert "'cluster' is not one of 'local', 'distributed'" in result.stderr
+    assert "'cluster' is not one of 'local', 'distributed', 'ray'" in result.stderr
 
 
 def test_a_file_of_statistics_takes_no_engine(tmp_path):

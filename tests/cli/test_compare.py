@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin import results
+from netkin import jobs, results
 from netkin.cli.outputs import as_json
 from netkin.comparing import explain
 from netkin.comparing.compare import compare
@@ -217,3 +217,29 @@ def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
     result = netkin(f"{EXPLAINED} --measure ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "did you mean 'cka'?" in result.stderr
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_compares_and_continues_beside_the_result(netkin):
+    call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'
+    both = f"{call} --engine ray --save ab.netkin --device cpu"
+    result = netkin(both)
+    assert result.exit_code == 0, result.stderr
+    found = results.load("ab.netkin")
+    assert (found.a, found.b, found.examples) == ("netkin:digits (1)", "netkin:digits (2)", 100)
+    assert netkin(f"{call} --save one.netkin").exit_code == 0
+    one = results.load("one.netkin")
+    assert found["cka"].values == pytest.approx(one["cka"].values, abs=1e-6)
+    assert found.data == one.data
+    assert jobs.read("ab.netkin").condition == "done"
+    other = netkin(f"{both} --seed 1")
+    assert other.exit_code == 1
+    assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
+    assert netkin(f"{both} --seed 1 --force").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])
+def test_options_of_a_cluster_go_with_one(netkin, option):
+    result = netkin(f"{DIGITS} {option}")
+    assert result.exit_code == 2
+    assert f"{option.split()[0]} goes with --engine ray." in result.stderr

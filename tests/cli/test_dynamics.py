@@ -216,3 +216,13 @@ def test_a_plan_that_would_be_refused_exits_with_1(netkin):
     result = netkin(f"{LINE} --explain --memory 100")
     assert result.exit_code == 1
     assert "would be refused" in result.stdout
+
+
+@pytest.mark.usefixtures("run", "ray_cluster")
+def test_a_cluster_follows_a_run(netkin):
+    result = netkin(f"{LINE} --examples 60 --engine ray --save run.netkin")
+    assert result.exit_code == 0, result.stderr
+    assert netkin(f"{LINE} --examples 60 --save one.netkin").exit_code == 0
+    found, one = nk.load("run.netkin"), nk.load("one.netkin")
+    assert found[0]["svcca"].values == pytest.approx(one[0]["svcca"].values, abs=1e-6)
+    assert found.provenance["data digest"] == one.provenance["data digest"]

@@ -152,7 +152,9 @@ def test_one_file_for_two_results_is_refused(netkin, tmp_path):
 
 def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
     result = netkin(f"{AB} --at fc --into relu1 --map map.netkin")
-    assert result.stderr == "no map in map.netkin: there is no stitch\n"
+    told = "no map in map.netkin: there is no stitch\nno stitch has a value; the reasons stand below the table\n"
+    assert (result.exit_code, result.stderr) == (1, told)
+    assert "rows have no places" in " ".join(result.stdout.split())
     assert not (tmp_path / "map.netkin").exists()
 
 
@@ -269,3 +271,29 @@ def test_one_model_alone_is_a_misuse(netkin):
     result = netkin(f"stitch netkin:digits {DATA} --all")
     assert result.exit_code == 2
     assert "to stitch a model with itself name it twice." in " ".join(result.stderr.split())
+
+
+def test_test_data_that_are_the_fitting_data_are_told(netkin):
+    line = f"{AB} --at fc".replace("--test digits:test --examples 200", "--test {}")
+    told = "the stitches are judged on the very data they were fitted on"
+    assert told in " ".join(netkin(line.format("digits:train")).stdout.split())
+    assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
+
+
+def test_what_a_sweep_would_take_is_explained(netkin, tmp_path):
+    line = f"{AB} --all --matrix --layers relu1 --layers fc --how ridge --how 'task_loss(epochs=3)' --explain"
+    result = netkin(f"{line} --save ab.netkin")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not (tmp_path / "ab.netkin").exists()
+    text = result.stdout
+    assert "into 'nk_stitch_nets:two': 3 of 4 pairs of layers can be joined" in text
+    assert "1 can't be joined: rows have no places" in text
+    assert "method ridge: read from the sums" in text
+    assert "method task_loss(epochs=3): trained from least_squares, 3 epochs" in text
+    plan = json.loads(netkin(f"{line} --json").stdout)
+    test = sum(len(batch[1]) for batch in nk.load_data("digits:test"))
+    assert (plan["pairs"], plan["joined"], plan["passes"]) == (4, 3, 2 * 200 + 4 * test)
+    assert list(plan["refused"]) == ["fc into relu1"]
+    assert netkin(f"{AB} --at fc --into relu1 --explain").exit_code == 1
+    three = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --explain")
+    assert (three.exit_code, "--explain is for two models; got 3." in three.stderr) == (2, True)

@@ -149,7 +149,7 @@ def test_the_csv_holds_the_saved_numbers(opened, made):
     page = opened(comparison)
     file = downloaded(page, "button[data-save=csv]")
     rows = list(csv.DictReader(io.StringIO(file.path().read_text(encoding="utf-8"))))
-    assert file.suggested_filename == "s_0-s_1.csv"
+    assert file.suggested_filename == "similarity of s 0 and s 1.csv"
     assert len(rows) == 18
     for row in rows:
         table, pair = comparison[row["measure"]], (row["layer_a"], row["layer_b"])
@@ -314,7 +314,7 @@ def test_comparisons_are_chosen_from_the_list_and_from_the_summary(opened, made)
     for key in ("ArrowUp", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
     assert visible.text_content() == "x and y"
-    assert downloaded(page, "button[data-save=csv]").suggested_filename == "x-y.csv"
+    assert downloaded(page, "button[data-save=csv]").suggested_filename == "similarity of x and y.csv"
 
 
 def test_the_printed_page_shows_all_measures_and_no_controls(opened, made):

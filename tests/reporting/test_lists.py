@@ -111,14 +111,17 @@ def test_a_distance_is_still_far_or_close(made):
 
 def test_the_headline_of_stitches_tells_the_best_one(made):
     assert headline(made.comparison(made.stitched([0.9, 0.7, 0.8]))) == (
-        "By relative_accuracy(how=least_squares), the best stitch is that at conv1, at 0.90; "
-        "layers of the same name are at 0.80 on average."
+        "By relative_accuracy, the best stitch is that at conv1, at 0.90; on average it is 0.80."
+    )
+    assert headline(made.sweep()) == (
+        "By relative_accuracy, the best stitch is that at conv1 by least_squares, at 1.00; on average least_squares "
+        "reaches 0.83 and task_loss reaches 0.83."
     )
 
 
 def test_long_names_of_models_are_shortened_and_given_whole(made):
     text = page(made.sweep(a=LONG[0], b=LONG[1]))
-    assert f'<h1 title="{LONG[0]} and {LONG[1]}">seed0 and seed1, layer by layer</h1>' in text
+    assert f'<h1 title="{LONG[0]} and {LONG[1]}">seed0 stitched into seed1, layer by layer</h1>' in text
     assert f'<span title="{LONG[0]}"><bdi>seed0</bdi></span> → ' in text
     assert text.partition("Where these numbers come from")[2].count(f"<td>{LONG[0]}, 3 layers</td>") == 1
     many = page(Comparisons([made.sweep(a=a, b=b) for a, b in [LONG[:2], LONG[1:]]]))

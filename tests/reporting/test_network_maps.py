@@ -1,11 +1,15 @@
 """The tree and the plane of networks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from netkin.reporting import plot
 from netkin.reporting.page import page
-from netkin.reporting.page.model_maps import angles_of, joined_pairs, network_map, scaled
-from netkin.results import Comparison, Values
+from netkin.reporting.page.model_maps import label_places, network_map
+from netkin.results import Comparison, Comparisons, Values
+from netkin.results.clusters import distances_of, plane_of, tree_of
 
 
 def networks(values, higher=True):
@@ -24,14 +28,14 @@ def networks(values, higher=True):
 def test_points_of_a_plane_are_found_again_up_to_a_turn():
     points = np.random.default_rng(0).normal(size=(9, 2))
     distances = np.linalg.norm(points[:, None] - points, axis=2)
-    places, share = scaled(distances)
+    places, share = plane_of(distances)
     np.testing.assert_allclose(np.linalg.norm(places[:, None] - places, axis=2), distances, atol=1e-9)
     assert share == pytest.approx(1)
 
 
 def test_the_nearest_join_first_at_their_mean_angle():
     angles = np.array([[0, 0.1, 1.0, 1.2], [0.1, 0, 1.1, 1.3], [1.0, 1.1, 0, 0.3], [1.2, 1.3, 0.3, 0]])
-    found = joined_pairs(angles)
+    found = tree_of(angles)
     assert found[0, :3].tolist() == [0, 1, pytest.approx(0.1)]
     assert found[1, :3].tolist() == [2, 3, pytest.approx(0.3)]
     assert found[2, 2] == pytest.approx(np.mean([1.0, 1.2, 1.1, 1.3]))
@@ -42,8 +46,8 @@ def test_similarities_become_angles_and_distances_stay():
     similar, apart = (
         networks(one, higher).tables["atom_cosine"] for one, higher in ((values, True), (1 - values, False))
     )
-    np.testing.assert_allclose(angles_of(similar)[0, 1:], [np.pi / 3, np.pi / 2])
-    np.testing.assert_allclose(angles_of(apart), 1 - values)
+    np.testing.assert_allclose(distances_of(similar)[0, 1:], [np.pi / 3, np.pi / 2])
+    np.testing.assert_allclose(distances_of(apart), 1 - values)
 
 
 def test_the_page_tells_the_nearest_and_the_farthest_and_draws_both():
@@ -59,3 +63,53 @@ def test_the_page_tells_the_nearest_and_the_farthest_and_draws_both():
 def test_two_networks_and_equal_ones_do_without_a_map_or_with_a_trivial_one():
     assert network_map(networks(np.ones((2, 2)))) is None
     assert "Which join first" in page(networks(np.ones((4, 4))))
+
+
+def many(values, **facts):
+    """Return comparisons of all pairs of models of one layer."""
+    names = [f"m{place}" for place in range(len(values))]
+    own = {"layers_a": ("x",), "layers_b": ("x",), "axes": ("layer", "layer")} | facts
+    table = networks(np.eye(3)).tables["atom_cosine"]
+    pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
+    return Comparisons(
+        replace(networks(np.eye(3)), a=names[i], b=names[j], layers_a=("x",), layers_b=("x",),
+                tables={"atom_cosine": replace(table, values=[[values[i][j]]], **own)})
+        for i, j in pairs
+    )  # fmt: skip
+
+
+def test_many_models_have_a_map_by_each_measure():
+    found = many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]])
+    shown = page(found)
+    assert "A map of the models by atom_cosine" in shown
+    assert shown.count('aria-label="Tree of the networks"') == 1
+    apart = page(many([[0, 2, 3], [0, 0, 2.5], [0, 0, 0]], higher_is_closer=False, kind="distance", bounds=(0, 4)))
+    assert "Average linkage of atom_cosine." in apart
+
+
+def test_models_that_were_not_all_compared_have_no_map():
+    found = many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]])
+    assert "A map of the models" not in page(Comparisons(list(found.values())[:2]))
+    assert len(plot(Comparisons(list(found.values())[:2])).axes) == 2
+
+
+def test_the_figure_draws_the_tree_and_the_plane_beside_the_heatmap():
+    figure = plot(many([[1, 0.9, 0.1], [0, 1, 0.2], [0, 0, 1]]))
+    _, tree, plane, _ = figure.axes
+    (lines,) = tree.collections
+    assert len(lines.get_segments()) == 2
+    assert max(segment[:, 0].max() for segment in lines.get_segments()) == pytest.approx(np.mean(np.arccos([0.1, 0.2])))
+    assert [text.get_text() for text in plane.texts] == ["m0", "m1", "m2"]
+    assert [text.get_text() for text in tree.get_yticklabels()] == ["m2", "m0", "m1"]
+
+
+def test_names_stand_apart_where_points_crowd():
+    points = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (2.0, 2.0)]
+    names = ["first", "second", "third", "fourth", "fifth"]
+    offsets = label_places(points, names, letter=6, line=12)
+    boxes = [
+        (x + dx, y + dy, x + dx + 6 * len(name)) for (x, y), (dx, dy), name in zip(points, offsets, names, strict=True)
+    ]
+    for i, (left, middle, right) in enumerate(boxes):
+        for other in boxes[:i]:
+            assert abs(middle - other[1]) >= 12 - 1e-9 or right <= other[0] or other[2] <= left

@@ -252,7 +252,7 @@ def test_json_and_pictures_are_saved(opened, made):
     saved = json.loads(downloaded(page, "button[data-save=json]").path().read_text(encoding="utf-8"))
     assert saved["steps"] == [0, 10, 100, 1000]
     drawing = downloaded(page, "button[data-save=svg]")
-    assert drawing.suggested_filename == "run-step-100-svcca.svg"
+    assert drawing.suggested_filename == "svcca of run at step 100 and the end.svg"
     assert ">svcca: run at step 100 (rows), final (columns)</text>" in drawing.path().read_text(encoding="utf-8")
     assert downloaded(page, "button[data-save=png]").path().read_bytes().startswith(b"\x89PNG")
 

@@ -26,7 +26,7 @@ def test_summaries_are_one_labelled_comparison(four, tmp_path):
     found = four.summaries()
     assert found["cka"]["m0", "m1"] == found["cka"]["m1", "m0"] == 0.9
     assert found.table().axes == ("network", "network")
-    with pytest.raises(NoValue, match="cka has no value for 'm2' and 'm2': these two were not compared"):
+    with pytest.raises(NoValue, match="cka has no value for 'm2' and 'm2': no model was compared with itself"):
         found["m2", "m2"]
     found.save(tmp_path / "four.netkin")
     assert nk.load(tmp_path / "four.netkin") == found

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from netkin.measures import measures
-from netkin.statistics import Moments
+from netkin.statistics import LayerSpectra, Moments
+from netkin.statistics.block_sums import _medians
 from netkin.statistics.sides import CovarianceSide
 
 LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
@@ -78,3 +79,27 @@ def test_blocks_may_differ_in_rank(name):
     y[1, :, 1:], y[1, 1:], cross[1, :, 1:] = 0, 0, 0
     one = pair(joined(x), joined(y), mean_x.reshape(1, -1), mean_y.reshape(1, -1), joined(cross))
     assert value(name, pair(x, y, mean_x, mean_y, cross)) == pytest.approx(value(name, one), abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_medians_are_those_of_torch(count, dtype):
+    maps = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)).to(dtype)
+    assert torch.equal(_medians(maps), maps.median(0).values)
+
+
+def test_layers_by_twos_and_all_at_once_have_the_same_sums():
+    draw = torch.Generator().manual_seed(0)
+    maps = {name: torch.randn(90, 3, 4, 4, generator=draw) for name in "abc"} | {
+        "d": torch.randn(90, 5, generator=draw)
+    }
+    by_twos = LayerSpectra([([x], [y]) for x in maps for y in maps], chunks=3)
+    together = LayerSpectra([(list(maps), list(maps))], chunks=3)
+    for collector in (by_twos, together):
+        collector.update(maps)
+    for x in maps:
+        for y in maps:
+            for without in (None, 1):
+                ours, theirs = (one.pair(x, y, without) for one in (by_twos, together))
+                torch.testing.assert_close(ours.cross, theirs.cross, rtol=0, atol=1e-12)
+                torch.testing.assert_close(ours.x.second, theirs.x.second, rtol=0, atol=1e-12)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, example, following_options, typed
+from netkin.cli.options import FILE, JSON, engine_options, example, following_options, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     REFUSED,
     Result,
     crashes_refused,
+    described_data,
     loaded,
+    ray_engine,
     read_from_weights,
     refuse_absent_device,
     refusing,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="BUILDER", help="The network that bare weights belong to, as netkin:resnet20.")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="At most N checkpoints, evenly spread.")
 @following_options
+@engine_options
 @click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as run.html.")
 @click.option("--figure", type=FILE, help="Draw the layers' lines into this file, as run.png, run.svg or run.pdf.")
@@ -96,7 +99,7 @@ def _explain(
 ) -> None:
     from netkin.applications.dynamics import explain_dynamics
 
-    own = {name: value for name, value in options.items() if name not in ("overwrite", "partial")}
+    own = {name: value for name, value in options.items() if name not in ("overwrite", "partial", "engine")}
     plan = _called(explain_dynamics, run, model, steps, data, batch_size, own)
     facts = asdict(plan)
     facts["each"].pop("kinds")
@@ -116,9 +119,13 @@ def _called(
 ) -> Result:
     from netkin.sources.runs import open_run
 
+    opened, balanced = open_run(run, model).only(steps), options.pop("balanced")
+    address, gpus = options.pop("address"), options.pop("gpus")
+    if options.get("engine") == "ray":
+        described = data and described_data(data, batch_size, options, balanced)
+        how = options | {"engine": ray_engine(address, gpus, None), "layers": list(options["layers"]) or None}
+        return function(opened, described, list(how.pop("measures")), **how)
     refuse_absent_device(options["device"])
-    opened = open_run(run, model).only(steps)
-    balanced = options.pop("balanced")
     batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, opened.whole)
     measures, layers = list(options.pop("measures")), list(options.pop("layers")) or None
     with crashes_refused([f"{opened.unit} {opened.steps[-1]} of {run}"], [opened.final]):

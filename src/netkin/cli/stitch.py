@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from netkin.cli.options import (
 )
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
+    REFUSED,
     how_far,
     loaded,
     loaded_models,
@@ -48,13 +50,18 @@ MOST = 6  # warnings shown
 @click.argument("models", nargs=-1, required=True, metavar="A B [C ...]")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the one of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
-@click.option("--at", multiple=True, metavar="LAYER", help="The layer of the first model; several may be given.")
-@click.option("--into", multiple=True, metavar="LAYER", help="For each --at the layer of the second; the same if left.")
+@click.option("--at", multiple=True, metavar="LAYER", help="Layer of the first model; several may be given.")
+@click.option(
+    "--into",
+    multiple=True,
+    metavar="LAYER",
+    help="Layer of the second model; by default the same name as --at.",
+)
 @click.option("--layers", multiple=True, metavar="PATTERN", help="With --all: name, glob or type; see `netkin layers`.")
 @click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: those of the first model alone.")
 @click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: those of the second model alone.")
-@click.option("--data", required=True, metavar="DATA", help="The examples the map is found on; see `netkin data`.")
-@click.option("--test", metavar="DATA", help="The examples, with labels, it is judged on; --data if not given.")
+@click.option("--data", required=True, metavar="DATA", help="Examples from which the map is found; see `netkin data`.")
+@click.option("--test", metavar="DATA", help="Examples, with labels, on which it is evaluated; by default --data.")
 @click.option(
     "--how",
     "hows",
@@ -65,7 +72,7 @@ MOST = 6  # warnings shown
     help="least_squares, procrustes, 'reduced_rank(k=8)', 'task_loss(epochs=3)', ...; several may be given.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
-              help="Similarities to stand beside; see `netkin measures`.")  # fmt: skip
+              help="Similarities of the same layers, tabulated too; see `netkin measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="relative_accuracy, agreement and cross_entropy if not given; also accuracy, r2, stitched_cka, "
               "stitched_cca, stitched_svcca.")  # fmt: skip
@@ -88,6 +95,7 @@ MOST = 6  # warnings shown
 @click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
 @click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
 @click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load`.")
+@click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
 @FORCE
 @QUIET
 @JSON
@@ -103,6 +111,7 @@ def stitch(
     report: Path | None,
     figure: Path | None,
     map_file: Path | None,
+    explains: bool,
     force: bool,
     json: bool,
     **options: Any,
@@ -124,7 +133,11 @@ def stitch(
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
     layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
-    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers, "save": save, "overwrite": force}
+    asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
+    if explains:
+        _explain(models, _names(models, names), json, **asked, **options)
+        return
+    asked |= {"save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
         found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)
@@ -139,6 +152,9 @@ def stitch(
     outputs.finish()
     if not all(one.complete for one in _each(found)):
         raise KeyboardInterrupt(how_far(save))
+    if not any(_has_values(one) for one in _each(found)):
+        click.echo("no stitch has a value; the reasons stand below the table", err=True)
+        raise click.exceptions.Exit(REFUSED)
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
@@ -163,12 +179,42 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _stitched(
-    specs: tuple[str, ...], names: list[str], data: str, test: str | None, batch_size: int, **options: Any
-) -> Comparison | Comparisons:
+def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: Any) -> None:
+    """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
+    from netkin.applications.stitching import explain_stitch
+
+    if len(models) > 2:
+        raise click.UsageError(f"--explain is for two models; got {len(models)}.")
+    networks, fitting, judging, asked = _loaded(models, **options)
+    known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
+    wanted = {name: asked[name] for name in known if name in asked}
+    plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
+    facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
+    click.echo(as_json(facts) if json else str(plan))
+    if not plan.joined:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
 
+    networks, fitting, judging, asked = _loaded(specs, **options)
+    found: Comparison | Comparisons
+    if len(specs) == 2:
+        pair = (names[0], names[1])
+        found = stitch_all(networks[0], networks[1], fitting, judging, names=pair, partial=True, **asked)
+    else:
+        models = dict(zip(names, networks, strict=True))
+        found = stitch_many(models, fitting, judging, partial=True, **asked)
+    tell_random_weights(networks)
+    return found
+
+
+def _loaded(
+    specs: tuple[str, ...], data: str, test: str | None, batch_size: int, **options: Any
+) -> tuple[list[Any], Any, Any, dict[str, Any]]:
+    """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples goes with --test; without it, stitches are judged on --examples.")
@@ -181,14 +227,7 @@ def _stitched(
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
-    asked = {**options, **{name: given for name, given in several.items() if given}, "partial": True}
-    found: Comparison | Comparisons
-    if len(specs) == 2:
-        found = stitch_all(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
-    else:
-        found = stitch_many(dict(zip(names, networks, strict=True)), fitting, judging, **asked)
-    tell_random_weights(networks)
-    return found
+    return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
 
 
 def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
@@ -199,6 +238,11 @@ def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
         raise click.UsageError(f"models have different names; got {', '.join(given)}.")
     times = Counter(specs)
     return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+
+
+def _has_values(found: Comparison) -> bool:
+    """Tell whether any stitch has a score."""
+    return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
 
 
 def _each(found: Comparison | Comparisons) -> list[Comparison]:

@@ -203,13 +203,15 @@ class Pass:
             yield self._reducers[group].reduce(key, rows, self._numbers)
 
     def _look(self, kept: Mapping[Key, KeptLayer], batches: Mapping[Runner, Any]) -> None:
-        """Look for NaN and Inf, at the price of one number for each layer, which is finite if its rows are.
+        """Look for NaN and Inf, at the price of one number for each layer, whose square would be finite but for them.
+
+        Numbers over 1e19 in float32 raise the same doubt, which a second run of the batch lifts.
 
         On a GPU one batch behind: by then its numbers are there, and the batch at hand is not waited for.
         """
         rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
         rows += [one for own in self._gradients.values() for one in own.values()]
-        found = list(torch._foreach_norm(rows, 1)) if rows else []
+        found = list(torch._foreach_norm(rows)) if rows else []
         found += [one.witness.sum() for one in kept.values() if one.witness is not None]
         fine = torch.stack([torch.isfinite(one).to(found[0].device) for one in found])
         if fine.is_cuda:

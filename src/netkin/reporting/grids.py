@@ -84,6 +84,37 @@ class Grid:
         return Counter(reason for reason, _ in {(reason, i) for (i, _), reason in self.holes.items()})
 
 
+def kept_columns(grids: Sequence[Grid]) -> list[int]:
+    """Return the columns that have a value in any of the grids, or all where none has."""
+    known = np.any([np.isfinite(grid.values).any(0) for grid in grids], axis=0)
+    if not known.any() or grids[0].models:
+        return list(range(len(grids[0].columns)))
+    return np.flatnonzero(known).tolist()
+
+
+def trimmed(grid: Grid, columns: Sequence[int]) -> Grid:
+    """Return the heatmap of some columns alone.
+
+    Example:
+        >>> grid = Grid("cka", ("a", "b"), ("x", "y"), np.array([[np.nan, 1], [np.nan, 0.5]]), Scale(0, 1, True))
+        >>> trimmed(grid, kept_columns([grid])).columns
+        ('y',)
+    """
+    if len(columns) == len(grid.columns):
+        return grid
+    over = {place: k for k, place in enumerate(columns)}
+    return replace(
+        grid,
+        columns=tuple(grid.columns[j] for j in columns),
+        values=grid.values[:, columns],
+        errors=None if grid.errors is None else grid.errors[:, columns],
+        holes={(i, over[j]): why for (i, j), why in grid.holes.items() if j in over},
+        best={i: over[j] for i, j in grid.best.items()},
+        written=None if grid.written is None else [[line[j] for j in columns] for line in grid.written],
+        listed=tuple(grid.listed[j] for j in columns) if grid.listed else (),
+    )
+
+
 def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
     """Return the heatmaps of a comparison, or of `measure` alone; tables of one name share their scale.
 
@@ -100,8 +131,8 @@ def grid_of(table: Values) -> Grid:
     """Return the heatmap of a measure's table, with the best match of each row that has several values marked."""
     rows, columns = _places(table.layers_a), _places(table.layers_b)
     holes = {(rows[a], columns[b]): reason for (a, b), reason in table.holes.items()}
-    # networks are each their own best match; tasks and clients have none
-    choices = np.isfinite(table.values).sum(axis=1) * (table.axes[0] == "layer")
+    # networks are each their own best match; classes, tasks and clients have none
+    choices = np.isfinite(table.values).sum(axis=1) * (table.axes == ("layer", "layer"))
     best = {rows[a]: columns[b] for a, (b, _) in table.best_matches().items() if choices[rows[a]] > 1}
     return Grid(table.id, table.layers_a, table.layers_b, table.values, Scale.of(table), table.errors, holes, best)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -10,11 +11,23 @@ from itertools import combinations
 import numpy as np
 
 from netkin.errors import NoValue
-from netkin.reporting.grids import Grid, partners
+from netkin.reporting.grids import partners
 from netkin.results import Comparison, Match, Series, Trend, Values
-from netkin.results.labels import LONGEST, brief, has_classes, has_networks, is_worth, listing, pair_label, told_apart
+from netkin.results.labels import (
+    LONGEST,
+    brief,
+    column_label,
+    has_classes,
+    has_networks,
+    is_worth,
+    listing,
+    pair_label,
+    told_apart,
+)
 from netkin.results.text import worth_of
 
+SHOWN_NAMES = 12  # of layers that are listed with a reason
+_OF_A_LAYER = re.compile(r"(?:layer )?(?P<quote>['\"])(?P<name>.+?)(?P=quote) is ")
 CHANCE = 0.05  # an order that chance brings about more often only leans one way
 
 
@@ -100,10 +113,28 @@ def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
     return short if max(map(len, short)) <= limit else [apart[name] for name in names]
 
 
-def reasons(grid: Grid) -> dict[str, str]:
-    """Return why values are missing, the commonest reason first, each as told with its number of pairs."""
-    counted = grid.reasons().most_common()
-    return {reason: f"{reason} ({count:,} {'pair' if count == 1 else 'pairs'})" for reason, count in counted}
+def grouped_reasons(counted: Mapping[str, int]) -> list[str]:
+    """Return why values are missing, each reason with its number of pairs; what is said alike of layers is said once.
+
+    Example:
+        >>> grouped_reasons({"layer 'a' is constant (width 8)": 3, "layer 'b' is constant (width 16)": 2})
+        ['2 layers: constant (5 pairs): a, b']
+    """
+    alike: dict[str, list[tuple[str, str, int]]] = {}
+    for reason, count in counted.items():
+        found = _OF_A_LAYER.match(reason)
+        rest = re.sub(r" \(width [\d,]+\)", "", reason[found.end() :]) if found else reason
+        alike.setdefault(rest, []).append((found["name"] if found else "", reason, count))
+    return [_reason(rest, own) for rest, own in alike.items()]
+
+
+def _reason(rest: str, own: Sequence[tuple[str, str, int]]) -> str:
+    names, count = list(dict.fromkeys(name for name, _, _ in own)), sum(count for *_, count in own)
+    pairs = f"{count:,} {'pair' if count == 1 else 'pairs'}"
+    if len(own) == 1:
+        return f"{own[0][1]} ({pairs})"
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f"{len(names)} layers: {rest.rstrip('.')} ({pairs}): {', '.join(names[:SHOWN_NAMES])}{more}"
 
 
 def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
@@ -113,12 +144,28 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
     table = next(iter(comparison.tables.values()))
     if has_networks(comparison):
         return _closest_networks(table)
+    stitched = [one for one in comparison.tables.values() if is_worth(one)]
+    if stitched:
+        return _best_stitch(comparison, [one for one in stitched if one.name == stitched[0].name])
     best = table.best_matches()
     if not best:
         return f"{table.id} has no value for any pair of layers; the reasons stand below."
     if has_classes(comparison):
         return f"By {table.id}, {_closest(table, best, 'layer and class')}."
     return f"By {table.id}, {_closest(table, best, 'layers')}; {_agreement(comparison, table, best, names or {})}."
+
+
+def _best_stitch(comparison: Comparison, tables: Sequence[Values]) -> str:
+    """Return where the best stitch is by the first score, and what each method reaches on average."""
+    choose = max if tables[0].higher_is_closer else min
+    found = [(match.value, row, match.layer, table) for table in tables for row, match in table.best_matches().items()]
+    if not found:
+        return f"{tables[0].name} has no value for any stitch; the reasons stand below."
+    value, row, column, table = choose(found, key=lambda one: one[0])
+    where = f"{pair_label([table], row, column)}{f' by {column_label(table)}' if len(tables) > 1 else ''}"
+    means = [(column_label(one), float(np.nanmean(one.values))) for one in tables if np.isfinite(one.values).any()]
+    told = [f"{how} reaches {mean:.2f}" if len(tables) > 1 else f"it is {mean:.2f}" for how, mean in means]
+    return f"By {tables[0].name}, the best stitch is that at {where}, at {value:.2f}; on average {' and '.join(told)}."
 
 
 def _closest_networks(table: Values) -> str:
@@ -135,8 +182,6 @@ def _closest(table: Values, best: Mapping[str, Match], what: str) -> str:
     choose = max if table.higher_is_closer else min
     row, match = choose(best.items(), key=lambda item: item[1].value)
     at = f"{match.value:.2f}" if match.error is None else f"{match.value:.2f} ± {match.error:.1g}"
-    if is_worth(table):
-        return f"the best stitch is that at {pair_label([table], row, match.layer)}, at {at}"
     return f"the closest pair of {what} is {row} × {match.layer} at {at}"
 
 

@@ -25,6 +25,11 @@ def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None)
     return clusters_of(_distances(similarity), count)
 
 
+def are_angles(table: Values) -> bool:
+    """Tell whether `distances_of` gives angles, the arccosines of a similarity between -1 and 1."""
+    return table.higher_is_closer and table.bounds[0] >= -1 and table.bounds[1] <= 1
+
+
 def distances_of(table: Values) -> np.ndarray:
     """Return how far apart networks are by a table of all pairs: symmetric, with zeros on the diagonal.
 
@@ -34,8 +39,7 @@ def distances_of(table: Values) -> np.ndarray:
     _refuse_missing(table)
     values = np.where(np.eye(len(table.values), dtype=bool), np.nan, table.values)
     if table.higher_is_closer:
-        is_angle = table.bounds[0] >= -1 and table.bounds[1] <= 1
-        values = np.arccos(np.clip(values, -1, 1)) if is_angle else np.nanmax(values) - values
+        values = np.arccos(np.clip(values, -1, 1)) if are_angles(table) else np.nanmax(values) - values
     both = np.stack([values, values.T])
     known = np.isfinite(both)
     apart = np.where(known, both, 0).sum(0) / np.maximum(known.sum(0), 1)
@@ -54,6 +58,21 @@ def tree_of(distances: np.ndarray) -> np.ndarray:
     from scipy.spatial.distance import squareform
 
     return linkage(squareform(distances, checks=False), method="average")
+
+
+def branches_of(tree: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return a tree as lines to draw, each of four points (distance, place), and which leaf is at each place.
+
+    Example:
+        >>> lines, leaves = branches_of(tree_of(np.array([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [4.0, 4.0, 0.0]])))
+        >>> leaves, lines[-1].tolist()
+        ([2, 0, 1], [[0.0, 0.0], [4.0, 0.0], [4.0, 1.5], [1.0, 1.5]])
+    """
+    from scipy.cluster.hierarchy import dendrogram
+
+    found = dendrogram(tree, no_plot=True)
+    places = (np.array(found["icoord"]) - 5) / 10  # SciPy puts leaves at 5, 15, 25, ...
+    return np.stack([np.array(found["dcoord"]), places], axis=2), found["leaves"]
 
 
 def plane_of(distances: np.ndarray) -> tuple[np.ndarray, float]:

@@ -274,6 +274,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     def _missing(self, a: str, b: str) -> str:
         if (a, b) in self.pairs:
             return "nothing was compared by this measure, or no pair of layers has a value"
+        if a == b:
+            return "no model was compared with itself"
         other = (b, a) in self.pairs
         return "compared in the other direction alone" if other else "these two were not compared"
 

@@ -70,8 +70,11 @@ class Series:
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before the numbers, each sentence once."""
         said = list(dict.fromkeys(warning for comparison in self.comparisons for warning in comparison.warnings))
-        if self.missing:
-            said.append(f"interrupted: {len(self.missing)} of {len(self.steps) + len(self.missing)} steps are missing.")
+        failed = {name[7:]: why for name, why in self.provenance.items() if name.startswith(f"failed {self.unit} ")}
+        said += [f"{step} has failed and is left out: {why}" for step, why in failed.items()]
+        left, total = len(self.missing) - len(failed), len(self.steps) + len(self.missing)
+        if left > 0:
+            said.append(f"interrupted: {left} of {total} steps are missing.")
         return tuple(said)
 
     def __getitem__(self, step: int) -> Comparison:

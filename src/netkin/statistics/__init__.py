@@ -1,6 +1,7 @@
 """Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
 
 from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, one_feed
+from netkin.statistics.cross_moments import CrossMoments, OneSidedMoments
 from netkin.statistics.frequencies import off_block_share
 from netkin.statistics.grams import Grams, LayerGrams
 from netkin.statistics.kernel_pairs import Kernels, LayerKernels
@@ -16,6 +17,7 @@ from netkin.statistics.statistic import Outputs, Statistic
 
 # a pair type names the collectors that can give it
 Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
+OneSidedMoments.collectors = (CrossMoments,)
 Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
 Kernels.collectors = (LayerKernels,)
@@ -24,6 +26,7 @@ Filters.collectors = (LayerFilters,)
 
 __all__ = [
     "Collector",
+    "CrossMoments",
     "Filters",
     "Grams",
     "Kernels",
@@ -39,6 +42,7 @@ __all__ = [
     "LinearRows",
     "MeanEmbedding",
     "Moments",
+    "OneSidedMoments",
     "Outputs",
     "Price",
     "Rows",

@@ -6,7 +6,7 @@ They have two leading axes, chunks of the examples and blocks; see `netkin.stati
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,27 @@ from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
 SAMPLE = 256  # rows whose median stands for that of all
+
+
+class Columns(NamedTuple):
+    """Some rows of a layer, (blocks, n, columns), their conjugate, and which of them belong to which chunk.
+
+    The last column is one, unless `totals` hold the sums of the rows of each part, (blocks, parts, width): products of
+    16 columns take half the time of those of 17.
+    """
+
+    values: Tensor
+    conjugate: Tensor
+    parts: Parts
+    totals: Tensor | None = None
+
+    @property
+    def with_ones(self) -> Columns:
+        """The same with a column of ones."""
+        if self.totals is None:
+            return self
+        values, conjugate = (torch.nn.functional.pad(one, (0, 1), value=1) for one in (self.values, self.conjugate))
+        return Columns(values, conjugate, self.parts)
 
 
 class LayerSums(Stored):
@@ -97,13 +118,19 @@ class CrossSums(Stored):
             return cross, None
         return cross, _norm_product(sums[0], sums[0, :-extra, -1] / count, sums[0, -1, :-extra] / count)
 
-    def add(self, held: Mapping[Key, tuple[Tensor, Tensor, Parts]]) -> None:
+    def add(self, held: Mapping[Key, Columns]) -> None:
         """Add the products of the columns `held`, chunk by chunk."""
-        left = self._side_by_side([held[key][1] for key in self.rows])
+        x, y = ([held[key] for key in side] for side in (self.rows, self.columns))
+        totals: list[Tensor] = []
+        if len(x) == len(y) == 1 and x[0].totals is not None and y[0].totals is not None:
+            totals = [self._side_by_side([one]) for one in (x[0].totals.conj(), y[0].totals)]
+        else:
+            x, y = ([one.with_ones for one in side] for side in (x, y))
+        left = self._side_by_side([one.conjugate for one in x])
         same = self.rows == self.columns and not left.is_complex()
-        right = left if same else self._side_by_side([held[key][0] for key in self.columns])
-        for chunk, rows in held[self.keys[0]][2]:
-            add_product(self.sums[chunk], left[:, rows], right[:, rows])
+        right = left if same else self._side_by_side([one.values for one in y])
+        for i, (chunk, rows) in enumerate(x[0].parts):
+            add_product(self.sums[chunk], left[:, rows], right[:, rows], [one[:, i] for one in totals])
 
     def _side_by_side(self, columns: list[Tensor]) -> Tensor:
         together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
@@ -133,11 +160,21 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
     """
     rows, double = rows.detach(), summing_dtype(rows.device)
     few = rows[:: max(1, len(rows) // SAMPLE)]  # medians take far longer than means
-    mean, median = rows.mean(0, dtype=double), few.median(0).values
+    mean, median = rows.mean(0, dtype=double), _medians(few)
     # what is taken off must be exact in the precision of the products
     mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
-    spread = (few - median).abs().median(0).values
+    spread = _medians((few - median).abs())
     return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
+
+
+def _medians(rows: Tensor) -> Tensor:
+    """Return the median of every unit, the lower one of two, as torch has it; on the CPU in a quarter of its time."""
+    if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
+        return rows.median(0).values
+    middle = (len(rows) - 1) // 2
+    units = np.ascontiguousarray(rows.flatten(1).numpy().T)
+    units.partition(middle, axis=1)
+    return torch.from_numpy(units[:, middle].copy()).reshape(rows.shape[1:])
 
 
 def outgrows(centred: Tensor, scale: float) -> bool:
@@ -190,8 +227,17 @@ def _norm_product(sums: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
     return x @ sums @ y
 
 
-def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
-    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns)."""
+def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequence[Tensor] = ()) -> None:
+    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns).
+
+    With `totals`, the sums of both over their rows, a last column of ones is not among them and yet counted.
+    """
+    if totals:
+        sums[:, :-1, :-1] += conjugate.mT @ columns
+        sums[:, :-1, -1] += totals[0]
+        sums[:, -1, :-1] += totals[1]
+        sums[:, -1, -1] += columns.shape[1]
+        return
     if len(sums) == 1:  # plain products are faster than batches of one
         sums, conjugate, columns = sums[0], conjugate[0], columns[0]
     if conjugate.dtype != sums.dtype:

@@ -23,9 +23,9 @@ from torch import Tensor
 from netkin.arrays import as_matrix, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.block_sums import (
+    Columns,
     CrossSums,
     LayerSums,
-    Parts,
     add_product,
     by_chunk,
     common_blocks,
@@ -303,10 +303,11 @@ class LayerMoments(Collector):
         self._blocks = [part for block in self._blocks for part in block.split(lengths, self._layers)]
         sorted_rows = {name: by_chunk(chunks[name]) for name in self.names} if self.chunks else {}
 
-        def columns_of(name: Key) -> tuple[Tensor, Parts]:
+        def columns_of(name: Key) -> Columns:
             order, parts = sorted_rows.get(name, (None, [(0, slice(None))]))
             matrix = rows.pop(name)  # columns are made once
-            return self._columns(name, matrix if order is None else matrix[order.to(matrix.device)]), parts
+            columns = self._columns(name, matrix if order is None else matrix[order.to(matrix.device)])
+            return Columns(columns, columns, parts)
 
         self._add_columns(columns_of)
 
@@ -328,11 +329,11 @@ class LayerMoments(Collector):
                 if there:
                     self._blocks.append(CrossSums.starting(here, there, self._layers))
 
-    def _add_columns(self, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> None:
+    def _add_columns(self, columns_of: Callable[[Key], Columns]) -> None:
         """Add the products of some rows, whose columns are made when a pair needs them and held no longer."""
         self._sides, self._homes = {}, {}
         uses = Counter(key for block in self._blocks for key in block.keys)
-        held: dict[Key, tuple[Tensor, Tensor, Parts]] = {}
+        held: dict[Key, Columns] = {}
         for block in self._blocks:
             for key in block.keys:
                 if key not in held:
@@ -344,13 +345,13 @@ class LayerMoments(Collector):
             if key not in uses:
                 self._own(key, columns_of)
 
-    def _own(self, key: Key, columns_of: Callable[[Key], tuple[Tensor, Parts]]) -> tuple[Tensor, Tensor, Parts]:
-        """Add a layer's product with itself; return its columns, their conjugate and their chunks."""
-        columns, parts = columns_of(key)
-        conjugate = columns.conj().resolve_conj() if columns.is_complex() else columns
-        for chunk, rows in parts:
-            add_product(self._layers[key].own[chunk], conjugate[:, rows], columns[:, rows])
-        return columns, conjugate, parts
+    def _own(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
+        """Add a layer's product with itself; return its columns."""
+        made = columns_of(key)
+        for i, (chunk, rows) in enumerate(made.parts):
+            totals = [] if made.totals is None else [made.totals[:, i].conj(), made.totals[:, i]]
+            add_product(self._layers[key].own[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
+        return made
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
         layer = self._layers[name]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from netkin.arrays import as_maps, refuse_non_finite, summing_dtype
 from netkin.errors import NoValue, ShapeError, ValueFault
-from netkin.statistics.block_sums import Parts, by_chunk, first_shift, joined
+from netkin.statistics.block_sums import Columns, Parts, by_chunk, first_shift, joined
 from netkin.statistics.collector import (
     Key,
     Price,
@@ -284,15 +284,14 @@ class LayerSpectra(LayerMoments):
     def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
         """Add the products of a few examples."""
 
-        def columns_of(view: Any) -> tuple[Tensor, Parts]:
+        def columns_of(view: Any) -> Columns:
             name, grid = view
             array = maps[name] if order is None else maps[name][order.to(maps[name].device)]
-            blocks = frequencies(grid, array.device).blocks(regrouped(self._centred(name, view, array), grid))
-            columns = blocks.new_ones(*blocks.shape[:2], blocks.shape[2] + 1)
-            if blocks.requires_grad:
-                return torch.cat([blocks, columns[..., -1:]], -1), parts
-            columns[..., :-1] = blocks
-            return columns, parts
+            centred, here = self._centred(name, view, array), frequencies(grid, array.device)
+            # the transform of a sum is the sum of the transforms
+            totals = here.blocks(regrouped(torch.stack([centred[rows].sum(0) for _, rows in parts]), grid))
+            blocks = here.blocks(regrouped(centred, grid) if grid else centred.clone())  # of memory that is used again
+            return Columns(blocks, blocks.conj().resolve_conj(), parts, totals)
 
         self._add_columns(columns_of)
 

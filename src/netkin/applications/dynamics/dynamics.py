@@ -13,13 +13,17 @@ import torch
 from torch import nn
 
 from netkin import files
+from netkin.applications.dynamics.cluster_steps import ClusterSteps
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.applications.dynamics.step_pairs import between_steps
 from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare, explain
+from netkin.comparing.engines import Engine, Local, named_engine
+from netkin.comparing.engines.ray import Ray
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
+from netkin.errors import ValueFault
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
@@ -57,6 +61,7 @@ def dynamics(
     overwrite: bool = False,
     partial: bool = False,
     name: str | None = None,
+    engine: str | Engine = "local",
     progress: ProgressOption = None,
 ) -> Series:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
@@ -91,6 +96,8 @@ def dynamics(
         overwrite: whether to begin anew where the file holds something else.
         partial: whether Ctrl-C returns the steps that are finished.
         name: what the series calls the run.
+        engine: "local" for this process, "ray" or an `nk.Ray` for a cluster: run, data and functions are then given by
+            name, steps that fail are left out with the reason, and the file is written at the end.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -102,6 +109,13 @@ def dynamics(
     """
     opened = open_run(run, model, name=name).only(steps)
     options = _Options.of(measure, layers, pairs, shape, resize, memory, seed, device, transform, forward)
+    running = named_engine(engine) if engine != "distributed" else None
+    if isinstance(running, Ray):
+        apart = ClusterSteps(running, opened, data, examples, options)
+        with showing(progress):
+            return _Study(opened, None, options, apart.call).series(save, partial, overwrite, apart)
+    if not isinstance(running, Local):
+        raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
     call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
         held = None if options.of_weights else Held(data, examples, spare(torch.device("cpu")))
@@ -245,20 +259,30 @@ class _Options:
 class _Study:
     """One run on one set of data."""
 
-    def __init__(self, run: Run, data: Held | None, options: _Options, call: str):
+    def __init__(self, run: Run, data: Held | None, options: _Options, call: str, sharers: int = 1):
         self.run, self.data, self.options, self.call = run, data, options, call
+        self.sharers = sharers  # how many processes like this one share the memory
         self.done: dict[int, Comparison] = {}
+        self.failed: Mapping[int, str] = {}
         self.weights: dict[int, str] = {}
 
-    def series(self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool) -> Series:
+    def series(
+        self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
+    ) -> Series:
         """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
-        self._look()
+        if apart is None:
+            self._look()
+        else:
+            self._look_apart(apart, partial)
         files.refuse_output(save, "series", overwrite=overwrite)
         identity = {} if save is None else {key.removeprefix("asked "): text for key, text in self._question.items()}
         with Job.beside(save, "series", identity, call=self.call, overwrite=overwrite) as job:
-            job.expect(map(self._part, self.run.steps))
+            job.expect(map(self._part, self.weights))
             try:
-                self._compare_all(job, save)
+                if apart is None:
+                    self._compare_all(job, save)
+                else:
+                    self._compare_apart(apart, job, save)
             except KeyboardInterrupt:
                 if not partial or not self.done:
                     raise
@@ -278,6 +302,21 @@ class _Study:
             if save is not None:
                 self._so_far().save(save)
         if save is not None and not waiting:
+            self._so_far().save(save)
+
+    def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
+        """Let a cluster read the checkpoints; those that can't be read are left out."""
+        if partial:
+            raise ValueFault("`partial` is for one process; with `save` the same call continues on the cluster.")
+        apart.connect()
+        self.weights, self._question = apart.look()
+        self.failed = apart.failed
+
+    def _compare_apart(self, apart: ClusterSteps, job: Job, save: str | os.PathLike[str] | None) -> None:
+        """Let a cluster compare the steps that are not finished, and write the series."""
+        self.done = apart.compare(job, {step: self._part(step) for step in self.weights})
+        job.expect(map(self._part, self.done))
+        if save is not None:
             self._so_far().save(save)
 
     @cached_property
@@ -307,7 +346,7 @@ class _Study:
             model,
             *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
         )
-        return CachedRunner(subject, spare(torch.device(others["device"] or device_of(model))))
+        return CachedRunner(subject, spare(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def _compared(self, step: int) -> Comparison:
         last = self.run.steps[-1]
@@ -336,6 +375,7 @@ class _Study:
 
     def _so_far(self) -> Series:
         passed_over = {"passed over": ", ".join(self.run.passed_over)} if self.run.passed_over else {}
+        failed = {f"failed {self.run.unit} {step}": why for step, why in sorted(self.failed.items())}
         steps = sorted(self.done)
         return Series(
             run=self.run.name,
@@ -345,5 +385,5 @@ class _Study:
             unit=self.run.unit,
             missing=tuple(step for step in self.run.steps if step not in self.done),
             between=self._between if len(self.done) == len(self.run.steps) else None,
-            provenance={"call": self.call} | self._question | passed_over,
+            provenance={"call": self.call} | self._question | passed_over | failed,
         )

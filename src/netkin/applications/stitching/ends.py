@@ -29,6 +29,7 @@ from netkin.representations import resize_to, rows_of
 from netkin.representations.layers import children
 
 Pair = tuple[str, str]  # a layer of the first model and one of the second
+PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 RESIZES = ("average", "bilinear", "nearest")
 CLASS_TOKENS = 5  # at most: one for the class and four registers
 OF_CHANNELS = (
@@ -166,6 +167,14 @@ def rows(output: Tensor, mask: Tensor | None = None) -> Tensor:
     if output.ndim == 2:
         return rows_of(output)[0]
     return rows_of(output, "tokens", mask)[0] if output.ndim == 3 else rows_of(output, "positions")[0]
+
+
+def laid_out(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return activations as products take them: maps n × c × places, if there are many places, otherwise rows."""
+    if output.ndim > 3 and output[0, 0].numel() >= PLACES:
+        maps = output.flatten(2)
+        return maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
+    return rows(output, mask)
 
 
 def fitting_mask(mask: Any, output: Tensor) -> Any:

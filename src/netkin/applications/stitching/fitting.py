@@ -7,47 +7,48 @@ sums, so memory does not grow with the number of examples.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, refuse_unfit_rank
-from netkin.applications.stitching.gathering import Gathering
-from netkin.applications.stitching.joints import Joints, hooked
+from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, laid_out, refuse_unfit_rank
+from netkin.applications.stitching.joints import Joints, hooked, joints
 from netkin.applications.stitching.map_training import Place, trained
 from netkin.applications.stitching.network import Stitch, stitched_network
-from netkin.applications.stitching.task_loss import TaskLoss, Way
+from netkin.applications.stitching.task_loss import How, TaskLoss, Way, asked_ways
+from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import lent
-from netkin.errors import InflatedWarning
-from netkin.identity import UnorderedDigest, settings_digest
-from netkin.representations import guest
-from netkin.representations.inputs import batch_length, mask_of
+from netkin.errors import InflatedWarning, UnknownName, ValueFault
+from netkin.identity import UnorderedDigest, settings_digest, weights_digest
+from netkin.memory import size_in_words
+from netkin.representations import batches_of, guest
+from netkin.representations.inputs import batch_length, examples_in, mask_of
 from netkin.representations.layers import layer_label
-from netkin.statistics import Moments
+from netkin.statistics import CrossMoments, LayerMoments, LinearRows, Moments
 
 
 class Fit:
-    """What one pass told of the pairs of layers that can be joined; direct methods read their maps from it."""
+    """What is known of the pairs of layers that can be joined; direct methods read their maps from their `moments`.
+
+    Of a pair these are those of the first layer in the form of the second; of the second the mean may be all.
+    """
 
     def __init__(
         self,
         models: tuple[nn.Module, nn.Module],
         names: tuple[str, str],
         found: Joints,
-        gathering: Gathering,
-        digest: UnorderedDigest,
+        moments: Callable[[Pair], Moments],
+        data: tuple[str, int],
     ):
-        self.models, self.names, self.joints = models, names, found
-        self.digest, self.examples, self._gathering = digest, digest.count, gathering
-
-    def moments(self, pair: Pair) -> Moments:
-        """Return the moments of a pair, the first layer in the form of the second; of that one only the mean."""
-        return self._gathering.moments(_keys(pair, self.joints.meetings[pair], self.names))
+        self.models, self.names, self.joints, self.moments = models, names, found, moments
+        self.digest, self.examples = data
 
     def map(self, pair: Pair, how: str) -> LinearMap:
         """Return the map that a direct method finds; a warning says so where any data would be met exactly."""
@@ -86,13 +87,69 @@ def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, na
         found: which pairs can be joined, and how.
         names: what messages call the models.
     """
-    gathering = Gathering(_keys(pair, meeting, names) for pair, meeting in found.meetings.items())
+    sums = CrossMoments(_keys(pair, meeting, names) for pair, meeting in found.meetings.items())
     digest = UnorderedDigest()
-    with guest(a, b, exact=True), _both(a, b, found.meetings, gathering, names) as fold:
+    with guest(a, b, exact=True), _both(a, b, found.meetings, sums, names) as fold:
         for batch in batches:
             fold(batch)
             digest.update(batch, batch_length(batch))
-    return Fit((a, b), names, found, gathering, digest)
+    keys = {pair: _keys(pair, meeting, names) for pair, meeting in found.meetings.items()}
+    return Fit((a, b), names, found, lambda pair: sums.pair(*keys[pair]), (str(digest), digest.count))
+
+
+def read_fit(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
+    """Return what saved statistics of the same two models tell of the pairs of layers, in place of a pass.
+
+    Args:
+        statistics: what `nk.collect` or `nk.load` returned.
+        a: the first model.
+        b: the second model.
+        found: which pairs can be joined, and how.
+        names: what messages call the models.
+    """
+    if len(statistics.pairs.of) != 1:
+        raise ValueFault(f"`statistics` must be of one pair of models; these are of {len(statistics.pairs.of)}.")
+    sides = statistics.pairs.of[0]
+    for model, side, name in zip((a, b), sides, names, strict=True):
+        if statistics.origins[side].get("weights") != weights_digest(model):
+            raise ValueFault(
+                f"`statistics` were collected of other weights than those of {name!r}; collect them again with this "
+                "model, or give the models in the order in which they were compared."
+            )
+
+    def moments(pair: Pair) -> Moments:
+        keys = (sides[0], pair[0]), (sides[1], pair[1])
+        _refuse_other_form(statistics, keys, found.meetings[pair])
+        x, y = statistics.alignment.pair(*keys)
+        if y != keys[1] or (x != keys[0] and found.meetings[pair].resize != "average"):
+            raise ValueFault(
+                f"`statistics` hold the maps of {' and '.join(map(_label, pair, names))} averaged down to the smaller "
+                f"size, and this stitch needs {found.meetings[pair].words}; leave `statistics` out for this pair."
+            )
+        for collector in statistics.every():
+            if isinstance(collector, (LayerMoments, LinearRows, CrossMoments)) and {x, y} <= {*collector.names}:
+                return collector.pair(x, y)
+        raise ValueFault("`statistics` hold no moments; collect them with a linear measure, such as measures=['cka'].")
+
+    return Fit((a, b), names, found, moments, (statistics.digest.hex, statistics.examples))
+
+
+def _refuse_other_form(statistics: Statistics, keys: tuple[tuple[str, str], tuple[str, str]], meeting: Meeting) -> None:
+    """Refuse statistics whose rows are not what a stitch of these layers maps."""
+    given = {layer.key: layer for layers in statistics.layers.values() for layer in layers}
+    for key, end in zip(keys, (meeting.a, meeting.b), strict=True):
+        if key not in given:
+            raise UnknownName(f"`statistics` hold no layer {key[1]!r} of {key[0]!r}; collect with layers that name it.")
+        means = {"maps": "pool", "tokens": "mean", "rows": "matrix"}[end.kind]
+        places = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}[end.kind]
+        wanted = means if meeting.b.kind == "rows" else places
+        if meeting.a.form != meeting.b.form and meeting.b.kind != "rows":
+            raise ValueFault(f"`statistics` hold no {meeting.words} for {key[1]!r}; leave them out for this pair.")
+        if given[key].shape.partition(",")[0] != wanted:
+            raise ValueFault(
+                f"`statistics` hold layer {key[1]!r} of {key[0]!r} by {given[key].shape!r}, and a stitch maps it by "
+                f"{wanted!r}; collect with shape={wanted!r}."
+            )
 
 
 def trained_stitch(
@@ -136,7 +193,7 @@ def noted_warnings(said: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _both(
-    a: nn.Module, b: nn.Module, meetings: Mapping[Pair, Meeting], gathering: Gathering, names: tuple[str, str]
+    a: nn.Module, b: nn.Module, meetings: Mapping[Pair, Meeting], sums: CrossMoments, names: tuple[str, str]
 ) -> Iterator[Callable[[Any], None]]:
     """Give a function that folds a batch in, with the hooks of both models in place."""
     forms: dict[str, dict[str, Meeting]] = {}
@@ -148,11 +205,11 @@ def _both(
     def first(layer: str, output: Tensor) -> None:
         for key, meeting in forms[layer].items():
             form = meeting.b.spread(meeting(output))
-            gathering.first(key, form, fitting_mask(masks[0], form))
+            sums.first(key, laid_out(form, fitting_mask(masks[0], form)))
 
     def second(layer: str, output: Tensor) -> None:
         form = aims[layer].spread(output)
-        gathering.second(_label(layer, names[1]), form, fitting_mask(masks[0], form))
+        sums.second(_label(layer, names[1]), laid_out(form, fitting_mask(masks[0], form)))
 
     with ExitStack() as stack:
         run_a = stack.enter_context(hooked(a, list(forms), first, names[0]))
@@ -162,7 +219,7 @@ def _both(
             masks[0] = mask_of(batch)
             run_a(batch)
             run_b(batch)
-            gathering.batch_is_over()
+            sums.batch_is_over()
 
         yield fold
 
@@ -176,3 +233,95 @@ def _keys(pair: Pair, meeting: Meeting, names: tuple[str, str]) -> tuple[str, st
 
 def _label(layer: str, model: str) -> str:
     return f"{layer_label(layer)} of {model!r}"
+
+
+# --- what it would take -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StitchPlan:
+    """What a sweep of stitches would do: how many pairs of layers can be joined, and what that takes.
+
+    `refused` has the reason of each pair that can't be joined, `passes` counts forward passes of the models together
+    (None where the data do not tell), `bytes` is the memory of the sums.
+    """
+
+    pairs: int
+    joined: int
+    refused: Mapping[Pair, str]
+    methods: tuple[str, ...]
+    passes: int | None
+    bytes: int
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def explain_stitch(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    pairs: Any = "corresponding",
+    layers: Any = None,
+    resize: str | None = None,
+    examples: int | None = None,
+    test_examples: int | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    names: tuple[str, str] = ("a", "b"),
+) -> StitchPlan:
+    """Return what `stitch_all` would do with the same arguments, and what that takes; a few examples are tried out.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples from which the maps would be found.
+        test: the examples on which they would be evaluated; by default `data`.
+        hows: one method or several.
+        pairs: "corresponding", "all" or a list of (layer, layer).
+        layers: which layers (see `nk.layers`).
+        resize: how maps get another size.
+        examples: how many examples of `data` would be read.
+        test_examples: how many of `test`.
+        device: where the models run meanwhile.
+        seed: seed for random maps and for training.
+        names: what the plan calls the two models.
+    """
+    ways = asked_ways(hows, seed)
+    with both_lent(a, b, device):
+        found = joints(a, b, next(batches_of(data, examples)), layers, pairs, resize=resize, names=names)
+    sizes = [(found.widths[0][x], found.widths[1][y]) for x, y in found.meetings]
+    numbers = sum(width**2 for width in {x: found.widths[0][x] for x, _ in found.meetings}.values())
+    fitting = examples_in(data, examples)
+    judging = examples_in(data if test is None else test, test_examples or (examples if test is None else None))
+    passes = None if fitting is None or judging is None else 2 * fitting + 4 * judging
+    refused = {pair: str(reason) for pair, reason in found.refused.items()}
+    taken = 8 * (numbers + sum(p * q for p, q in sizes))
+    facts = (len(found.wanted), len(found.meetings), refused, tuple(way.id for way in ways), passes, taken)
+    return StitchPlan(*facts, tuple(_plan_lines(found, names, ways, passes, taken)))
+
+
+def _plan_lines(
+    found: Joints, names: tuple[str, str], ways: Sequence[Way], passes: int | None, taken: int
+) -> Iterator[str]:
+    joined, wanted = len(found.meetings), len(found.wanted)
+    yield f"stitches of {names[0]!r} into {names[1]!r}: {joined:,} of {wanted:,} pairs of layers can be joined"
+    for reason, count in Counter(map(str, found.refused.values())).most_common():
+        yield f"  {count:,} can't be joined: {reason}"
+    resized = Counter(meeting.words for meeting in found.meetings.values() if meeting.words)
+    yield from (f"  {count:,} brought into another form: {words}" for words, count in resized.most_common())
+    whole = [layer for layer, cut in found.cuts.items() if not cut]
+    if whole:
+        yield f"  the second model runs whole behind {', '.join(map(repr, whole))}, as it can't be cut there"
+    for way in ways:
+        how = "read from the sums" if way.training is None else f"trained from {way.start}, {way.training.words}"
+        yield f"method {way.id}: {how}"
+    yield f"memory of the sums: {size_in_words(taken)}"
+    yield "forward passes of each model: one for the maps, one for the similarities, one for the evaluation"
+    yield "  the data do not tell how many examples they have" if passes is None else f"  {passes:,} examples in all"
+    if any(way.training is not None for way in ways):
+        yield "and those of the training, in which the first model runs once on each example where memory allows"

@@ -133,8 +133,10 @@ def _chosen(a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[st
 def _known(model: nn.Module, layers: Sequence[str], name: str) -> list[str]:
     """Return single layers of a model by name."""
     with _named(model, name):
+        known = modules(model)
         for layer in layers:
-            known_layer(model, layer)
+            if split_call(layer)[0] not in known:
+                known_layer(model, layer)  # refuses it
         return list(dict.fromkeys(layers))
 
 
@@ -168,39 +170,39 @@ def _tried(
     model: nn.Module, layers: Sequence[str], batch: Any, name: str, *, listed: bool, whole: bool = True
 ) -> _Trial:
     """Run a model on four examples and on two of them, no further than needed unless the `whole` is wanted."""
-    with guest(model, exact=True):
-        (answers, many), (fewer, few) = (
-            _outputs(model, layers, take(batch, count), name, listed, whole) for count in (FEW, 2)
-        )
-        with uncompiled(model):
-            again = feed(model, take(batch, FEW)) if whole else None
-    ends = {layer: _end(model, layer, output, many.get(layer, output), name) for layer, output in few.items()}
+    with guest(model, exact=True), _run(model, layers, name, listed, whole) as run:
+        (answers, many), (fewer, few) = (run(take(batch, count)) for count in (FEW, 2))
+        again = run(take(batch, FEW))[0] if whole else None
+    known = modules(model)
+    ends = {layer: _end(known, layer, output, many.get(layer, output), name) for layer, output in few.items()}
     return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
 
 
-def _outputs(
-    model: nn.Module, layers: Sequence[str], batch: Any, name: str, listed: bool, whole: bool
-) -> tuple[Any, dict[str, Tensor]]:
-    """Return a model's answers and what its layers give: those `listed`, or every call of them, as they run."""
+@contextmanager
+def _run(
+    model: nn.Module, layers: Sequence[str], name: str, listed: bool, whole: bool
+) -> Iterator[Callable[[Any], tuple[Any, dict[str, Tensor]]]]:
+    """Give a function that returns a model's answers and its layers' outputs: of those `listed`, or of every call."""
+    outputs: dict[str, Tensor] = {}
     if not listed:
         with recording(model, layers) as kept:
-            return feed(model, batch), dict(kept)
-    outputs: dict[str, Tensor] = {}
+            yield lambda batch: (feed(model, batch), dict(kept))
+        return
 
     def keep(layer: str, output: Tensor) -> None:
         outputs[layer] = output.clone()
 
     with hooked(model, layers, keep, name, whole=whole) as run:
-        return run(batch), outputs
+        yield lambda batch: (run(batch), dict(outputs))
 
 
-def _end(model: nn.Module, layer: str, few: Tensor, many: Tensor, name: str) -> End | NetkinError:
+def _end(known: Mapping[str, nn.Module], layer: str, few: Tensor, many: Tensor, name: str) -> End | NetkinError:
     """Return what a layer is, or why it can't be joined: where an example's output depends on the others."""
     who = f"{layer_label(layer)} of {name!r}"
     try:
         said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
         _refuse_dependent(few, many, said)
-        return End.of(few, who, line=gives_lines(modules(model), split_call(layer)[0]))
+        return End.of(few, who, line=gives_lines(known, split_call(layer)[0]))
     except (ShapeError, ValueFault) as reason:
         return reason
 
@@ -307,7 +309,7 @@ def hooked(
     """
     calls: dict[str, list[str]] = {}
     for layer in dict.fromkeys(layers):
-        stem, call = known_layer(model, layer)
+        stem, call = split_call(layer)
         calls.setdefault(f"{stem}#{call or 1}", []).append(layer)
     ours, ran = [False], set()
 

@@ -20,7 +20,7 @@ from netkin import files
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluated_all, warn_of_doubt
-from netkin.applications.stitching.fitting import both_lent, fitted, trained_stitch
+from netkin.applications.stitching.fitting import both_lent, fitted, read_fit, trained_stitch
 from netkin.applications.stitching.joints import FEW, joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
@@ -28,6 +28,7 @@ from netkin.applications.stitching.sweep import Asked, Sweep
 from netkin.applications.stitching.task_loss import How, Way, asked_ways, listed, way_of
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
+from netkin.comparing.study import Statistics
 from netkin.errors import FileFault, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, weights_digest
 from netkin.jobs import Job
@@ -53,6 +54,7 @@ def stitch(
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
     validation: Any = None,
+    statistics: Statistics | None = None,
     progress: ProgressOption = None,
     **training: Any,
 ) -> Stitch:
@@ -74,6 +76,8 @@ def stitch(
         seed: seed for random maps and for training.
         names: what the result calls the two models.
         validation: the examples on which a training is evaluated meanwhile; by default part of `data`.
+        statistics: those of `nk.collect` for the same models, from which a direct method then reads its map: of `data`
+            some examples are tried out, and no more is read.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         training: options of `TaskLoss`.
 
@@ -95,7 +99,8 @@ def stitch(
             "loader or a list."
         )
     with showing(progress), both_lent(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
-        found = _made(a, b, [pair], data, {way.id: way}, names, call, examples=examples, resize=resize, seed=seed)
+        given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed, "statistics": statistics}
+        found = _made(a, b, [pair], data, {way.id: way}, names, call, **given)
         one = found[pair, way.id]
         if way.training is not None:
             one = trained_stitch(one, data, way.training, validation=validation, examples=examples)
@@ -118,6 +123,7 @@ def fit_all(
     device: torch.device | str | None = None,
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
+    statistics: Statistics | None = None,
 ) -> dict[tuple[Pair, str], Stitch]:
     """Return the stitches of many pairs of layers by direct methods, by ``(layer_a, layer_b), how``, from one pass.
 
@@ -133,14 +139,16 @@ def fit_all(
         device: where the models run meanwhile.
         seed: seed for random maps.
         names: what the results call the two models.
+        statistics: those of `nk.collect`, read in place of a pass over `data`, as in `stitch`.
     """
     ways = {str(how): way_of(how, seed) for how in listed(hows)}
-    given: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
-    call = described_call("fit_all", **given, hows=list(ways), examples=examples, resize=resize, seed=seed)
+    of: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
+    given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
+    call = described_call("fit_all", **of, hows=list(ways), **given)
     for how in ways:
         find(how)  # refuses a training
     with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
-        made = _made(a, b, pairs, data, ways, names, call, examples=examples, resize=resize, seed=seed)
+        made = _made(a, b, pairs, data, ways, names, call, statistics=statistics, **given)
         if test is not None:
             judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
@@ -162,6 +170,7 @@ def _made(
     examples: int | None,
     resize: str | None,
     seed: int,
+    statistics: Statistics | None,
 ) -> dict[tuple[Pair, str], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
     if isinstance(names, str) or len(names) != 2:
@@ -172,7 +181,10 @@ def _made(
     first = next(batches)
     found = joints(a, b, first, pairs=pairs, resize=resize, names=names)
     found.refuse()
-    fit = fitted(a, b, chain([first], batches), found, names)
+    if statistics is None:
+        fit = fitted(a, b, chain([first], batches), found, names)
+    else:
+        fit = read_fit(statistics, a, b, found, names)
     origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
     return {(pair, how): fit.stitch(pair, way, seed, origin) for pair in found.meetings for how, way in ways.items()}
 
@@ -347,11 +359,7 @@ class _Results:
 
 
 def _swept(
-    models: Mapping[Pair, tuple[nn.Module, nn.Module]],
-    asked: Asked,
-    results: _Results,
-    partial: bool,
-    call: str,
+    models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: _Results, partial: bool, call: str
 ) -> list[Comparison]:
     """Return the sweeps of pairs of models, one after the other, as one job."""
     every = {id(model): model for pair in models.values() for model in pair}
@@ -378,14 +386,9 @@ def _identity(
     models: Mapping[Pair, tuple[nn.Module, nn.Module]], weights: Mapping[int, str], asked: Asked, several: bool
 ) -> dict[str, Any]:
     """Return what all stitches depend on; more models may join a sweep of `several`."""
-    named = {
-        name: weights[id(model)] for names, pair in models.items() for name, model in zip(names, pair, strict=True)
-    }
-    (first, second), *_ = models.values()
-    two = {
-        "names": " into ".join(next(iter(models))),
-        "weights a": weights[id(first)],
-        "weights b": weights[id(second)],
-    }
+    every = [one for names, pair in models.items() for one in zip(names, pair, strict=True)]
+    named = {name: weights[id(model)] for name, model in every}
+    (first, a), (second, b) = every[:2]
+    two = {"names": f"{first} into {second}", "weights a": weights[id(a)], "weights b": weights[id(b)]}
     digests = {key: text for key, text in asked.digests.items() if key != "batches"}
     return digests | asked.settings | ({"weights": named} if several else two)

@@ -326,7 +326,8 @@ class Sweep:
         few = [sentence for one in outcomes for sentence in one.few]
         done = len(outcomes) == len(self.work)
         said = [*similar.warnings, *filter(None, doubts), *contrasts(list(tables.values()), stitches), *_counted(few)]
-        said += [FLATTERED] * (self.asked.test is None) + [UNFINISHED] * (not done)
+        same = any(one.evaluation and one.evaluation.digest == one.fitting_digest for one in outcomes)
+        said += [FLATTERED] * (self.asked.test is None or same) + [UNFINISHED] * (not done)
         return Comparison(
             a=self.names[0],
             b=self.names[1],

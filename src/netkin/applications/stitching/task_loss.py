@@ -151,6 +151,11 @@ class TaskLoss:
         return self.labels != "true"
 
     @property
+    def words(self) -> str:
+        """How long it trains, in words."""
+        return f"{self.steps:,} steps" if self.steps is not None else f"{self.epochs:,} epochs"
+
+    @property
     def course(self) -> dict[str, Any]:
         """The options on which the course of a training depends."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_THE_COURSE}

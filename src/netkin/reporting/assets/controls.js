@@ -17,6 +17,31 @@ function redraw() {
 for (const control of [values, path, zoom]) control.addEventListener("input", redraw);
 redraw();
 
+const fit = find("#fit");
+function refit() {
+  fitted = fit.checked;
+  for (const figure of all("figure[data-grid]")) recolour(figure);
+  if (data.series) all("section.measure").forEach((section, k) => repaintPanes(section, k));
+}
+fit.addEventListener("input", refit);
+if (fit.checked) refit();  // a page that is opened again may keep the choice
+
+/* on a phone the controls are folded, so that the first picture is on the first screen */
+const unfold = find("#unfold");
+unfold.addEventListener("click", () => unfold.setAttribute("aria-expanded", String(find(".toolbar").classList.toggle("open"))));
+
+/* names of columns stay below the bar of controls while the page scrolls, unless a heatmap scrolls by itself */
+const bar = all(".timeline, .toolbar").find((one) => getComputedStyle(one).position === "sticky");
+function settle() {
+  root.style.setProperty("--bar", `${bar && getComputedStyle(bar).position === "sticky" ? bar.offsetHeight : 0}px`);
+  for (const box of all(".box")) {
+    box.classList.remove("fits");
+    box.classList.toggle("fits", box.scrollWidth <= box.clientWidth + 1);
+  }
+}
+new ResizeObserver(settle).observe(document.body);
+for (const control of [zoom, values]) control.addEventListener("input", settle);
+
 let chosen = 0;
 function choose(which) {
   chosen = Number(which);

@@ -5,12 +5,14 @@ function gridOf(figure) {
   if (kind === "series") return frame(Number(first));
   if (kind === "summary") {
     const summary = data.summaries[first];
-    return { ...summary, rows: summary.models, columns: summary.models, a: summary.sides, b: summary.sides };
+    return { ...summary, colours: [figure.dataset.grid, () => [summary.values]], rows: summary.models, columns: summary.models, a: summary.sides, b: summary.sides };
   }
   const comparison = data.comparisons[first];
   const [a, b] = comparison.shown;
-  if (kind === "list") return { ...listOf(comparison, comparison.lists[second]), a, b };
-  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a, b, comparison };
+  const named = kind === "list" ? comparison.tables[comparison.lists[second].of[0]].name : comparison.tables[second].name;
+  const colours = [named, () => data.comparisons.flatMap((one) => one.tables.filter((table) => table.name === named).map((table) => table.values))];
+  if (kind === "list") return { ...listOf(comparison, comparison.lists[second]), a, b, colours };
+  return { ...comparison.tables[second], rows: comparison.layers_a, columns: comparison.layers_b, a, b, comparison, colours };
 }
 
 /* a list has a row for each pair of layers, and a column for each table of one name */
@@ -25,10 +27,23 @@ function listOf(comparison, list) {
   return { ...tables[0], ...list, ids: tables.map((table) => table.id), values, errors, holes, facts, best: values.map(() => null) };
 }
 
+/* columns without any value are not shown; those that are keep their places in the whole table, for their errors */
+function trimmed(g, shown) {
+  if (shown === undefined) return g;
+  const columns = shown.split(" ").map(Number);
+  const cut = (cells) => cells && cells.map((line) => columns.map((j) => line[j]));
+  const holes = g.holes.flatMap(([i, j, why]) => (columns.includes(j) ? [[i, columns.indexOf(j), why]] : []));
+  const [names] = cut([g.columns]);
+  return {
+    ...g, holes, columns: names, ids: g.ids && cut([g.ids])[0], values: cut(g.values), errors: cut(g.errors),
+    facts: cut(g.facts) ?? g.rows.map((_, i) => columns.map((j) => [g, i, j])), best: g.best.map((j) => (j === null ? null : columns.indexOf(j))),
+  };
+}
+
 const grids = new Map();
 function grid(figure) {
   if (!grids.has(figure)) {
-    const made = gridOf(figure);
+    const made = trimmed(gridOf(figure), figure.dataset.columns);
     made.reasons = new Map(made.holes.map(([i, j, reason]) => [`${i} ${j}`, reason]));
     grids.set(figure, made);
   }
@@ -72,7 +87,24 @@ function toldName(g, i, j) {
 
 const place = (cell) => [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
 
+/* the row and the column that are pointed at, as two frames over the table, and their names in bold */
+function mark(figure, cell) {
+  const sheet = find(".sheet", figure);
+  for (const old of all(".band", sheet)) old.remove();
+  for (const old of all("th.on", sheet)) old.classList.remove("on");
+  const [i, j] = cell ? place(cell) : [-1, -1];
+  if (i < 0 && j < 0) return;
+  const table = find("table", sheet);
+  const body = table.tBodies[0];
+  const frame = (left, top, width, height) => Object.assign(sheet.appendChild(document.createElement("span")), { className: "band" }).style.cssText = `left:${left}px;top:${top}px;width:${width}px;height:${height}px`;
+  const row = i < 0 ? null : body.rows[i];
+  const column = j < 0 ? null : table.tHead.rows[0].cells[j + 1];
+  if (row) { row.cells[0].classList.add("on"); frame(row.cells[0].offsetLeft, row.offsetTop, table.offsetWidth, row.offsetHeight); }
+  if (column) { column.classList.add("on"); frame(body.rows[0].cells[j + 1].offsetLeft, 0, column.offsetWidth, table.offsetHeight); }
+}
+
 function tellCell(figure, cell, aloud) {
+  mark(figure, cell);
   const text = told(grid(figure), ...place(cell));
   showTip(text, cell);
   if (!aloud) return;
@@ -132,10 +164,10 @@ for (const figure of all("figure[data-grid]")) {
   if (figure.dataset.grid.startsWith("summary")) table.classList.add("opens");
   const cellOf = (event) => event.target.closest("tbody td, th");
   table.addEventListener("pointerover", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, false); });
-  table.addEventListener("pointerleave", hideTip);
+  table.addEventListener("pointerleave", () => { hideTip(); mark(figure, null); });
   table.addEventListener("click", (event) => { const cell = cellOf(event); if (cell) { focusCell(table, cell); open(table, cell, event); } });
   table.addEventListener("focusin", (event) => { const cell = cellOf(event); if (cell) tellCell(figure, cell, true); });
-  table.addEventListener("focusout", hideTip);
+  table.addEventListener("focusout", () => { hideTip(); mark(figure, null); });
   table.addEventListener("keydown", (event) => onKey(table, event));
 }
 
@@ -149,17 +181,57 @@ function draw(parent, kind, attributes, text) {
   return element;
 }
 
+/* colours span the whole scale of a measure or, if that is chosen, the values of its name on this page */
+const reached = new Map();
+let fitted = false;
+function scaleOf(g) {
+  if (!fitted) return g.scale;
+  const [key, values] = g.colours;
+  if (!reached.has(key)) {
+    const known = values().flat(2).filter((value) => value !== null);
+    const [low, high] = known.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+    reached.set(key, low < high ? { low, high } : {});
+  }
+  return { ...g.scale, ...reached.get(key) };
+}
+
+function farAndClose(g) {
+  const { low, high, words } = scaleOf(g);
+  const short = (value) => String(Number(value.toPrecision(3)));
+  const [far, close] = g.higher_is_closer ? [low, high] : [high, low];
+  return [`${short(far)} ${words[0]}`, `${words[1]} ${short(close)}`];
+}
+
+function recolour(figure) {
+  const g = grid(figure);
+  const rows = find("tbody", figure).rows;
+  g.values.forEach((line, i) => line.forEach((value, j) => {
+    const cell = rows[i].cells[j + 1];
+    if (value !== null) cell.className = cell.className.replace(/^c\d+/, `c${shade(g, value)}`);
+  }));
+  const legend = find(".legend", figure);
+  const ends = [legend.children[0], legend.children[2]];
+  ends.forEach((end, k) => { end.dataset.whole ??= end.textContent; end.textContent = fitted ? farAndClose(g)[k] : end.dataset.whole; });
+  const bar = find(".bar", legend);
+  bar.setAttribute("aria-label", `colours from ${ends[0].textContent} to ${ends[1].textContent}`);
+  legend.classList.toggle("fitted", fitted);
+}
+
 function shade(g, value) {
-  const { low, high } = g.scale;
+  const { low, high } = scaleOf(g);
   const share = high > low ? Math.min(Math.max((value - low) / (high - low), 0), 1) : 0.5;
   return Math.round((g.higher_is_closer || !(high > low) ? share : 1 - share) * (data.palette.length - 1));
 }
 
-function picture(g) {
+/* names as they stand beside the heatmap: cut in their middle where they are long */
+const shortNames = (figure) => [all("tbody th", figure), all("thead th", figure)].map((cells) => cells.map((cell) => cell.textContent));
+
+function picture(whole, figure) {
+  const g = { ...whole, scale: scaleOf(whole), short: shortNames(figure) };
   const unit = Math.min(56, Math.max(14, Math.floor(720 / Math.max(g.columns.length, g.rows.length))));
   const font = Math.min(13, unit * 0.8);
   const longest = (names) => Math.max(...names.map((name) => name.length)) * font * 0.62 + 12;
-  const [rows, columns] = [g.labels ?? g.rows, g.labels ?? g.columns];
+  const [rows, columns] = g.short;
   const [left, top] = [Math.max(longest(rows), 40), longest(columns) + 44];
   const [across, down] = [unit * g.columns.length, unit * g.rows.length];
   const title = g.ids ? `${g.id}: ${g.a} and ${g.b}` : `${g.id}: ${g.a} (rows), ${g.b} (columns)`;
@@ -225,8 +297,7 @@ function scaleBar(svg, g, left, y) {
   const steps = 64;
   const last = data.palette.length - 1;
   for (let k = 0; k < steps; k += 1) draw(svg, "rect", { x: left + k * 4, y, width: 4.5, height: 12, fill: data.palette[Math.round((k / (steps - 1)) * last)] });
-  const [far, close] = g.higher_is_closer ? [g.scale.low, g.scale.high] : [g.scale.high, g.scale.low];
-  const short = (value) => String(Number(value.toPrecision(4)));
-  draw(svg, "text", { x: left, y: y + 28 }, `${short(far)} ${g.scale.words[0]}`);
-  draw(svg, "text", { x: left + steps * 4, y: y + 28, "text-anchor": "end" }, `${g.scale.words[1]} ${short(close)}`);
+  const [far, close] = farAndClose(g);
+  draw(svg, "text", { x: left, y: y + 28 }, far);
+  draw(svg, "text", { x: left + steps * 4, y: y + 28, "text-anchor": "end" }, close);
 }

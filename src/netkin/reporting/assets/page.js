@@ -42,6 +42,9 @@ function showTip(text, target) {
   tip.style.transform = `translate(${left}px, ${above > 8 ? above : spot.bottom + 8}px)`;
 }
 
+/* on a phone warnings are folded to their title, so that the first picture is on the first screen */
+if (matchMedia("(max-width: 600px)").matches) for (const note of all(".warnings")) note.open = false;
+
 const hideTip = () => { tip.hidden = true; };
 addEventListener("scroll", hideTip, { passive: true, capture: true });
 

@@ -8,7 +8,12 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-const fileName = (...parts) => parts.join("-").replace(/[^\p{L}\p{N}._=-]+/gu, "_").slice(0, 120);
+/* "cka of seed0 and seed1": the last part of a path, without characters that files can't have */
+function fileName(what, ...parts) {
+  const plain = (part) => String(part).replace(/\.(netkin|pt|pth|safetensors|json)$/i, "").split(/[\\/]/).filter(Boolean).slice(-2).join(" ");
+  const words = parts.length ? `${what} of ${parts.map(plain).join(" and ")}` : plain(what);
+  return words.replace(/[^\p{L}\p{N}._=() -]+/gu, " ").replace(/ +/g, " ").trim().slice(0, 100);
+}
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
 /* a text that begins like a formula would be computed by a spreadsheet; an apostrophe keeps it a text */
@@ -59,9 +64,9 @@ function tableDocument(table, layers_a, layers_b, unasked) {
 
 function savePicture(figure, kind) {
   const g = grid(figure);
-  const svg = picture(g);
+  const svg = picture(g, figure);
   const blob = new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
-  const name = `${fileName(...(g.name ?? [g.a, g.b]), g.id)}.${kind}`;
+  const name = `${fileName(g.id, ...(g.title ?? [g.a, g.b]))}.${kind}`;
   if (kind === "svg") { save(name, blob); return; }
   const image = new Image();
   const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
@@ -91,5 +96,5 @@ document.addEventListener("click", (event) => {
   const result = data.series ?? data.comparisons[chosen];
   const text = kind === "json" ? JSON.stringify(data.series ? result : documentOf(result), null, 1) : data.series ? seriesCsv() : comparisonCsv(result);
   const type = kind === "csv" ? "text/csv;charset=utf-8" : "application/json";
-  save(`${data.series ? fileName(result.run) : fileName(...result.shown)}.${kind}`, new Blob([text], { type }));
+  save(`${data.series ? fileName(result.run) : fileName(result.tables.length === 1 ? result.tables[0].id : "similarity", ...result.shown)}.${kind}`, new Blob([text], { type }));
 });

@@ -15,7 +15,7 @@ function frame(k) {
   const holes = now.holes.map(([i, j, reason]) => [i, j, table.reasons[reason]]);
   const when = ` at ${stepName(at)}`;
   const title = `${series.run}${when}`;
-  return { ...table, ...now, holes, rows: series.layers_a, columns: series.layers_b, a: title, b: "final", when, name: [series.run, series.unit, series.steps[at]], comparison: series };
+  return { ...table, ...now, holes, rows: series.layers_a, columns: series.layers_b, a: title, b: "final", when, colours: [`series ${k}`, () => table.frames.map((one) => one.values)], title: [`${series.run} at ${series.unit} ${series.steps[at]}`, "the end"], comparison: series };
 }
 
 /* ---------- drawing a step ---------- */
@@ -42,7 +42,8 @@ function repaintLine(svg, g) {
   const points = g.best.flatMap((j, i) => (j === null ? [] : [[j + 0.5, i + 0.5]]));
   const gaps = points.slice(1).map(([u, v], k) => {
     const [x, y] = points[k];
-    const free = 0.42 / Math.max(Math.abs(u - x), Math.abs(v - y));
+    if (Math.abs(u - x) !== 1 || v - y !== 1) return "";  // a longer line would run through numbers
+    const free = 0.42;
     return `M${x + free * (u - x)} ${y + free * (v - y)}L${u - free * (u - x)} ${v - free * (v - y)}`;
   }).join("");
   svg.replaceChildren();
@@ -63,6 +64,21 @@ function retell(figure) {
 function untell(figure) {
   const readout = find(".readout.told", figure);
   if (readout && !playing) { readout.textContent = ""; readout.classList.remove("told"); }
+}
+
+/* the run at a glance in the colours that are chosen: one pixel a cell, holes transparent */
+function repaintPanes(section, k) {
+  const table = series.tables[k];
+  const g = { ...table, colours: [`series ${k}`, () => table.frames.map((one) => one.values)] };
+  for (const pane of all(".panes button[data-place]", section)) {
+    const { values } = table.frames[pane.dataset.place];
+    const canvas = Object.assign(document.createElement("canvas"), { width: values[0].length, height: values.length });
+    const paint = canvas.getContext("2d");
+    values.forEach((row, i) => row.forEach((value, j) => {
+      if (value !== null) { paint.fillStyle = data.palette[shade(g, value)]; paint.fillRect(j, i, 1, 1); }
+    }));
+    find("img", pane).src = canvas.toDataURL();
+  }
 }
 
 function repaint(section, k) {

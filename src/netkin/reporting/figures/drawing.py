@@ -16,12 +16,15 @@ from netkin import files
 from netkin.errors import MissingExtra, ValueFault
 from netkin.reporting.charts import Chart, Line, StepAxis
 from netkin.reporting.grids import Grid
+from netkin.reporting.page.model_maps import label_places
 from netkin.reporting.scales import shades
 from netkin.reporting.words import shortened
+from netkin.results.clusters import branches_of, plane_of, tree_of
 
 KINDS = (".png", ".svg", ".pdf")
 TICKS = 32  # names on an axis at most
 MARKS = "os^D"
+ACROSS = 200  # points that a plane of models is wide, about
 LISTED = 16  # lines that a legend lists; of more, some are named beside a bar of their colours
 STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "netkin"}
 
@@ -187,6 +190,33 @@ def _name_lines(ax: Any, lines: Sequence[Line]) -> None:
     bar.ax.set_yticklabels([names[k] for k in named], fontsize=6, parse_math=False)
     bar.ax.tick_params(length=2, width=0.6)
     bar.ax.invert_yaxis()  # the first on top, as in a heatmap
+
+
+def tree_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
+    """Draw into axes which of some models join at which distance, the nearest on the right."""
+    branches, leaves = branches_of(tree_of(distances))
+    lines = matplotlib("matplotlib.collections").LineCollection(branches, colors="#444444", linewidths=1.0)
+    ax.add_collection(lines)
+    ax.set(xlim=(float(branches[:, :, 0].max()) * 1.03 or 1.0, 0), ylim=(len(names) - 0.5, -0.5))
+    ax.yaxis.tick_right()
+    name_axis(ax.yaxis, [names[leaf] for leaf in leaves], "", most=len(names))
+    ax.tick_params(axis="x", labelsize=7, width=0.6)
+    ax.spines[["left", "right", "top"]].set_visible(False)
+
+
+def plane_into(ax: Any, distances: np.ndarray, names: Sequence[str]) -> None:
+    """Draw into axes where models lie in a plane, by classical scaling."""
+    places, share = plane_of(distances)
+    ax.scatter(*places.T, s=14, c="#444444")
+    half = max(float(np.abs(places).max()) * 1.3, 1e-12)
+    labels, points = shortened(names), [(x, -y) for x, y in (places / half * (ACROSS / 2)).tolist()]
+    for place, label, (dx, dy) in zip(places, labels, label_places(points, labels, 4, 8), strict=True):
+        style = {"textcoords": "offset points", "fontsize": 7, "va": "center", "parse_math": False}
+        leader = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999", "shrinkA": 0}
+        ax.annotate(label, place, (dx, -dy), arrowprops=leader if dy else None, **style)
+    ax.set(xticks=[], yticks=[], xlim=(-half, half), ylim=(-half, half), box_aspect=1)
+    write_words(ax.set_xlabel, f"classical scaling, {share:.0%} of the squared spread", fontsize=8)
+    ax.spines[:].set_color("#cccccc")
 
 
 def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = False, most: int = TICKS) -> None:

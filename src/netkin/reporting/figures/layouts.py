@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.reporting.charts import (
     Axis,
     Chart,
@@ -22,7 +23,15 @@ from netkin.reporting.charts import (
     series_chart,
     spread,
 )
-from netkin.reporting.figures.drawing import bar_beside, empty_figure, heatmap_into, lines_into, write_words
+from netkin.reporting.figures.drawing import (
+    bar_beside,
+    empty_figure,
+    heatmap_into,
+    lines_into,
+    plane_into,
+    tree_into,
+    write_words,
+)
 from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.ranking_page import ranked_places
@@ -30,6 +39,8 @@ from netkin.reporting.page.task_page import way_names
 from netkin.reporting.scales import depths
 from netkin.reporting.words import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
+from netkin.results.clusters import distances_of
+from netkin.results.labels import is_worth
 from netkin.results.packing import plain
 from netkin.results.text import has_errors
 from netkin.results.weight_sparsity import SparsityStudy
@@ -37,6 +48,8 @@ from netkin.results.weight_sparsity import SparsityStudy
 PROFILE = 2.6  # inches that the profile is high
 PANES = 5  # steps of a series, unless they are chosen
 NAMED = 16  # names on an axis of a small heatmap at most
+MAP = 3.6  # inches: the side of a tree or a plane of models
+MAPPED = 60  # models that can be named in these
 PANE, LINES = 2.1, 2.9  # inches: a heatmap's side, the height of the lines
 Profiled = tuple[Comparison, list[Values]]
 
@@ -53,6 +66,8 @@ def comparison_figure(
     grids = _grids(results, measure)
     names = _names(results, grids[0]) if isinstance(results, Comparison) else ("", "")
     profiled = _profiled(results, measure, profile) if isinstance(results, Comparison) else None
+    if ax is None and isinstance(results, Comparisons) and (maps := _maps(results, grids)):
+        return _mapped(grids, maps)
     if ax is None:
         return _panels(grids, names, profiled)
     if profile and profiled:
@@ -111,6 +126,32 @@ def _panels(grids: Sequence[Grid], names: tuple[str, str], profiled: Profiled | 
         bar_beside(ax, heatmap_into(ax, grid, names), grid)
     for k, chart in enumerate(charts):
         lines_into(figure.add_subplot(places[rows + k, :]), chart, _up_words(chart), legend=True)
+    return figure
+
+
+def _maps(many: Comparisons, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+    """Return how far apart models are by each measure; none where they are few or many, or some pair has no value."""
+    if not 3 <= len(many.models) <= MAPPED:
+        return {}
+    found, tables = {}, many.summaries().tables
+    for grid in grids:
+        with suppress(NoValue):
+            found[grid.id] = distances_of(tables[grid.id])
+    return found if len(found) == len(grids) and not any(map(is_worth, tables.values())) else {}
+
+
+def _mapped(grids: Sequence[Grid], maps: Mapping[str, np.ndarray]) -> Any:
+    """Return a row for each measure: the heatmap of models by models, their tree, and their places in a plane."""
+    width, height = _inches(grids[0])
+    figure = empty_figure(width + 2 * MAP, max(height, MAP) * len(grids))
+    places = figure.add_gridspec(len(grids), 3, width_ratios=[width, MAP, MAP])
+    for row, grid in enumerate(grids):
+        heat, tree, plane = (figure.add_subplot(places[row, column]) for column in range(3))
+        bar_beside(heat, heatmap_into(heat, grid, ("", "")), grid)
+        tree_into(tree, maps[grid.id], grid.rows)
+        write_words(tree.set_xlabel, "angle, arccos of the similarity" if grid.scale.higher_is_closer else grid.id,
+                    fontsize=8)  # fmt: skip
+        plane_into(plane, maps[grid.id], grid.rows)
     return figure
 
 

@@ -78,18 +78,23 @@ def _overview(claims: Sequence[Claim]) -> Markup:
         link = tag("a", claim.name, href=f"#{_anchor(claim)}")
         cells = {name: tag("td", cell) for name, cell in claim.row.items()}
         cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
-        rows.append(tag("tr", *cells.values()))
-    return _table(list(claims[0].row), rows, "overview")
+        rows.append(tag("tr", *(cells[word] for word in _columns(claim))))
+    return _table(_columns(claims[0]), rows, "overview")
+
+
+def _columns(claim: Claim) -> list[str]:
+    """Return the columns of the overview, the verdict first: it is what a reader looks for."""
+    return sorted(claim.row, key=lambda word: word != "verdict")
 
 
 def _claim(scales: Sequence[Claim]) -> Markup:
     one = scales[0]
     verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
     parts = [
+        tag("p", *verdicts, class_="first"),
         tag("h3", one.name),
         tag("p", one.figure, class_="facts-line"),
         tag("blockquote", one.sentence),
-        tag("p", *verdicts),
         *(tag("p", tag("strong", f"At {claim.scale} scale: "), claim.conclusion) for claim in scales),
         tag("p", tag("strong", "Criterion. "), one.criterion),
         tag("p", tag("strong", "Control. "), one.control) if one.control else None,

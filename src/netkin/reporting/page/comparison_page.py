@@ -26,16 +26,16 @@ from netkin.reporting.page.document import (
     toolbar,
     warnings,
 )
-from netkin.reporting.page.heatmap import card, embedded, holes, reason_list, shared_reasons, values_class
+from netkin.reporting.page.heatmap import card, embedded, holes, shared_reasons, values_class
 from netkin.reporting.page.line_chart import key, line_chart
-from netkin.reporting.page.model_maps import network_map, spread_section, summary_section
+from netkin.reporting.page.model_maps import models_map, network_map, spread_section, summary_section
 from netkin.reporting.words import (
     headline,
     number_with_error,
     told_apart,
 )
 from netkin.results import Comparison, Values
-from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks
+from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks, is_worth
 from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
@@ -71,11 +71,24 @@ def _pair(comparison: Comparison, names: Mapping[str, str] | None = None) -> str
 def _title(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> str:
     if len(comparisons) == 1 and has_networks(comparisons[0]):
         return f"{len(comparisons[0].layers_a)} networks, each with every other"
+    if len(comparisons) == 1 and has_classes(comparisons[0]):
+        return f"{_model_of(comparisons[0])}: which layers follow which classes"
+    if len(comparisons) == 1 and _is_stitched(comparisons[0]):
+        return f"{names[comparisons[0].a]} stitched into {names[comparisons[0].b]}, layer by layer"
     if len(comparisons) == 1:
         return f"{_pair(comparisons[0], names)}, layer by layer"
     if _of_tasks(comparisons):
         return f"{len(names)} tasks, block by block"
     return f"{len(names)} models in {len(comparisons)} comparisons"
+
+
+def _is_stitched(comparison: Comparison) -> bool:
+    return any(map(is_worth, comparison.tables.values()))
+
+
+def _model_of(comparison: Comparison) -> str:
+    """Return the model whose layers meet classes: its name, or its class where it has no name of its own."""
+    return comparison.provenance.get("model a", comparison.a) if comparison.a == "layers" else comparison.a
 
 
 def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
@@ -115,7 +128,8 @@ def _main(
         article(comparison, own, names, place, len(comparisons) > 1)
         for place, (comparison, own) in enumerate(zip(comparisons, grids, strict=True))
     ]
-    return tag("main", summary_section(summaries, buckets_note(comparisons)), spread_section(comparisons), *articles)
+    several = (summary_section(summaries, buckets_note(comparisons)), models_map(comparisons))
+    return tag("main", *several, spread_section(comparisons), *articles)
 
 
 # --- one comparison ---------------------------------------------------------------------------------------------------
@@ -140,14 +154,14 @@ def _is_list(grids: Sequence[Grid]) -> bool:
 
 
 def _measures(comparison: Comparison, grids: Sequence[Grid], names: Mapping[str, str], place: int) -> Markup:
-    said = shared_reasons(grids)
+    said, told = shared_reasons(grids)
     whole = f"Every layer with every {'class' if has_classes(comparison) else 'layer'}"
     whole = "Every network with every other" if has_networks(comparison) else whole
     return tag(
         "section",
         tag("h2", "Layer by layer" if _is_list(grids) else whole, class_="quiet"),
         _choice(grids),
-        reason_list(list(said.values())),
+        told,
         tag("div", *_figures(comparison, grids, names, place, said), class_="cards"),
     )
 

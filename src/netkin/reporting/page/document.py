@@ -32,6 +32,9 @@ _EMPTY = frozenset({"meta", "input", "col", "br", "img"})
 # as JSON escapes, none of these can end a script or start a tag; U+2028 and U+2029 end a line in older JavaScript
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 _IDENTITY = re.compile(r"(final )?weights( .+)?|(.+ )?digest|call")
+PLAIN = ("none", "yes", "exact", "not asked for", "0 of ")  # what conventions say where there is nothing to know
+USUAL = ("none", "None", "all", "yes", "float32, exact", "cpu")  # values of settings that were left alone
+_TECHNICAL = re.compile(r"made|netkin|torch|python|plan|products|directions [ab]|asked .+|precision.*|engine.*")
 _OF_LAYER = re.compile(r"(.+) ['\"](.+)['\"]")  # a fact about one layer, such as: cut after 'relu1'
 
 
@@ -135,13 +138,17 @@ def toolbar(*parts: Markup | None, best: bool | None = True, cells: bool = True)
     could be made larger.
     """
     zoom = tag("input", type="range", id="zoom", min="0.5", max="4", step="0.1", value="1")
+    unfold = tag("button", "View and save", type="button", id="unfold", aria_expanded="false", aria_controls="view")
     shared = [
         tag("label", "Size of the cells", zoom, hidden=not cells),
+        _check("fit", "Fit colours to this page", False, hidden=not cells),
         _check("values", "Values in the cells", False, hidden=not cells),
         _check("path", "Best matches", bool(best), hidden=best is None),
         tag("span", "Save the numbers as ", *_saves(), class_="saving"),
     ]
-    return tag("div", *parts, *shared, class_="toolbar controls", role="group", aria_label="How the page is shown")
+    folded = tag("div", *shared, id="view", class_="view")
+    words = "How the page is shown"
+    return tag("div", *parts, unfold, folded, class_="toolbar controls", role="group", aria_label=words)
 
 
 def facts(texts: Iterable[str]) -> Markup:
@@ -153,8 +160,9 @@ def warnings(said: Sequence[str]) -> Markup | None:
     """Return what to know before reading the numbers, or None where there is nothing."""
     if not said:
         return None
-    title = tag("strong", "Before you read the numbers")
-    return tag("div", title, tag("ul", *(tag("li", warning) for warning in said)), class_="warnings", role="note")
+    title = tag("summary", f"Before you read the numbers ({len(said)})")
+    items = tag("ul", *(tag("li", warning) for warning in said))
+    return tag("details", title, items, class_="warnings", role="note", open=True)
 
 
 def footer(versions: Iterable[str], note: str = "") -> Markup:
@@ -184,7 +192,9 @@ def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
     models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
     return section(
         _general(comparison),
-        folded("The measures, with every convention", measure_table(comparison.tables.values()), open_=True),
+        folded(
+            "The measures, with every convention", measure_table(comparison.tables.values()), len(comparison.tables) < 5
+        ),
         *(folded(f"The layers of {names[model]}", layer_table(comparison, side)) for side, model in models.items()),
         identity(comparison.provenance),
     )
@@ -204,7 +214,15 @@ def is_identity(key: str) -> bool:
 def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
     """Return the section of origins: general facts first, then what is folded."""
     title = tag("h2", "Where these numbers come from")
-    return tag("section", title, tag("div", _facts(facts), class_="card"), *parts, class_="origins")
+    usual = {key: value for key, value in facts.items() if is_usual(key, value)}
+    own = {key: value for key, value in facts.items() if key not in usual}
+    more = folded(f"Versions, and {len(usual)} settings as they usually are", _facts(usual)) if usual else None
+    return tag("section", title, tag("div", _facts(own), class_="card"), *parts, more, class_="origins")
+
+
+def is_usual(key: str, value: Any) -> bool:
+    """Tell whether a fact is a setting at its default, or about the software: said, but folded."""
+    return str(value) in USUAL or _TECHNICAL.fullmatch(key) is not None or (key.endswith("seed") and value in (0, "0"))
 
 
 def _general(comparison: Comparison) -> dict[str, Any]:
@@ -279,7 +297,16 @@ def measure_table(tables: Iterable[Values], **more: Mapping[str, str]) -> Markup
     }
     words = next(iter(told.values()), {})
     rows = [[word, *(own[word] for own in told.values())] for word in words]
-    return plain_table(["", *told], rows, kind="measures", label="The measures and their conventions")
+    usual = [row for row in rows if all(str(cell).startswith(PLAIN) for cell in row[1:])]
+    table = plain_table(["", *told], [row for row in rows if row not in usual], kind="measures",
+                        label="The measures and their conventions")  # fmt: skip
+    rest = plain_table(["", *told], usual, kind="measures", label="Conventions as they usually are")
+    return joined(table, folded_note(f"{len(usual)} more, as they usually are", rest) if usual else None)
+
+
+def folded_note(title: str, body: Markup) -> Markup:
+    """Return what opens at its title, inside a card."""
+    return tag("details", tag("summary", title), body)
 
 
 def plain_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, kind: str = "", label: str = "") -> Markup:

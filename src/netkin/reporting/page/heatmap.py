@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from netkin.reporting.charts import StepAxis
-from netkin.reporting.grids import Grid, frames, grid_of
+from netkin.reporting.grids import Grid, frames, grid_of, kept_columns, trimmed
 from netkin.reporting.page.document import Markup, joined, name, tag
 from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shades, zoomed
-from netkin.reporting.words import bound, direction, meaning_of, number, range_of, reasons, shortened
+from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
 from netkin.results.jackknife import quantile
 from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
+from netkin.results.text import plural
 
 MOST = 5  # reasons told in one place
 FEW = 12  # columns, up to which the cells show their values at first
@@ -75,10 +76,12 @@ def border_lines(grid: Grid) -> Markup:
 
 
 def _gaps(grid: Grid) -> str:
-    """Return the line from match to match with the cells of the matches left free."""
+    """Return short lines between matches whose cells touch at a corner; longer ones would run through numbers."""
     places = [(j + 0.5, i + 0.5) for i, j in grid.best.items()]
     pieces = []
     for (x, y), (u, v) in pairwise(places):
+        if (abs(u - x), abs(v - y)) != (1, 1):
+            continue
         free = FREE / max(abs(u - x), abs(v - y))
         ends = [x + free * (u - x), y + free * (v - y), u - free * (u - x), v - free * (v - y)]
         pieces.append("M{:.3g} {:.3g}L{:.3g} {:.3g}".format(*ends))
@@ -119,16 +122,42 @@ def _room(labels: Sequence[str]) -> int:
     return round(max((len(label) for label in labels), default=0) * LETTER) + 14
 
 
-def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading: Markup | None = None) -> Markup:
-    """Return a heatmap with its heading, legend, place for the value pointed at, downloads and notes."""
+def figure_of(grid: Grid, caption: str, key: str, *notes: Markup | None, heading: Markup | None = None,
+              among: Sequence[Grid] = ()) -> Markup:  # fmt: skip
+    """Return a heatmap with its heading, legend, place for the value pointed at, downloads and, beside it, notes.
+
+    Columns that have no value in the grid, or in any `among` several that are shown one after the other, are left out.
+
+    Args:
+        grid: What is shown.
+        caption: What is read aloud before the table.
+        key: By which the script finds the numbers.
+        notes: What stands beside the picture.
+        heading: What stands above it.
+        among: Heatmaps that take its place later.
+    """
+    columns = kept_columns(among or [grid])
+    shown = trimmed(grid, columns)
     readout = tag("p", "Point at a cell, or reach the table by Tab and use the arrow keys.", class_="readout")
     live = tag("div", readout, role="status", aria_live="polite")
     buttons = [tag("button", kind.upper(), type="button", data_save=kind) for kind in ("svg", "png")]
     saving = tag("div", "Save this picture as ", *buttons, class_="saving controls")
-    width = " wide" if len(grid.columns) > 30 else " small" if len(grid.columns) <= 8 else ""
-    width += " listed" if grid.listed else ""
-    parts = joined(heading, legend(grid), heatmap(grid, caption), live, *notes, saving)
-    return tag("figure", parts, class_=f"card{width}", data_grid=key, data_measure=grid.id)
+    width = " wide" if len(shown.columns) > 30 else " small" if len(shown.columns) <= 8 else ""
+    width += " listed" if shown.listed else ""
+    drawn = tag("div", legend(shown), heatmap(shown, caption), live, _left_out(grid, columns), saving,
+                class_="picture")  # fmt: skip
+    beside = tag("div", *notes, class_="beside") if any(notes) else None
+    cut = None if shown is grid else " ".join(map(str, columns))
+    inside = tag("div", drawn, beside, class_="inside")
+    return tag("figure", heading, inside, class_=f"card{width}", data_grid=key, data_measure=grid.id, data_columns=cut)
+
+
+def _left_out(grid: Grid, columns: Sequence[int]) -> Markup | None:
+    """Say which columns are not shown, as they have no value at all."""
+    gone = [name for k, name in enumerate(grid.columns) if k not in columns]
+    more = f" and {len(gone) - MOST} more" if len(gone) > MOST else ""
+    told = f"Not shown, without any value: {plural(len(gone), 'column')} ({', '.join(gone[:MOST])}{more})."
+    return tag("p", told, class_="errors") if gone else None
 
 
 def panes(grids: Sequence[Grid], chosen: Sequence[int], names: Sequence[str]) -> Markup:
@@ -162,54 +191,57 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | None, axes: Markup) -> Markup:
-    """Return the card of a measure's table, drawn as `grid`."""
+def card(table: Values, grid: Grid, key: str, caption: str, *notes: Markup | None, axes: Markup,
+         among: Sequence[Grid] = ()) -> Markup:  # fmt: skip
+    """Return the card of a measure's table, drawn as `grid`; see `figure_of`.
+
+    Args:
+        table: The measure's table.
+        grid: What is shown of it.
+        key: By which the script finds the numbers.
+        caption: What is read aloud before the table.
+        notes: What stands beside the picture.
+        axes: What rows and columns are.
+        among: Heatmaps that take its place later.
+    """
     line = tag("p", f"{direction(table)} · {range_of(table)} · {table.exactness}", class_="facts-line")
     means, cannot_see = meaning_of(table)
-    says = tag("figcaption", tag("p", means), tag("p", tag("strong", "What it can't see. "), cannot_see))
-    return figure_of(grid, caption, key, *notes, says, heading=joined(tag("h3", grid.id), line, axes))
+    says = tag("div", tag("p", means), tag("p", tag("strong", "What it can't see. "), cannot_see), class_="means")
+    head = joined(tag("h3", grid.id), line, axes)
+    return figure_of(grid, caption, key, says, *notes, heading=head, among=among)
 
 
 def holes(grid: Grid, said: Collection[str] = ()) -> Markup | None:
     """Return why values of a heatmap are missing, but for reasons that are `said` elsewhere."""
-    return reason_list([text for reason, text in reasons(grid).items() if reason not in said])
+    counted = {reason: count for reason, count in grid.reasons().most_common() if reason not in said}
+    return reason_list(grouped_reasons(counted), f"No value for {_pairs(sum(counted.values()))}")
 
 
-def reason_list(told: Sequence[str]) -> Markup | None:
-    """Return reasons beside a sample of the hatching, or None where there are none."""
-    if not told:
-        return None
-    more = [f"and {len(told) - MOST} other reasons; point at a cell to read its own"] if len(told) > MOST else []
+def reason_list(told: Sequence[str], summary: str, who: str = "") -> Markup | None:
+    """Return reasons beside a sample of the hatching: one as it is, several folded under a summary."""
     mark = tag("span", class_="hole sample", aria_hidden="true")
-    items = [tag("li", mark, f"no value: {text}") for text in told[:MOST]] + [tag("li", text) for text in more]
-    return tag("ul", *items, class_="reasons")
+    if len(told) < 2:
+        return tag("p", mark, f"no value{f' {who}' if who else ''}: {told[0]}", class_="reasons") if told else None
+    items = [tag("li", text) for text in told]
+    title = tag("summary", mark, f"{summary}, for {len(told)} reasons")
+    return tag("details", title, tag("ul", *items), class_="reasons")
 
 
-def shared_reasons(grids: Sequence[Grid]) -> Mapping[str, str]:
-    """Return the reasons that several measures give, each with the pairs and the measures it is about.
+def shared_reasons(grids: Sequence[Grid]) -> tuple[list[str], Markup | None]:
+    """Return the reasons that several measures give, and the list that says each once.
 
     A layer that is constant has no value by any measure; the page says so once.
     """
-    found: dict[str, list[Grid]] = {}
-    for grid in grids:
-        for reason in grid.reasons():
-            found.setdefault(reason, []).append(grid)
-    return {
-        reason: f"{reason} ({_pairs(reason, own)} {_by(own, len(grids))})"
-        for reason, own in found.items()
-        if len(own) > 1
-    }
+    found = [grid.reasons() for grid in grids]
+    most = {reason: max(own[reason] for own in found) for own in found for reason in own}
+    shared = {reason: count for reason, count in most.items() if sum(reason in own for own in found) > 1}
+    whole = all(reason in own for own in found for reason in shared)
+    who = "by every measure" if whole else "by several measures"
+    return list(shared), reason_list(grouped_reasons(shared), f"No value {who} for {_pairs(sum(shared.values()))}", who)
 
 
-def _pairs(reason: str, grids: Sequence[Grid]) -> str:
-    counts = sorted({grid.reasons()[reason] for grid in grids})
-    most = counts[-1]
-    several = f"{counts[0]:,} to {most:,}" if len(counts) > 1 else f"{most:,}"
-    return f"{several} {'pair' if most == 1 else 'pairs'}"
-
-
-def _by(grids: Sequence[Grid], count: int) -> str:
-    return "by every measure" if len(grids) == count else f"by {', '.join(grid.id for grid in grids)}"
+def _pairs(count: int) -> str:
+    return f"{count:,} {'pair' if count == 1 else 'pairs'}"
 
 
 # --- what the page carries as data, for hover texts and downloads -----------------------------------------------------

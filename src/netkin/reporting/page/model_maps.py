@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from netkin.errors import NoValue
+from netkin.reporting.charts import Axis, tick_text
 from netkin.reporting.grids import Grid
-from netkin.reporting.page.document import Markup, joined, name, tag, warnings
+from netkin.reporting.page.document import Markup, folded, joined, name, tag, warnings
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
-from netkin.results import Comparison, Spread, Values
-from netkin.results.labels import is_worth
+from netkin.results import Comparison, Comparisons, Spread, Values
+from netkin.results.clusters import are_angles, branches_of, distances_of, plane_of, tree_of
+from netkin.results.labels import is_of_tasks, is_worth
 
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
 BLOCKS = (
@@ -22,8 +25,9 @@ BLOCKS = (
 SPREAD = "Mean ± standard deviation over {counted}. Layers that not all models have are left out."
 MOST = 200  # networks that a tree can show
 ROW, WIDTH, LETTER = 16, 460, 6.6  # pixels
-TREE = "Average linkage of angles, arccos of the similarity. Groups that join far left have little in common."
-PLANE = "Classical scaling of the same angles; it keeps {share:.0%} of their squared spread."
+LINES_AWAY = 4  # lines by which the name of a point may be moved
+TREE = "Average linkage of {what}. Groups that join far left have little in common."
+PLANE = "Classical scaling of the same distances; it keeps {share:.0%} of their squared spread."
 
 
 def summary_section(summaries: Sequence[Grid], note: str) -> Markup | None:
@@ -90,79 +94,117 @@ def _cell(text: str) -> Markup:
     return tag("td", text)
 
 
-def network_map(comparison: Comparison, what: str = "networks") -> Markup | None:
-    """Return a tree and a plane of the networks by the first table, or None where they are few, many or unlike.
-
-    `what` they are called stands in the heading.
-    """
-    table = next(iter(comparison.tables.values()))
-    if not 3 <= len(table.layers_a) <= MOST or not np.isfinite(table.values).all():
+def models_map(comparisons: Sequence[Comparison]) -> Markup | None:
+    """Return the map of models by each measure; None where pairs are missing or occur twice, or tasks are compared."""
+    pairs = {(one.a, one.b) for one in comparisons}
+    tables = [table for one in comparisons for table in one.tables.values()]
+    if len(pairs) < max(len(comparisons), 3) or any(is_of_tasks(table) for table in tables):
         return None
-    angles, names = angles_of(table), shortened(table.layers_a)
-    places, share = scaled(angles)
-    parts = [
-        tag("figure", tag("h3", "Which join first"), _tree(angles, names), tag("figcaption", TREE), class_="card"),
-        tag("figure", tag("h3", "In a plane"), _plane(places, names), tag("figcaption", PLANE.format(share=share)),
-            class_="card"),
-    ]  # fmt: skip
-    return tag("section", tag("h2", f"A map of the {what}"), tag("div", *parts, class_="cards"), class_="map")
+    return network_map(Comparisons(comparisons).summaries(), "models", every=True)
 
 
-def angles_of(table: Values) -> np.ndarray:
-    """Return the angles between networks, symmetric and with zeros on the diagonal."""
-    values = np.arccos(np.clip(table.values, -1, 1)) if table.higher_is_closer else table.values
-    angles = (values + values.T) / 2
-    np.fill_diagonal(angles, 0)
-    return angles
+def network_map(comparison: Comparison, what: str = "networks", *, every: bool = False) -> Markup | None:
+    """Return a tree and a plane of the networks, or None where they are few, many or not all compared.
+
+    They are drawn by the first table, or by `every` one, those after the first folded. `what` they are called stands in
+    the heading.
+    """
+    tables = list(comparison.tables.values())
+    drawn = [(table.id, cards) for table in (tables if every else tables[:1]) if (cards := _cards(table)) is not None]
+    if not drawn:
+        return None
+    (first, cards), *rest = drawn
+    title = tag("h2", f"A map of the {what}{f' by {first}' if every else ''}")
+    return tag("section", title, cards, *(folded(f"The same by {id_}", own) for id_, own in rest), class_="networks")
 
 
-def joined_pairs(angles: np.ndarray) -> np.ndarray:
-    """Return SciPy's table of which groups join at which mean angle, the nearest first."""
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import squareform
-
-    return linkage(squareform(angles, checks=False), method="average")
-
-
-def scaled(angles: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return places in a plane by classical scaling, and the share of the squared spread that they keep."""
-    centring = np.eye(len(angles)) - 1 / len(angles)
-    values, vectors = np.linalg.eigh(-centring @ angles**2 @ centring / 2)
-    leading = np.clip(values[::-1][:2], 0, None)
-    total = np.abs(values).sum()
-    return vectors[:, ::-1][:, :2] * np.sqrt(leading), float(leading.sum() / total) if total else 1.0
-
-
-def _tree(angles: np.ndarray, names: Sequence[str]) -> Markup:
-    from scipy.cluster.hierarchy import dendrogram
-
-    found = dendrogram(joined_pairs(angles), no_plot=True)
-    far = max(max(heights) for heights in found["dcoord"]) or 1.0
-    room = max(map(len, names)) * LETTER + 12
-    lines = []
-    for across, heights in zip(found["icoord"], found["dcoord"], strict=True):
-        # SciPy puts leaves at 5, 15, 25, ...
-        points = [f"{WIDTH * (1 - h / far):.1f},{a / 10 * ROW:.1f}" for a, h in zip(across, heights, strict=True)]
-        lines.append(tag("polyline", points=" ".join(points), fill="none", stroke="currentColor"))
-    labels = [
-        tag("text", names[leaf], x=WIDTH + 6, y=f"{(k + 0.5) * ROW + 4:.1f}", fill="currentColor", font_size=11)
-        for k, leaf in enumerate(found["leaves"])
+def _cards(table: Values) -> Markup | None:
+    if not 3 <= len(table.layers_a) <= MOST or is_worth(table):
+        return None
+    try:
+        distances = distances_of(table)
+    except NoValue:  # for some pair of networks
+        return None
+    names, (places, share) = shortened(table.layers_a), plane_of(distances)
+    what, unit = (f"angles, arccos of {table.name}", "rad") if are_angles(table) else (table.name, table.name)
+    parts = {
+        "Which join first": (_tree(distances, names, unit), TREE.format(what=what)),
+        "In a plane": (_plane(places, names), PLANE.format(share=share)),
+    }
+    figures = [
+        tag("figure", tag("h3", title), drawing, tag("figcaption", words), class_="card")
+        for title, (drawing, words) in parts.items()
     ]
-    axis = tag("text", f"{far:.2f} rad", x=0, y=len(names) * ROW + 14, fill="currentColor", font_size=11)
-    size = f"0 0 {WIDTH + room:.0f} {len(names) * ROW + 20}"
-    return tag("svg", *lines, *labels, axis, viewBox=size, role="img", aria_label="Tree of the networks")
+    return tag("div", *figures, class_="cards")
+
+
+def _tree(distances: np.ndarray, names: Sequence[str], unit: str) -> Markup:
+    branches, leaves = branches_of(tree_of(distances))
+    axis, low = Axis(float(branches[:, :, 0].max()) or 1.0, 0), len(names) * ROW
+    lines = [
+        tag("polyline", points=" ".join(f"{WIDTH * axis.place(x):.1f},{(y + 0.5) * ROW:.1f}" for x, y in line),
+            fill="none", stroke="currentColor")
+        for line in branches
+    ]  # fmt: skip
+    labels = [_word(names[leaf], WIDTH + 6, (k + 0.5) * ROW + 4) for k, leaf in enumerate(leaves)]
+    base = tag("line", x1=0, x2=WIDTH, y1=low, y2=low, stroke="currentColor", stroke_opacity=0.4)
+    numbers = [
+        _word(tick_text(tick), WIDTH * axis.place(tick), low + 14, text_anchor="middle") for tick in axis.ticks()
+    ]
+    room = max(*map(len, names), len(unit)) * LETTER + 12
+    drawn = [*lines, *labels, base, *numbers, _word(unit, WIDTH + 6, low + 14)]
+    size = f"-12 0 {WIDTH + 12 + room:.0f} {low + 20}"
+    return tag("svg", *drawn, viewBox=size, role="img", aria_label="Tree of the networks")
+
+
+def _word(text: str, x: float, y: float, **how: Any) -> Markup:
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", fill="currentColor", font_size=11, **how)
 
 
 def _plane(places: np.ndarray, names: Sequence[str]) -> Markup:
     span = float(np.ptp(places, axis=0).max()) or 1.0
-    shown = (places - places.mean(0)) / span * (WIDTH - 60) + WIDTH / 2
+    shown = (places - (places.max(0) + places.min(0)) / 2) / span * (WIDTH - 60)
+    tall = max(float(np.ptp(shown[:, 1])) + 60, WIDTH / 3)
+    shown += np.array([WIDTH / 2, tall / 2])
     dots = [tag("circle", tag("title", name), cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill="currentColor")
             for (x, y), name in zip(shown, names, strict=True)]  # fmt: skip
     few = len(names) <= 4 * math.isqrt(WIDTH)
-    labels = [
-        tag("text", name, x=f"{x + 6:.1f}", y=f"{y + 4:.1f}", fill="currentColor", font_size=11)
-        for (x, y), name in zip(shown, names, strict=True)
-        if few
-    ]
-    size = f"0 0 {WIDTH + max(map(len, names)) * LETTER:.0f} {WIDTH}"
-    return tag("svg", *dots, *labels, viewBox=size, role="img", aria_label="Networks in a plane")
+    aside = label_places([(x, y) for x, y in shown.tolist()], names, LETTER, 12) if few else []
+    labels = [_word(name, x + dx, y + dy + 4) for (x, y), (dx, dy), name in zip(shown, aside, names, strict=False)]
+    room = max(map(len, names)) * LETTER
+    leaders = [
+        tag("line", x1=f"{x:.1f}", y1=f"{y:.1f}", x2=f"{x + max(dx, -6):.1f}", y2=f"{y + dy:.1f}",
+            stroke="currentColor", stroke_opacity=0.4)
+        for (x, y), (dx, dy) in zip(shown, aside, strict=False) if dy
+    ]  # fmt: skip
+    size = f"{-room:.0f} -20 {WIDTH + 2 * room:.0f} {tall + 40:.0f}"
+    return tag("svg", *leaders, *dots, *labels, viewBox=size, role="img", aria_label="Networks in a plane")
+
+
+def label_places(
+    points: Sequence[tuple[float, float]], names: Sequence[str], letter: float, line: float
+) -> list[tuple[float, float]]:
+    """Return where the name of each point begins, from the point: beside it, or a few lines away where that is free.
+
+    `letter` is how wide a letter is and `line` how high, in the units of the points; y grows downwards.
+
+    Example:
+        >>> label_places([(0, 0), (2, 1), (90, 0)], ["a", "b", "c"], letter=6, line=12)
+        [(6, 0), (-12, 0), (6, 0)]
+    """
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    found = []
+    for (x, y), label in zip(points, names, strict=True):
+        width = letter * len(label)
+        rows = sorted(range(-LINES_AWAY, LINES_AWAY + 1), key=lambda k: (abs(k), -k))
+        offsets = [(dx, k * line) for k in rows for dx in (6, -6 - width)]
+        boxes = [(x + dx, y + dy - line / 2, x + dx + width, y + dy + line / 2) for dx, dy in offsets]
+        free = [k for k, box in enumerate(boxes) if not any(_meet(box, other) for other in taken)]
+        best = free[0] if free else 0
+        taken.append(boxes[best])
+        found.append(offsets[best])
+    return found
+
+
+def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -98,7 +98,7 @@ def _main(series: Series, axis: StepAxis) -> Iterable[Markup | None]:
     grids = {measure: frames(series, measure) for measure in series.measures}
     yield _facts(series)
     yield warnings(_all_warnings(series))
-    yield reason_list(missing_in_words(series, list(grids.values())))
+    yield reason_list(missing_in_words(series, list(grids.values())), "No value for some pairs of layers")
     for place, measure in enumerate(series.measures):
         yield _measure(series, axis, measure, grids[measure], place)
     yield _origins(series, grids)
@@ -127,7 +127,7 @@ def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid]
     axes = tag("p", "↓ layers at ", tag("span", names[0], class_="when"), f"  → layers at {final}", class_="axes")
     caption = f"{measure}: layers of the checkpoint in rows, of the final one in columns"
     strip = panes(grids, spread(axis, PANES), names)
-    heatmap = card(table, grids[0], f"series {place}", caption, axes=axes)
+    heatmap = card(table, grids[0], f"series {place}", caption, axes=axes, among=grids)
     return tag(
         "section",
         tag("h2", "Every layer with every final layer", class_="quiet"),
@@ -251,7 +251,7 @@ def _step_map(series: Series, measure: str, layer: str, scale: Scale) -> Markup:
     lines = [_cross(at, len(series), LINES[mark], *ink) for mark, at in known for ink in (("#000", 4), ("#fff", 2))]
     over = tag("svg", *lines, viewBox=f"0 0 {len(series)} {len(series)}", aria_hidden="true")
     told = [f"{mark} {'not before the last' if step is None else f'from {step:,}'}" for mark, step in marks.items()]
-    box = tag("div", picture(_step_grid(series, measure, layer, scale)), over, class_="map")
+    box = tag("div", picture(_step_grid(series, measure, layer, scale)), over, class_="framed")
     return tag("li", box, tag("strong", name(layer)), tag("span", ", ".join(told), class_="note"))
 
 

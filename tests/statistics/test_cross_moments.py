@@ -1,4 +1,4 @@
-"""Gathering: streamed sums against the plain formulas, in both precisions, and what they refuse."""
+"""Cross moments: streamed sums against the plain formulas, in both precisions, and what they refuse."""
 
 import os
 from pathlib import Path
@@ -7,25 +7,28 @@ import numpy as np
 import pytest
 import torch
 
+import netkin as nk
 from netkin.applications.stitching.direct import METHODS, matched
-from netkin.applications.stitching.gathering import Gathering, laid_out, product
+from netkin.applications.stitching.ends import laid_out
 from netkin.errors import NoValue, ShapeError, ValueFault
+from netkin.measures import measure, registry
 from netkin.representations import recording
 from netkin.sources import load_data
 from netkin.sources.architectures import tiny10
 from netkin.sources.weights import load_weights
-from netkin.statistics import Moments
+from netkin.statistics import CrossMoments, Moments, OneSidedMoments
+from netkin.statistics.cross_moments import product
 
 
 def gathered(A, B, sizes=(17, 40)):
     """Return the moments of two layers' outputs, taken in uneven batches."""
-    gathering, start = Gathering([("x", "y")]), 0
+    sums, start = CrossMoments([("x", "y")]), 0
     for size in (*sizes, len(A)):
-        gathering.first("x", A[start : start + size])
-        gathering.second("y", B[start : start + size])
-        gathering.batch_is_over()
+        sums.first("x", laid_out(A[start : start + size]))
+        sums.second("y", laid_out(B[start : start + size]))
+        sums.batch_is_over()
         start += size
-    return gathering.moments(("x", "y"))
+    return sums.pair("x", "y")
 
 
 def as_rows(output):
@@ -121,24 +124,24 @@ def test_of_several_best_maps_the_smallest_is_taken():
 def test_masked_tokens_are_left_out():
     A, B = outputs("tokens")
     mask = torch.rand(90, 7, generator=torch.Generator().manual_seed(1)) > 0.4
-    gathering = Gathering([("x", "y")])
-    gathering.first("x", A, mask)
-    gathering.second("y", B, mask)
+    sums = CrossMoments([("x", "y")])
+    sums.first("x", laid_out(A, mask))
+    sums.second("y", laid_out(B, mask))
     expected = matched(Moments.of(A[mask], B[mask]))
-    assert torch.allclose(matched(gathering.moments(("x", "y"))).weight, expected.weight, atol=1e-8)
+    assert torch.allclose(matched(sums.pair("x", "y")).weight, expected.weight, atol=1e-8)
 
 
 def test_several_pairs_share_their_layers():
     A, B = outputs("large maps")
-    gathering = Gathering([("x", "y"), ("x", "z"), ("w", "y")])
+    sums = CrossMoments([("x", "y"), ("x", "z"), ("w", "y")])
     for name, output in (("x", A), ("w", B)):
-        gathering.first(name, output)
+        sums.first(name, laid_out(output))
     for name, output in (("y", B), ("z", A)):
-        gathering.second(name, output)
-    same = matched(gathering.moments(("x", "z"))).weight
+        sums.second(name, laid_out(output))
+    same = matched(sums.pair("x", "z")).weight
     assert torch.allclose(same, torch.eye(5, dtype=torch.float64), atol=1e-8)
-    one = gathering.moments(("x", "y"))
-    assert one.x is gathering.moments(("x", "z")).x
+    one = sums.pair("x", "y")
+    assert one.x is sums.pair("x", "z").x
 
 
 def test_layouts_and_products():
@@ -151,15 +154,15 @@ def test_layouts_and_products():
 
 def test_the_second_layers_own_moment_was_not_gathered():
     moments = gathered(*outputs("rows"))
-    with pytest.raises(NoValue, match="of y only the mean was gathered, which is enough for matching"):
+    with pytest.raises(NoValue, match="of y only the mean was gathered, which is enough for a map"):
         moments.y.second  # noqa: B018
 
 
 def test_what_does_not_pair_up_is_refused():
-    gathering = Gathering([("x", "y")])
-    gathering.first("x", torch.ones(4, 3, 6, 6))
+    sums = CrossMoments([("x", "y")])
+    sums.first("x", laid_out(torch.ones(4, 3, 6, 6)))
     with pytest.raises(ShapeError, match=r"x and y gave activations of shapes \(4, 3, 36\) and \(5, 3, 36\)"):
-        gathering.second("y", torch.ones(5, 3, 6, 6))
+        sums.second("y", laid_out(torch.ones(5, 3, 6, 6)))
 
 
 def test_nan_is_refused_with_its_batch():
@@ -185,19 +188,68 @@ def test_numbers_that_leave_float32_later_are_no_nan():
 
 
 def test_sums_that_leave_all_precision_are_refused():
-    gathering = Gathering([("x", "y")])
+    sums = CrossMoments([("x", "y")])
     A, B = outputs("large maps")
     for scale in (1.0, 1e160):
-        gathering.first("x", A * scale)
-        gathering.second("y", B)
+        sums.first("x", laid_out(A * scale))
+        sums.second("y", laid_out(B))
     with pytest.raises(ValueFault, match="x gave NaN or Inf, or numbers whose squares leave float64; mend the model"):
-        gathering.moments(("x", "y"))
+        sums.pair("x", "y")
 
 
 def test_a_constant_layer_is_refused():
     A, B = outputs("large maps")
     with pytest.raises(NoValue, match="x is constant over"):
         matched(gathered(torch.ones_like(A), B))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_merged_parts_give_the_map_of_all_data(dtype, tolerance):
+    A, B = outputs("large maps", dtype, offset=50.0)
+    A[40:] += 7  # the parts are shifted by different means
+    parts = []
+    for some in (slice(0, 40), slice(40, None)):
+        parts.append(CrossMoments([("x", "y")]))
+        parts[-1].update({"x": laid_out(A[some]), "y": laid_out(B[some])})
+    merged = parts[0].merge(parts[1])
+    assert merged.pair("x", "y").n == as_rows(A).shape[0]
+    for how in ("least_squares", "ridge(affine=False)"):
+        expected = matched(Moments.of(as_rows(A).double(), as_rows(B).double()), how)
+        found = matched(merged.pair("x", "y"), how)
+        assert torch.allclose(found.weight, expected.weight, atol=tolerance)
+        assert torch.allclose(found.bias, expected.bias, atol=100 * tolerance)
+    with pytest.raises(ShapeError, match="their layers differ"):
+        parts[0].merge(CrossMoments([("x", "z")]))
+
+
+def test_a_file_holds_all_that_a_map_needs(tmp_path):
+    A, B = outputs("rows", torch.float32)
+    sums = CrossMoments([(("a", "x"), ("b", "y"))])
+    sums.update({"activations": {("a", "x"): A[:50], ("b", "y"): B[:50]}}, np.arange(50))
+    sums.to_file(tmp_path / "sums.netkin")
+    again = CrossMoments.from_file(tmp_path / "sums.netkin")
+    for one in (sums, again):
+        one.update({("a", "x"): A[50:], ("b", "y"): B[50:]})
+    whole = (one.pair(("a", "x"), ("b", "y")) for one in (sums, again))
+    assert torch.equal(*(matched(pair).weight for pair in whole))
+    with pytest.raises(NoValue, match="the pair 'b/y', 'a/x' was not collected"):
+        again.pair(("b", "y"), ("a", "x"))
+    with pytest.raises(ShapeError, match="lacks rows for 'b/y'"):
+        again.update({("a", "x"): A})
+
+
+def test_a_pass_collects_them_for_what_reads_them(monkeypatch):
+    monkeypatch.setattr(registry, "_MEASURES", dict(registry.measures()))
+
+    @measure(higher_is_closer=True, bounds=(-np.inf, np.inf), unchanged_by=set(), reference="nobody (2024)")
+    def slope(moments: OneSidedMoments):
+        """Return the sum of the map by least squares."""
+        return matched(moments).weight.sum()
+
+    generator = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(60, width, generator=generator, dtype=torch.float64) for width in (5, 3))
+    found = nk.compare({"x": X}, {"y": Y}, measures=[slope])
+    assert found["x", "y"] == pytest.approx(float(matched(Moments.of(X, Y)).weight.sum()))
 
 
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))

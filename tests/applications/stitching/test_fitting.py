@@ -1,0 +1,118 @@
+"""Fitting: how often the models run, and maps that are read from saved statistics."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.applications.stitching import fit_all
+from netkin.errors import UnknownName, ValueFault
+from stitching_worlds import Maps, Rows, built, drawn, labelled
+
+IMAGES = (3, 12, 12)
+
+
+class Counted(nn.Module):
+    """Stands before the first layer and notes of how many examples each run of the model is."""
+
+    def __init__(self, inner, runs):
+        super().__init__()
+        self.inner, self.runs = inner, runs
+
+    def forward(self, x):
+        self.runs[len(x)] += 1
+        return self.inner(x)
+
+
+@pytest.fixture
+def counted():
+    """Return two models with labelled batches of 40, and the runs of each."""
+    models, runs = (built(Maps), built(Maps, seed=1)), (Counter(), Counter())
+    data = labelled(models[1], *IMAGES)
+    for model, own in zip(models, runs, strict=True):
+        model.front = Counted(model.front, own)
+    return *models, data, runs
+
+
+def test_a_sweep_runs_each_model_three_times_on_a_batch_and_five_times_on_a_few_examples(counted):
+    a, b, data, runs = counted
+    found = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"], layers=["mid", "after", "out"])
+    assert not any(table.holes.keys() & {("mid", "mid")} for table in found.tables.values())
+    for own in runs:  # for the map, for the similarity and for the evaluation
+        assert own[40] == 3 * len(data)
+    few = [sum(count for size, count in own.items() if size < 40) for own in runs]
+    assert few == [2, 3]
+
+
+def test_many_direct_stitches_take_one_run_of_each_model_on_a_batch(counted):
+    a, b, data, runs = counted
+    fit_all(a, b, [("mid", "mid"), ("after", "after")], data, ["least_squares", "ridge", "permutation"])
+    assert [own[40] for own in runs] == [len(data)] * 2
+    assert [sum(own.values()) - own[40] for own in runs] == [2, 3]
+
+
+def test_a_single_stitch_stops_the_first_model_at_its_layer(counted):
+    a, b, data, runs = counted
+    nk.stitch(a, "mid", b, "mid", data, test=data)
+    assert [own[40] for own in runs] == [2 * len(data)] * 2
+    assert [sum(own.values()) - own[40] for own in runs] == [2, 3]
+
+
+@pytest.mark.parametrize("how", ["least_squares", "procrustes", "lasso", "ridge(affine=False)"])
+def test_maps_are_read_from_saved_statistics(counted, how, tmp_path):
+    a, b, data, runs = counted
+    options = {"shape": "positions", "layers": ["mid", "after"], "pairs": "all"}
+    nk.collect(a, b, data, measures=["cka"], **options).save(tmp_path / "ab.netkin")
+    before = [own[40] for own in runs]
+    kept = nk.load(tmp_path / "ab.netkin")
+    found = nk.stitch(a, "mid", b, "after", data, how, statistics=kept)
+    assert [own[40] for own in runs] == before
+    expected = nk.stitch(a, "mid", b, "after", data, how)
+    assert torch.allclose(found.map.weight, expected.map.weight, atol=1e-7)
+    assert torch.allclose(found.map.bias, expected.map.bias, atol=1e-6)
+    assert found.examples == expected.examples == 120
+
+
+def test_maps_that_shrink_are_read_where_they_were_averaged():
+    a, b = built(Maps), built(Maps, seed=1, stride=2)
+    data = drawn(60, *IMAGES)
+    kept = nk.collect(a, b, data, measures=["cka"], shape="positions", resize="average", layers=["mid"])
+    found = fit_all(a, b, [("mid", "mid")], data, statistics=kept)[("mid", "mid"), "least_squares"]
+    expected = nk.stitch(a, "mid", b, "mid", data)
+    assert torch.allclose(found.map.weight, expected.map.weight, atol=1e-7)
+    with pytest.raises(ValueFault, match=r"averaged down to the smaller size, and this stitch needs .*bilinear"):
+        nk.stitch(a, "mid", b, "mid", data, resize="bilinear", statistics=kept)
+    back = nk.collect(b, a, data, measures=["cka"], shape="positions", resize="average", layers=["mid"])
+    with pytest.raises(ValueFault, match="averaged down to the smaller size"):
+        nk.stitch(b, "mid", a, "mid", data, statistics=back)
+
+
+def test_statistics_of_something_else_are_refused():
+    a, b, data = built(Maps), built(Maps, seed=1), drawn(60, *IMAGES)
+    pooled = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
+    with pytest.raises(ValueFault, match="hold layer 'mid' of 'a' by 'pool', and a stitch maps it by 'positions'"):
+        nk.stitch(a, "mid", b, "mid", data, statistics=pooled)
+    with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'; collect with layers that name it"):
+        nk.stitch(a, "after", b, "after", data, statistics=pooled)
+    with pytest.raises(ValueFault, match="collected of other weights than those of 'a'"):
+        nk.stitch(b, "mid", a, "mid", data, statistics=pooled)
+    kernels = nk.collect(a, b, data, measures=["cka_minibatch"], layers=["mid"], shape="positions")
+    with pytest.raises(ValueFault, match="hold no moments; collect them with a linear measure"):
+        nk.stitch(a, "mid", b, "mid", data, statistics=kernels)
+
+
+def test_pooled_maps_are_read_for_a_layer_of_rows():
+    a, b, data = built(Maps), built(Maps, seed=1), drawn(60, *IMAGES)
+    kept = nk.collect(a, b, data, measures=["cka"], layers={"a": ["mid"], "b": ["out"]}, pairs="all")
+    found = nk.stitch(a, "mid", b, "out", data, statistics=kept)
+    assert torch.allclose(found.map.weight, nk.stitch(a, "mid", b, "out", data).map.weight, atol=1e-7)
+
+
+def test_rows_are_read_as_they_are():
+    a, b = built(Rows), built(Rows, seed=1)
+    data = labelled(b, 5)
+    kept = nk.collect(a, b, data, measures=["cka"], layers=["mid"])
+    found = nk.stitch(a, "mid", b, "mid", data, statistics=kept)
+    assert torch.allclose(found.map.weight, nk.stitch(a, "mid", b, "mid", data).map.weight, atol=1e-7)

@@ -1,0 +1,178 @@
+"""Where things stand on the page, what is folded and left out, and how it is printed."""
+
+import re
+import zlib
+
+import numpy as np
+import pytest
+
+from netkin.reporting.grids import grids_of
+from netkin.reporting.page import page
+from netkin.reporting.page.heatmap import best_line
+
+RECTANGLE = (
+    "one => { const {left, right, top, bottom} = one.getBoundingClientRect(); return {left, right, top, bottom} }"
+)
+
+
+def rectangles(page, selector):
+    return [one.evaluate(RECTANGLE) for one in page.locator(selector).all()]
+
+
+def shades(page):
+    return [int(kind[1:]) for kind in page.evaluate(
+        "[...document.querySelectorAll('tbody td[class^=c]')].map(cell => cell.className.split(' ')[0])")]  # fmt: skip
+
+
+def test_what_is_said_alike_of_several_layers_is_said_once_and_folded(made):
+    rows = tuple(f"layer{k}" for k in range(14))
+    values, holes = made.table(rows=rows).values.copy(), {}
+    for k in range(2, 13):
+        values[k], holes = np.nan, holes | {(rows[k], b): f"layer 'b/{rows[k]}' is constant (width {k})" for b in rows}
+    values[0, 0], holes["layer0", "layer0"] = np.nan, "too few examples"
+    text = page(made.comparison(made.table(rows=rows, values=values, holes=holes)))
+    folded = re.search(r'<details class="reasons"><summary>(.*?)</summary>(.*?)</details>', text)
+    assert folded[1].endswith("No value for 155 pairs, for 2 reasons")
+    assert re.findall("<li>(.*?)</li>", folded[2])[0].startswith(
+        "11 layers: constant (154 pairs): b/layer2, b/layer3, "
+    )
+
+
+def test_columns_without_any_value_are_left_out_and_named(made):
+    values, holes = made.table().values.copy(), {(a, "conv2"): "it is constant" for a in ("conv1", "conv2", "head")}
+    values[:, 1] = np.nan
+    text = page(made.comparison(made.table(values=values, holes=holes)))
+    table = re.search(r'<table role="grid".*?</table>', text)[0]
+    assert re.findall(r'<th scope="col"><span><bdi>(\w+)', table) == ["conv1", "head"]
+    assert table.partition("<tbody>")[2].count("<td class=") == 6
+    assert "Not shown, without any value: 1 column (conv2)." in text
+    assert 'data-columns="0 2"' in text
+
+
+def test_best_matches_are_joined_only_where_no_number_lies_between(made):
+    near = best_line(grids_of(made.comparison(made.table()))[0])
+    assert near.count("M") == 4  # two short lines, each drawn twice: under and over
+    values = np.eye(3)[[2, 0, 1]]
+    drawn = best_line(grids_of(made.comparison(made.table(values=values)))[0])
+    assert re.findall(r'<path d="([^"]*)" class="gaps over"', drawn) == ["M0.92 1.92L1.08 2.08"]
+
+
+def test_a_page_of_classes_is_named_by_its_model_and_marks_no_best_match(made):
+    table = made.table(rows=("0", "1", "2"), columns=("cat", "dog"), axes=("layer", "class"))
+    text = page(made.comparison(table, a="layers", b="classes", provenance={"model a": "ResNet"}))
+    assert '<h1 title="layers and classes">ResNet: which layers follow which classes</h1>' in text
+    assert " best>" not in text
+    assert 'class="c' in text or "class=c" in text
+
+
+def test_settings_at_their_defaults_are_folded(made):
+    text = page(made.comparison(seed=0, provenance={"resize": "average", "pairs": "all", "torch": "2.13"}))
+    shown, _, folded = text.partition("Where these numbers come from")[2].partition("settings as they usually are")
+    for word in ("resize", "data", "examples"):
+        assert f'<th scope="row">{word}</th>' in shown
+    for word in ("seed", "pairs", "torch", "complete"):
+        assert f'<th scope="row">{word}</th>' in folded
+        assert f'<th scope="row">{word}</th>' not in shown
+
+
+def test_colours_span_the_bounds_and_can_be_fitted_to_the_page(opened, made):
+    tables = [made.table("cka", values=0.4 + 0.05 * np.arange(9.0).reshape(3, 3)), made.table("nbs")]
+    page = opened(made.comparison(*tables))
+    before = shades(page)
+    assert before[:9] == [round(255 * value) for value in tables[0].values.ravel()]
+    page.locator("#fit").check()
+    fitted = shades(page)
+    assert fitted[:9] == [round(255 * k / 8) for k in range(9)]
+    assert (min(fitted[9:]), max(fitted[9:])) == (0, 255)
+    legend = page.locator("figure[data-measure=cka] .legend > span")
+    assert [legend.nth(k).text_content() for k in (0, 2)] == ["0.4 far", "close 0.8"]
+    page.locator("#fit").uncheck()
+    assert shades(page) == before
+    assert legend.nth(0).text_content() == "0 far"
+
+
+def test_the_run_at_a_glance_is_fitted_with_its_heatmap(opened, made):
+    page = opened(made.series())
+    first = page.locator(".panes img").first
+    before = first.get_attribute("src")
+    page.locator("#fit").check()
+    assert first.get_attribute("src") != before
+    least, most = min(shades(page)), max(shades(page))
+    page.locator(".panes button").last.click()
+    assert max(shades(page)) == 255
+    assert least == 0 < most < 255
+
+
+def test_the_row_and_the_column_that_are_pointed_at_are_marked(opened, made):
+    page = opened(made.comparison())
+    cell = page.locator("tbody tr").nth(1).locator("td").nth(2)
+    cell.hover()
+    assert page.locator("th.on").all_text_contents() == ["head", "conv2"]
+    row, column = rectangles(page, ".band")
+    (own,) = [cell.evaluate(RECTANGLE)]
+    assert abs(row["top"] - own["top"]) <= 1
+    assert abs(column["left"] - own["left"]) <= 1
+    page.mouse.move(5, 5)
+    assert page.locator(".band").count() == page.locator("th.on").count() == 0
+
+
+def test_names_of_columns_stay_below_the_controls_while_the_page_scrolls(opened, made):
+    page = opened(made.comparison(made.large(40)["cka"]))
+    page.locator("tbody tr").nth(30).scroll_into_view_if_needed()
+    page.mouse.wheel(0, 250)
+    page.wait_for_timeout(150)
+    (bar,), head = rectangles(page, ".toolbar"), rectangles(page, "thead th")[0]
+    assert bar["top"] == 0
+    assert head["top"] == pytest.approx(bar["bottom"], abs=1)
+
+
+@pytest.mark.parametrize("kind", ["comparison", "series", "sweep"])
+def test_on_a_phone_the_first_picture_is_on_the_first_screen(opened, made, kind):
+    said = ("fewer examples than features: values are inflated; 3,000 examples would do",) * 3
+    page = opened(getattr(made, kind)(warnings=said), width=390)
+    page.set_viewport_size({"width": 390, "height": 844})
+    picture = rectangles(page, "main table.heat, main .field, main .panes img")[0]
+    assert picture["top"] < 600
+    page.get_by_text("Before you read the numbers (").click()
+    assert page.get_by_text("3,000 examples would do").first.is_visible()
+    assert not page.locator("#zoom").is_visible()
+    page.get_by_role("button", name="View and save").click()
+    assert page.locator("#zoom").is_visible()
+
+
+def test_four_cards_stand_two_by_two_on_a_wide_screen_with_words_beside_pictures(opened, made):
+    page = opened(made.comparison(*(made.table(id) for id in ("cka", "nbs", "svcca", "pwcca"))), width=1600)
+    cards = rectangles(page, ".cards > .card")
+    assert [len({round(card[side]) for card in cards}) for side in ("left", "top")] == [2, 2]
+    assert cards[1]["right"] - cards[0]["left"] > 1500
+    picture, beside = rectangles(page, ".picture")[0], rectangles(page, ".beside")[0]
+    assert beside["left"] >= picture["right"]
+    assert abs(beside["top"] - picture["top"]) < 10
+
+
+def printed_pages(pdf):
+    """Return how many pieces of text each page of a document of Chromium's has."""
+    objects = {int(n): body for n, body in re.findall(rb"\n(\d+) 0 obj(.*?)endobj", pdf, re.DOTALL)}
+    found = []
+    for body in objects.values():
+        if re.search(rb"/Type\s*/Page\b(?!s)", body):
+            content = objects[int(re.search(rb"/Contents (\d+) 0 R", body)[1])]
+            stream = re.search(rb"stream\r?\n(.*?)endstream", content, re.DOTALL)[1]
+            found.append(len(re.findall(rb"T[jJ]", zlib.decompress(stream))))
+    return found
+
+
+def test_a_printed_page_begins_with_the_first_picture_and_none_is_blank(opened, made):
+    tables = [made.jackknifed(id=id) for id in ("cka", "nbs", "svcca", "pwcca")]
+    pages = printed_pages(opened(made.comparison(*tables)).pdf(format="A4"))
+    cells = sum(len(line) for line in grids_of(made.comparison(tables[0]))[0].texts)
+    assert pages[0] > 40 + cells
+    assert min(pages) > 0
+    assert len(pages) <= 6
+
+
+def test_pictures_are_saved_under_names_that_can_be_read(opened, made):
+    page = opened(made.comparison(a="runs/wide/seed0/final.pt", b="runs/wide/seed1/final.pt"))
+    with page.expect_download() as found:
+        page.locator("button[data-save=svg]").first.click()
+    assert found.value.suggested_filename == "cka of seed0 and seed1.svg"
