@@ -107,7 +107,24 @@ def test_torchrun_gives_what_one_process_gives(page, shell, tmp_path):
     assert nk.load(tmp_path / "ab.netkin").examples == 360
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+def test_a_cluster_gives_what_one_process_gives(page, shell, tmp_path):
+    pytest.importorskip("ray", reason="needs the extra netkin[ray]")
+    shell(blocks_with(page, "compare_on_ray"))
+    whole, data = expected(), nk.load_data("digits:test")
+    assert nk.load(tmp_path / "ray.netkin")["cka"].values == pytest.approx(whole["cka"].values, abs=1e-6)
+    models = [nk.load_model("netkin:digits", seed=seed) for seed in (0, 1)]
+    two = nk.compare(*models, data, ["cka", "svcca"], layers="relu*", errors=True)
+    for measure in two:
+        found = nk.load(tmp_path / "seeds.netkin")["seed 0", "seed 1"][measure]
+        assert found.errors == pytest.approx(two[measure].errors, abs=1e-6, nan_ok=True)
+        assert found.values == pytest.approx(two[measure].values, abs=1e-6)
+    assert nk.load(tmp_path / "two.netkin")["cka"].values == pytest.approx(two["cka"].values, abs=1e-6)
+
+
 def test_every_block_of_the_page_is_run(page):
-    run = blocks_with(page, "collect.sh", "rm part-3.stats") + blocks_with(page, "--standalone", "ranks.sh", "by_file")
+    run = blocks_with(page, "collect.sh", "rm part-3.stats", "compare_on_ray")
+    run += blocks_with(page, "--standalone", "ranks.sh", "by_file")
     assert all(text in run for language, text in page if language == "sh")
     assert not re.search(r"^```(?!python$|sh$|$)", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

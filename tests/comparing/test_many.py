@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
-from netkin.comparing.cache import CachedRunner
+from netkin.comparing.feed import CachedRunner
 from netkin.comparing.pairs_plan import blocks_of
 from netkin.errors import MemoryLimit, ValueFault
 

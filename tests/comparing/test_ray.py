@@ -68,10 +68,18 @@ def test_a_cluster_gets_what_one_process_gets(here, name):
     }
 
 
-def test_all_pairs_of_several_models_in_blocks(here, monkeypatch):
-    monkeypatch.setattr("netkin.comparing.engines.ray.GROUP", 1)
+def test_all_pairs_of_several_models_in_blocks(here):
     names, options = {"x": FIRST, "y": SECOND, "z": THIRD}, {"measures": ["cka", "svcca"], "layers": LAYERS, **ERRORS}
-    found = nk.compare_many(names, DATA, engine=Ray(shares=2), **options)
+    found = nk.compare_many(names, DATA, engine=Ray(job="many.job", shares=2), memory=60_000, **options)
+    shares = [part.name for part in Path("many.job/parts").glob("share *")]
+    assert sorted(name.partition(" of 2 of ")[2][:4] for name in shares) == [
+        "x, y",
+        "x, y",
+        "x, z",
+        "x, z",
+        "y, z",
+        "y, z",
+    ]
     live = {name: getattr(ray_worlds, spec.partition(":")[2])() for name, spec in names.items()}
     assert_same(found, nk.compare_many(live, ray_worlds.images(), **options), 1e-10)
     assert found.failed == {}

@@ -122,7 +122,7 @@ def test_bad_atoms_are_refused():
         nk.atom_cosine(atoms(0), torch.zeros(4, 3, 3))
     with pytest.raises(NoValue, match="the filters of `X` are all zero"):
         nk.grassmann(torch.zeros(4, 3, 3), atoms(0))
-    with pytest.raises(NoValue, match="one layer has 4 atoms and the other 5; decompose both with as many"):
+    with pytest.raises(NoValue, match="one layer has 4 atoms and the other 5; decompose both into the same number"):
         nk.atom_cosine(atoms(0), atoms(0, m=5))
     with pytest.raises(NoValue, match="kernels of 3 × 3 and of 5 × 5 have no common space"):
         nk.grassmann(atoms(0), atoms(0, k=5))

@@ -186,7 +186,7 @@ def test_help_shows_matrices_and_the_parameters_of_the_measure():
 
 def test_an_unknown_invariance_is_refused():
     with pytest.raises(
-        ValueFault, match="`unchanged_by` knows rotation, scaling, translation, invertible; got mirrors\\."
+        ValueFault, match="`unchanged_by` takes rotation, scaling, translation, invertible; got mirrors\\."
     ):
         measure(**PLAIN | {"unchanged_by": {"rotation", "mirrors"}})
 

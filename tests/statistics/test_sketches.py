@@ -194,7 +194,7 @@ def test_labels_change_no_kernel_and_are_asked_for():
     assert LayerSketches(["x"], plain).serves(more) == "the labels"
     with pytest.raises(ValueFault, match="no labels in the batches"):
         collected(F, G, more)
-    with pytest.raises(ValueFault, match="label 9 tells of at least 10 classes, which 8 buckets"):
+    with pytest.raises(ValueFault, match="label 9 means at least 10 classes, which 8 buckets"):
         labelled(F, G, labels + 7, more, np.arange(30))
 
 

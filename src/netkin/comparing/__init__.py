@@ -3,9 +3,8 @@
 `netkin.comparing.compare` is the module; its function is `nk.compare`.
 """
 
-from netkin.comparing.compare import collect, explain, merge
+from netkin.comparing.compare import collect, explain, merge, model_directions
 from netkin.comparing.many_models import compare_many, explain_many
-from netkin.comparing.model_directions import model_directions
 from netkin.comparing.planning import Plan
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import Subject

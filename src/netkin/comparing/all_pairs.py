@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from netkin.comparing.alignment import Pairs
-from netkin.comparing.cache import CachedRunner
 from netkin.comparing.engines import Engine, PassEngine, named_engine
+from netkin.comparing.feed import CachedRunner
 from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import ModelRunner, Runner, Subject

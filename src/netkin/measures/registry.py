@@ -70,7 +70,7 @@ class Facts:
     smooth: bool | str = True  # else a jackknife has no standard error of it; a text says why
     debiased_as: str = ""  # the measure that has no bias of small samples
     unit: str = ""  # of its values: radians or nats; none for shares and correlations
-    means: str = ""  # what a value says, in a reader's words
+    means: str = ""  # what a value means, in plain words
     cannot_see: str = ""
     by_settings: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -212,12 +212,12 @@ def measure(
             settings.
         debiased_as: the name of the same measure without the bias of small samples.
         unit: of its values, such as radians; none for shares and correlations.
-        means: what a value says, in a reader's words, for the page.
+        means: what a value means, in plain words, for the page.
         cannot_see: what stays hidden from it.
     """
     unknown = set(unchanged_by) - set(INVARIANCES)
     if unknown:
-        raise ValueFault(f"`unchanged_by` knows {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
+        raise ValueFault(f"`unchanged_by` takes {', '.join(INVARIANCES)}; got {', '.join(sorted(unknown))}.")
 
     def register(function: Callable[Concatenate[S, P], Any]) -> MeasureFunction[S, P]:
         rules = {fact: rule for fact, rule in (("whitens", whitens), ("smooth", smooth)) if callable(rule)}

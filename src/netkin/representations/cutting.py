@@ -288,7 +288,7 @@ def _begin_at(graph: fx.Graph, layer: fx.Node) -> None:
             with graph.inserting_after(output):
                 node.replace_all_uses_with(graph.call_method("size", (output, 0)))
     graph.eliminate_dead_code(_is_end)
-    if not all(_is_part(user) for user in layer.users):
+    if not all(user.target is operator.getitem and isinstance(user.args[1], int) for user in layer.users):
         layer.replace_all_uses_with(output)
         graph.eliminate_dead_code(_is_end)
     if layer in graph.nodes and layer.users:
@@ -313,10 +313,6 @@ def _counting(node: fx.Node) -> fx.Node | None:
 def _is_end(node: fx.Node) -> bool:
     # in-place steps whose result is not read are dropped too; `agrees` tells when that was wrong
     return node.op in ("placeholder", "output")
-
-
-def _is_part(user: fx.Node) -> bool:
-    return user.target is operator.getitem and isinstance(user.args[1], int)
 
 
 def _stirred_batch(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Layers: which modules of a model are looked at, and by which names.
+"""Layers: which modules of a model are compared, and by which names.
 
 The default layers are found by one rule. A *container* is an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``
 in which some type of child occurs at least twice. The outermost containers count; what lies inside their children

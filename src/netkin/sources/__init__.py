@@ -1,4 +1,4 @@
-"""Names become things: models, weights and data sets, from what people type.
+"""Names become models, weights and data sets.
 
 `load_model("netkin:tiny10@seed0.pt")` gives a model, `load_data("digits:test")` gives batches.
 """

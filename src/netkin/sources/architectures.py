@@ -251,7 +251,7 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every token, in several heads."""
+    """Multi-head self-attention without a mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ Data = Batches | Borrowed
 
 
 def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = False) -> Data:
-    """Return `examples` of the data, drawn by chance over the whole set; `balanced` takes as many of each class.
+    """Return `examples` of the data, drawn at random from the whole set; `balanced`: as many of each class.
 
     They keep the order of the set, and the name of the data says what they are. Where the examples cannot be reached
     by number, as in a stream, the data stay as they are under a name that says that only the first are taken; who reads
@@ -132,7 +132,7 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
 
 
 def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
-    """Return the places of as many examples of each class; what is left over goes to classes drawn by chance."""
+    """Return the positions of equally many examples of each class; a remainder goes to classes drawn at random."""
     labels = _labels(data)
     if labels is None:
         raise SourceError(_without_labels(data))

@@ -45,14 +45,14 @@ def _parts(name: str, what: str, where: str, load: Callable[..., Examples], opti
             where,
             f"{name}{ending}:data",
             partial(load, _part=part),
-            options=f"normalise={name} (if not said otherwise){options}; processor=DIR of a Hugging Face model",
+            options=f"normalise={name} (default){options}; processor=DIR of a Hugging Face model",
             has_images=True,
         )
         for ending, part, word in (("", "test", "test"), ("-train", "train", "training"))
     ]
 
 
-_NORMALISE = "normalise=none (if not said otherwise), imagenet, cifar10, cifar100 or svhn"
+_NORMALISE = "normalise=none (default), imagenet, cifar10, cifar100 or svhn"
 CATALOGUE: list[DataSource] = [
     DataSource(
         "digits",
@@ -96,7 +96,7 @@ CATALOGUE: list[DataSource] = [
         "DIR: images, or one folder of images for each class",
         "images,size=64,normalise=imagenet:photos",
         image_folder,
-        options="size=PIXELS (the shorter side, then the centre); broken=refuse (if not said otherwise) or skip; "
+        options="size=PIXELS (the shorter side, then the centre); broken=refuse (default) or skip; "
         f"{_NORMALISE}; processor=DIR of a Hugging Face model",
         has_images=True,
     ),

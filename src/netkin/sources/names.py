@@ -1,4 +1,4 @@
-"""What people type: `NAME,option=value,...` and `package.module:function`."""
+"""Specifications as text: `NAME,option=value,...` and `package.module:function`."""
 
 from __future__ import annotations
 

@@ -175,7 +175,8 @@ def _idx_array(file: BinaryIO, path: Path, what: str, sizes: tuple[int, ...]) ->
     # read no more than was promised: a gzip file may be a bomb
     stored = file.read(expected + 1)
     if len(stored) != expected or not expected:
-        raise SourceError(f"{str(path)!r} promises {expected:,} bytes of {what} and holds {_amount(stored, expected)}.")
+        held = "more" if len(stored) > expected else f"{len(stored):,}"
+        raise SourceError(f"{str(path)!r} promises {expected:,} bytes of {what} and holds {held}.")
     return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(numbers[1], *sizes)
 
 
@@ -189,10 +190,6 @@ def _grown(path: Path) -> SourceError:
         f"{str(path)!r} holds {path.stat().st_size:,} bytes that would become more than {_most(path):,} in memory, "
         "which no published file does; get it again."
     )
-
-
-def _amount(stored: bytes, expected: int) -> str:
-    return "more" if len(stored) > expected else f"{len(stored):,}"
 
 
 def svhn(directory: str, normalise: str = "svhn", *, _part: str = "test") -> Examples:

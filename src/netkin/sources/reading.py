@@ -1,4 +1,4 @@
-"""Reading files that people hand us: what is absent, forbidden or too large is refused in one sentence."""
+"""Reading of user files: those that are absent, not readable or too large are refused in one sentence."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class Run:
 
     def _spread(self, count: Any) -> set[int]:
         if count < LEAST:
-            raise ValueFault(f"a run is looked at in at least {LEAST} {self.unit}s; got steps={count}.")
+            raise ValueFault(f"a run needs at least {LEAST} {self.unit}s; got steps={count}.")
         places = np.linspace(0, len(self.steps) - 1, min(int(count), len(self.steps))).round().astype(int)
         return {self.steps[place] for place in places.tolist()}
 
@@ -302,7 +302,7 @@ def _of_folder(folder: Path, model: Architecture | None, name: str | None) -> Ru
 
 
 def _steps_in_names(names: Sequence[str]) -> dict[str, tuple[int, str] | None]:
-    """Return what each name tells; where some say step or epoch, the 20 of `best_resnet20.pt` is no step."""
+    """Return the step in each name; where some say step or epoch, the 20 of `best_resnet20.pt` is no step."""
     said = {name: step_in(name, bare=False) for name in names}
     return said if any(said.values()) else {name: step_in(name) for name in names}
 

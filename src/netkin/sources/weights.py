@@ -173,7 +173,8 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     wrappers = [name for name in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(name), Mapping)]
     state = content[wrappers[0]] if wrappers else content
     if not isinstance(state, Mapping) or not state:
-        raise SourceError(f"{str(path)!r} holds {_described(state)} instead of a state dict.")
+        found = "nothing" if isinstance(state, Mapping) else f"a {type(state).__name__}"
+        raise SourceError(f"{str(path)!r} holds {found} instead of a state dict.")
     others = [str(name) for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
         raise SourceError(
@@ -181,7 +182,3 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
             f"weights at the top and under {', '.join(repr(name) for name in WRAPPERS)}."
         )
     return dict(state)
-
-
-def _described(content: Any) -> str:
-    return "nothing" if isinstance(content, Mapping) else f"a {type(content).__name__}"

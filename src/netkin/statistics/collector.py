@@ -35,7 +35,7 @@ Rectangle = tuple[Sequence[Key], Sequence[Key]]
 
 @dataclass(frozen=True)
 class LayerSize:
-    """What the first batch told of one layer."""
+    """The size of one layer, as the first batch showed it."""
 
     model: str
     name: str
@@ -45,7 +45,7 @@ class LayerSize:
     shape: str = "matrix"
     space: tuple[int, ...] = ()  # the size of its map, where maps may be resized or are taken by their frequencies
     itemsize: int = 4
-    spectral: bool = False  # whether it is taken by its frequencies, or stands beside one that is
+    spectral: bool = False  # whether it is compared by its frequencies, or with a layer that is
     resolution: float = 0.0  # the rounding unit of the data before halves were raised; 0 where the rows show it
 
     @property
@@ -57,7 +57,7 @@ class LayerSize:
         return self.rows / self.examples
 
     def rows_of(self, examples: int) -> int:
-        """Return how many rows so many examples give."""
+        """Return the number of rows of that many examples."""
         return int(examples * self.rows_per_example)
 
 
@@ -157,9 +157,9 @@ class Collector(Statistic):
 
     holds: ClassVar[str] = ""  # what a result says that its values were read from
     feeds: ClassVar[frozenset[str]] = frozenset({"activations"})
-    by_content: ClassVar[bool] = False  # whether examples are told apart by hashes of what they are, not by numbers
+    by_content: ClassVar[bool] = False  # whether examples are identified by hashes of their content, not by numbers
     pairs_rows: ClassVar[bool] = True  # whether both sides must be fed rows of the same examples
-    numbers_rows: ClassVar[bool] = True  # whether rows must be told apart, and not examples alone
+    numbers_rows: ClassVar[bool] = True  # whether each row needs a number, and not each example alone
     reduces: ClassVar[bool] = False  # whether `reduce` makes a layer smaller as soon as it has fired
     exactness: ClassVar[str] = "exact"
     needs: ClassVar[str] = "weights"  # what a layer must have to be compared by its weights when none are named

@@ -103,7 +103,7 @@ class KernelPair:
     def __init__(self, x: KernelSide, y: KernelSide):
         if len(x.signs) != len(y.signs):
             raise NoValue(
-                f"{x.name} has {len(x.signs):,} buckets and {y.name} {len(y.signs):,}; take as many for both."
+                f"{x.name} has {len(x.signs):,} buckets and {y.name} {len(y.signs):,}; use the same number for both."
             )
         self.x, self.y = x, y
 

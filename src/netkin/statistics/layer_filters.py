@@ -150,7 +150,9 @@ class Filters:
         assert self.y.atoms is not None
         counts = len(self.x.atoms), len(self.y.atoms)
         if counts[0] != counts[1]:
-            raise NoValue(f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both with as many.")
+            raise NoValue(
+                f"one layer has {counts[0]} atoms and the other {counts[1]}; decompose both into the same number."
+            )
 
     def _fullness(self, atoms: int) -> str:
         if self.x.spread is None or self.x.kernel != self.y.kernel:

@@ -28,7 +28,7 @@ WIDEST = 4096  # features up to which Σ g fᵀ is kept, in 128 MB of float64
 
 @dataclass(frozen=True)
 class MeanEmbedding:
-    """What the kernel of features and gradients tells of one layer on one data set of N examples.
+    """The norms of the kernel of features and gradients of one layer, on one data set of N examples.
 
     `norm` is ``‖μ‖ = √ΣK / N``, `kernel_norm` is ``‖K‖``, `trace` is ``Tr K``; none of them is centred. `error` is the
     standard error of `norm` over draws of the examples. `exactness` says what of it is exact, estimated or sketched.
@@ -53,7 +53,7 @@ class MeanEmbedding:
 
     @property
     def adaptation_score(self) -> float:
-        """``log(‖μ‖ / (‖K‖/N²))``, Eq. 48; compare it only between data sets of as many examples."""
+        """``log(‖μ‖ / (‖K‖/N²))``, Eq. 48; compare it only between data sets of the same size."""
         return float(np.log(self._positive(self.by_cka)))
 
     @staticmethod

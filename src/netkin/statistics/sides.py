@@ -313,7 +313,9 @@ class CovarianceSide(Side):
     @cached_property
     def units(self) -> Tensor:
         if self.frequencies:
-            raise NoValue(f"{self.name} is held as spectra: a frequency has part in all places, so there are no units.")
+            raise NoValue(
+                f"{self.name} is held as spectra, whose frequencies cover all positions of a map, so it has no units."
+            )
         return torch.eye(self.width, dtype=self.chosen.dtype, device=self.chosen.device).expand_as(self.chosen)
 
     @cached_property

@@ -298,8 +298,8 @@ class Placing:
         classes = int(labels.max()) + 1
         if classes > self.count:
             raise ValueFault(
-                f"the label {classes - 1} tells of at least {classes:,} classes, which {self.count:,} buckets can't "
-                "hold apart; take as many buckets as there are classes, or more."
+                f"the label {classes - 1} means at least {classes:,} classes, which {self.count:,} buckets can't "
+                "keep apart; use at least as many buckets as classes."
             )
         cells = (self._buckets * classes + labels).ravel()
         found = [np.bincount(cells, one.ravel(), self.count * classes) for one in (self._signs, self._signs**2)]
@@ -383,6 +383,6 @@ def _labels_of_rows(outputs: Mapping[Any, Any], key: Key, count: int, owner: np.
 
 
 def _sum_of_classes(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two matrices, the narrower of which knows nothing of the last columns of the other."""
+    """Return the sum of two matrices; the narrower one has zeros in the columns it lacks."""
     narrow, wide = sorted((one, other), key=lambda sums: sums.shape[1])
     return torch.nn.functional.pad(narrow, (0, wide.shape[1] - narrow.shape[1])) + wide

@@ -176,7 +176,7 @@ def unpacked(written: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class Outputs(Statistic):
-    """Counts of right answers and agreements of two classifiers, and summed cross-entropies.
+    """Accuracies and agreement of two classifiers as counts, and summed cross-entropies.
 
     `joint[i, j]` counts the examples that the first calls i and the second j.
 

@@ -86,7 +86,8 @@ class Arrays:
 
     def __init__(self, arrays: Any, recipe: Recipe, seed: int):
         self.arrays, self.recipe = arrays, recipe
-        self.count, self.place = batch_length(arrays), _device(arrays)  # where picks are handed out
+        self.count = batch_length(arrays)
+        self.place = next(leaf for _, leaf in leaves(arrays)).device  # where picks are handed out
         self.generator = torch.Generator().manual_seed(seed)
         if recipe.drop_last and self.count < recipe.batch:
             raise ValueFault(
@@ -179,7 +180,9 @@ class Loaded:
                 f"{type(data).__name__}.{hint}"
             )
         elif iter(data) is data:
-            raise ValueFault("`data` can be read only once; pass a loader or a list, which begin anew each epoch.")
+            raise ValueFault(
+                "`data` can be read only once; pass a loader or a list, which can be read again in each epoch."
+            )
 
     @property
     def per_epoch(self) -> int | None:
@@ -249,7 +252,7 @@ def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
 
 
 def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
-    """Yield the batches of data that are only looked at, in their own order."""
+    """Yield the batches of data that are not trained on, in their own order."""
     return course_of(data, Recipe(steps=1, batch=batch, order="given"), seed=0).epoch()
 
 
@@ -277,7 +280,3 @@ def _refuse_no_images(arrays: Any) -> None:
         raise ShapeError(
             f"`shift` and `flip` need images of shape (examples, channels, height, width); got {tuple(images.shape)}."
         )
-
-
-def _device(arrays: Any) -> torch.device:
-    return next(leaf for _, leaf in leaves(arrays)).device

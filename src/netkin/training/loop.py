@@ -334,11 +334,11 @@ def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
 
 def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
-        raise ValueFault("`smoothing` belongs to the cross entropy; let a `loss` of your own do it by itself.")
+        raise ValueFault("`smoothing` belongs to the cross entropy; build it into your own `loss`.")
     if every is not None and save is None:
-        raise ValueFault(f"every={every!r} says how often a training is saved, and not where; give `save=`, a file.")
+        raise ValueFault(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
     if every is not None and every < 1:
-        raise ValueFault(f"`every` is a number of steps, 1 or more, between two writings of `save`; got {every!r}.")
+        raise ValueFault(f"`every` is a number of steps, 1 or more, between two saves; got {every!r}.")
 
 
 def untrained_digits_net(seed: int) -> nn.Module:
@@ -354,7 +354,8 @@ def trained_digits_net(seed: int, epochs: int = 12, progress: Callable[[int, flo
     model = untrained_digits_net(seed)
     falling = partial(LinearLR, start_factor=1, end_factor=0.05, total_iters=epochs - 1)
     recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", rate=3e-3, schedule=falling)
-    train(model, _digits(), recipe, seed=seed, hooks=[_Telling(progress)] if progress else [], progress=False)
+    digits_train = map(torch.cat, zip(*load_data("digits:train", batch_size=10_000), strict=True))
+    train(model, tuple(digits_train), recipe, seed=seed, hooks=[_Telling(progress)] if progress else [], progress=False)
     return model
 
 
@@ -364,7 +365,3 @@ class _Telling(Hook):
 
     def after_epoch(self, model: nn.Module, record: Record) -> None:
         self.progress(int(record["epoch"]), record["loss"])
-
-
-def _digits() -> tuple[Any, ...]:
-    return tuple(map(torch.cat, zip(*load_data("digits:train", batch_size=10_000), strict=True)))

@@ -160,9 +160,9 @@ class Trainings:
         if way == "one by one":
             return ""
         if self.hooks is not None:
-            return "hooks look at each step of a network by itself"
+            return "hooks need each step of a network by itself"
         if any(_has_hooks(model) for model in self.models):
-            return "hooks that are registered on a model look at each of its steps by itself"
+            return "hooks that are registered on a model need each of its steps by itself"
         if any(not isinstance(one, tuple) or len(one) != 2 for one in self.arrays):
             return "their data must be arrays `(inputs, labels)`"
         if not isinstance(self.recipe.optimizer, str) or self.recipe.precision == "fp16":
@@ -173,8 +173,8 @@ class Trainings:
 
     def _unlike(self) -> str:
         """Return in what networks or their data differ so that they can't be stacked; empty if in nothing."""
-        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in _parts(model))
-                 for model in self.models}  # fmt: skip
+        tensors = [[*model.named_parameters(), *model.named_buffers()] for model in self.models]
+        forms = {tuple((name, part.shape, part.dtype, part.requires_grad) for name, part in own) for own in tensors}
         first = restarts.form_of(self.models[0])
         if len(forms) > 1 or any(restarts.form_of(model) != first for model in self.models[1:]):
             return "they are not of one form"
@@ -323,16 +323,12 @@ class Trainings:
 
 
 class _Unfit(Exception):
-    """Networks that can't be trained at once, though nothing of their form said so."""
+    """Networks that can't be trained at once, which shows only when they run."""
 
 
 def _has_hooks(model: nn.Module) -> bool:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for module in model.modules() for kind in kinds)
-
-
-def _parts(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _try_forward(model: nn.Module, inputs: Tensor) -> tuple[int, str]:

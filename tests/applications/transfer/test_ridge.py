@@ -357,7 +357,7 @@ def test_what_can_not_be_fitted_is_refused():
         kernel_ridge(model, in_batches(inputs, labels - 1))
     with pytest.raises(ValueFault, match="there are 2 classes, 0 to 1, and a label is 2"):
         kernel_ridge(model, batches, classes=2)
-    with pytest.raises(ValueFault, match="label 2 tells of at least 3 classes, which 2 buckets can't hold apart"):
+    with pytest.raises(ValueFault, match="label 2 means at least 3 classes, which 2 buckets can't keep apart"):
         kernel_ridge(model, batches, buckets=2)
     with pytest.raises(ValueFault, match="at most as many as the 8 buckets; got 10"):
         kernel_ridge(model, batches, buckets=8, classes=10)

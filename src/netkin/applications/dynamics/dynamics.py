@@ -16,10 +16,10 @@ from netkin import files
 from netkin.applications.dynamics.cluster_steps import ClusterSteps
 from netkin.applications.dynamics.holding import Held, spare
 from netkin.applications.dynamics.step_pairs import between_steps
-from netkin.comparing.cache import CachedRunner
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
+from netkin.comparing.feed import CachedRunner
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner

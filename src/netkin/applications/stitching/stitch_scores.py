@@ -46,7 +46,7 @@ class Score:
     why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
     higher_is_closer: bool = True
     unit: str = ""
-    means: str = ""  # what a value says, in a reader's words
+    means: str = ""  # what a value means, in plain words
     cannot_see: str = ""
 
 

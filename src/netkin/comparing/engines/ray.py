@@ -14,7 +14,6 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
-from netkin.comparing.pairs_plan import blocks_of
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, in_words, settings_digest
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 HOME = worker.__name__
 LOOKED = 8  # models that one task looks at
-GROUP = 8  # models of a group; a block of pairs is that of two groups
 SHARES = 2  # of the data, for each task that can run at once
 Pair = tuple[str, str]
 
@@ -119,7 +117,7 @@ class RayRequest:
         self._set_aside(survey.faults)
         told = {"measures": plain_measures(measures), "names": dict(names), "identity": survey.identity}
         with self._job(kind, survey, measures) as job:
-            plan = self._planned(cluster, survey, job)
+            plan = self._planned(cluster, survey, job, told["measures"])
             blocks = [
                 BlockErrands(self.terms, survey, told | plan, self._sound(pairs), self.gpus) for pairs in plan["blocks"]
             ]
@@ -168,17 +166,30 @@ class RayRequest:
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
 
-    def _planned(self, cluster: Cluster, survey: Survey, job: Job) -> dict[str, Any]:
+    def _planned(self, cluster: Cluster, survey: Survey, job: Job, measures: list[list[str]]) -> dict[str, Any]:
         """Return how the work is split, as it was when the job began."""
         pairs = self._sound(self.pairs.of)
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            blocks, slots = [block.pairs for block in blocks_of(pairs, GROUP)], cluster.slots(self.gpus)
+            blocks, slots = self._blocks(cluster, pairs, limit, measures), cluster.slots(self.gpus)
             shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
             return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
 
         return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+
+    def _blocks(self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]) -> list[list[Pair]]:
+        """Return pairs in blocks of models that run together; a worker finds out how many fit its memory."""
+        if len(pairs) == 1 or self.terms["data"] is None:
+            return [pairs]
+        terms = terms_for(self.terms, named_models(pairs))
+        told = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
+        name = f"plan of {len(pairs)} pairs"
+        errand = Errand(name, f"{HOME}:plan", told, gpus=self.gpus)
+        made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
+        if isinstance(made, NetkinError):
+            raise made
+        return [[(a, b) for a, b in block] for block in made[0]["blocks"]]
 
 
 class Survey:

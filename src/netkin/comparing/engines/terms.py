@@ -189,14 +189,21 @@ def measures_of(plain: Sequence[Sequence[str]]) -> list[Measure]:
 
 def request_of(terms: Terms, models: Mapping[str, Any], data: Any, of: Sequence[Sequence[str]], **more: Any) -> Request:
     """Return the call for some of its models, already loaded, and the pairs of them that meet."""
-    from netkin.comparing.request import Options, Request
+    from netkin.comparing.request import Request
 
-    told = dict(terms_for(terms, list(models))["options"])
+    return Request(models, *asked_of(terms, list(models), of), data, terms["examples"], **more)
+
+
+def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -> tuple[Options, Pairs, Study]:
+    """Return what is asked of some models, which of them meet, and the study."""
+    from netkin.comparing.request import Options
+
+    told = dict(terms_for(terms, models)["options"])
     for what in ("transforms", "forward"):
         told[what] = {name: text and find_function(text) for name, text in told[what].items()}
     which = terms["pairs"]
     pairs = Pairs([(a, b) for a, b in of], which if isinstance(which, str) else [(x, y) for x, y in which])
-    return Request(models, Options(**told), pairs, Study({}, [], **terms["study"]), data, terms["examples"], **more)
+    return Options(**told), pairs, Study({}, [], **terms["study"])
 
 
 def identity_of(data: Batches | Borrowed) -> str:

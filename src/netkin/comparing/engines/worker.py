@@ -26,12 +26,14 @@ from netkin.arrays import refuse_non_finite
 from netkin.comparing.engines.terms import (
     DataSpec,
     Terms,
+    asked_of,
     identity_of,
     is_ordered,
     measures_of,
     named_models,
     request_of,
 )
+from netkin.comparing.pairs_plan import Planner
 from netkin.comparing.planning import memory_limit
 from netkin.comparing.study import Statistics, from_parts
 from netkin.comparing.tabulating import comparison_of
@@ -203,6 +205,21 @@ def _looked_at(terms: Terms, name: str, data: Any) -> dict[str, Any]:
     except Exception as fault:
         held.models.pop(name, None)
         return as_outcome(fault)
+
+
+def plan(told: Mapping[str, Any]) -> Message:
+    """Return pairs of many models in blocks, as few as the memory allows, so that each model runs seldom."""
+    terms, names = told["terms"], named_models(told["pairs"])
+    given = {name: terms["models"][name]["model"] for name in names}
+    planner = Planner(
+        given,
+        *asked_of(terms, names, told["pairs"]),
+        measures_of(told["measures"]),
+        data_of(terms)[0],
+        terms["examples"],
+    )
+    ways, _ = planner.ways(None, keeps=False)
+    return {"blocks": [block.pairs for block in ways[planner.chosen(ways)].blocks]}, {}
 
 
 def collect(told: Mapping[str, Any]) -> Message:
