@@ -125,9 +125,14 @@ def _panels(grids: Sequence[Grid], names: tuple[str, str], profiled: Profiled | 
     places = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     for place, grid in enumerate(grids):
         ax = figure.add_subplot(places[divmod(place, columns)])
-        bar_beside(ax, heatmap_into(ax, grid, names), grid)
+        first, last = place % columns == 0, place + columns >= len(grids)  # names are written once for all panels
+        bar_beside(ax, heatmap_into(ax, grid, (names[0] if first else "", names[1] if last else "")), grid)
+        if not first and grid.rows == grids[0].rows:
+            ax.yaxis.set_ticklabels([])
+        if not last and grid.columns == grids[-1].columns:
+            ax.xaxis.set_ticklabels([])
     for k, chart in enumerate(charts):
-        lines_into(figure.add_subplot(places[rows + k, :]), chart, _up_words(chart), legend=True)
+        lines_into(figure.add_subplot(places[rows + k, :]), chart, _up_words(chart))
     return figure
 
 
