@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "results": "errors files",
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",
-    "sources": "errors identity",
+    "sources": "errors files identity",
     "representations": "errors settings arrays identity progress",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from netkin.cli.outputs import as_json
 from netkin.comparing import explain
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
+from netkin.sources.batches import sample
 
 DIGITS = "compare netkin:digits --data digits:test"
 
@@ -217,6 +219,30 @@ def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
     result = netkin(f"{EXPLAINED} --measure ckaa")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "did you mean 'cka'?" in result.stderr
+
+
+def test_several_models_are_compared_each_with_every_other(netkin):
+    line = f"{DIGITS} --layers relu1 --layers fc --examples 100".replace("netkin:digits", "netkin:digits " * 3)
+    result = netkin(f"{line} --save three.netkin --report three.html")
+    assert result.exit_code == 0, result.output
+    assert "3 models, 3 pairs" in result.stdout
+    many = results.load("three.netkin")
+    assert many.models == ("netkin:digits (1)", "netkin:digits (2)", "netkin:digits (3)")
+    models = [load_model("netkin:digits", seed=seed) for seed in (0, 2)]
+    expected = compare(*models, data=sample(load_data("digits:test"), 100), layers=["relu1", "fc"])
+    pair = many["netkin:digits (1)", "netkin:digits (3)"]
+    assert pair["relu1", "fc"] == pytest.approx(expected["relu1", "fc"], abs=1e-6)
+    assert "A map of the models by cka" in Path("three.html").read_text(encoding="utf-8")
+    again = netkin("report three.netkin --out again.html")
+    assert again.exit_code == 0, again.output
+
+
+def test_statistics_stand_beside_no_models(netkin):
+    netkin("collect netkin:digits --data digits:test --examples 50 --layers relu1 --out part.stats")
+    for line in ("compare part.stats netkin:digits netkin:digits", "compare netkin:digits netkin:digits part.stats"):
+        result = netkin(line)
+        assert result.exit_code == 2
+        assert "is a file of statistics, which holds both models; name it alone" in result.stderr
 
 
 @pytest.mark.usefixtures("ray_cluster")

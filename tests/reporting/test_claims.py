@@ -83,6 +83,12 @@ def test_the_page_holds_no_address_and_hostile_words_stay_text():
     assert "Content-Security-Policy" in page
 
 
+def test_the_verdict_stands_first(made):
+    text = claims_page([claim()])
+    assert re.search(r"<thead><tr><th scope=\"col\">verdict</th>", text)
+    assert text.index('<article class="card claim"') < text.index('<p class="first">') < text.index("<blockquote>")
+
+
 def test_a_page_of_nothing_is_refused_and_a_page_is_written_whole(tmp_path):
     with pytest.raises(ValueFault, match="a page of reproductions needs at least one recorded claim; got none."):
         claims_page([])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from netkin.reporting.scales import Scale, contrast, ink, palette, shades
+from netkin.reporting.scales import Scale, contrast, depths, ink, palette, shades
 
 # Viénot, Brettel & Mollon (1999): what people without red or green cones see, in linear sRGB
 RED_BLIND = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
@@ -45,3 +45,7 @@ def test_values_all_alike_lie_in_the_middle():
 def test_a_scale_without_any_value_is_from_0_to_1(made):
     empty = made.table(rows=("a",), values=[[np.nan]], holes={("a", "a"): "constant"}, bounds=(0, np.inf))
     assert (Scale.of(empty).low, Scale.of(empty).high) == (0, 1)
+
+
+def test_lines_in_a_notebook_can_be_seen_on_white_and_on_black():
+    assert all(contrast(colour, page) >= 3 for colour in depths("both") for page in ("#ffffff", "#111111"))

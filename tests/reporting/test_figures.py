@@ -30,7 +30,8 @@ def test_close_is_bright_whatever_the_direction(made):
 
 
 def test_the_bar_names_the_measure_and_its_direction(made):
-    labels = [axes.get_ylabel() for axes in plot(made.comparison()).axes]
+    figure = plot(made.comparison())
+    labels = [axes.get_ylabel() for axes in figure.axes]
     assert "cka (higher is closer)" in labels
     assert "procrustes_distance (lower is closer)" in labels
 
@@ -113,3 +114,26 @@ def test_matplotlibs_global_state_is_left_alone(made):
     plot(made.comparison())
     assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not importlib.import_module("matplotlib.pyplot").get_fignums()
+
+
+def test_a_caption_says_what_is_shown_and_names_of_models_are_written_once(made):
+    figure = plot(made.comparison(*(made.holed(id) for id in ("cka", "nbs", "svcca", "pwcca"))))
+    assert " ".join(figure.get_supxlabel().split()) == (
+        "Layers of seed0 (rows) and of seed1 (columns), on digits, 1,797 examples. Dots mark each row's best match. "
+        "Hatched: no value."
+    )
+    panels = heatmaps(figure)
+    assert [(axes.get_ylabel(), axes.get_xlabel()) for axes in panels] == [
+        ("seed0", ""), ("", ""), ("seed0", "seed1"), ("", "seed1"),
+    ]  # fmt: skip
+    written = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
+    assert [any(labels) for labels in written] == [True, False, True, False]
+    assert plot(made.comparison(), caption=False).get_supxlabel() == ""
+    axes = matplotlib.figure.Figure().add_subplot()
+    assert plot(made.comparison(), "cka", ax=axes).get_supxlabel() == ""
+
+
+def test_every_kind_of_result_has_a_caption(made):
+    assert "run: svcca of the layers at each step" in " ".join(plot(made.series()).get_supxlabel().split())
+    assert plot(made.sweep()).get_supxlabel().startswith("Layers of seed0 and seed1, pair by pair, on digits")
+    assert "Hatched" not in plot(made.sweep()).get_supxlabel()

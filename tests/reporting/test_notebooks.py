@@ -38,6 +38,7 @@ def test_a_series_shows_itself_in_a_notebook(made):
     assert "warning: mind the gap" in shown
     assert "not shown here: cka" in shown
     assert "<script" not in shown
+    assert "background:#fff" not in shown  # a dark notebook stays dark
 
 
 def test_hostile_names_of_a_series_stay_text_in_a_notebook(made):

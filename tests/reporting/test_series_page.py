@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -239,3 +240,14 @@ def test_the_axis_fits_the_steps(steps, logarithmic, ticks):
 def test_few_steps_are_all_spread_and_many_evenly():
     assert spread(StepAxis.of((1, 2, 3)), 6) == [0, 1, 2]
     assert spread(StepAxis.of(tuple(range(51))), 6) == [0, 10, 20, 30, 40, 50]
+
+
+def test_lines_have_bars_where_a_series_has_standard_errors(made):
+    steps = (1, 10, 100)
+    tables = [made.jackknifed(id="svcca", seed=k) for k in range(3)]
+    found = made.series(steps, ("conv1", "conv2", "head"))
+    series = replace(found, comparisons=[made.comparison(t, a=f"run@{s}") for t, s in zip(tables, steps, strict=True)])
+    (chart,) = made.charts_in(page(series))
+    for k, line in enumerate(chart["lines"]):
+        assert line["errors"] == pytest.approx([table.to_errors()[k, k] for table in tables], rel=1e-4)
+    assert len(chart["bars"]) == 9

@@ -88,6 +88,14 @@ def test_medians_are_those_of_torch(count, dtype):
     assert torch.equal(_medians(maps), maps.median(0).values)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_medians_leave_the_rows_as_they_are(width):
+    rows = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
+    before = rows.clone()
+    _medians(rows)
+    assert torch.equal(rows, before)
+
+
 def test_layers_by_twos_and_all_at_once_have_the_same_sums():
     draw = torch.Generator().manual_seed(0)
     maps = {name: torch.randn(90, 3, 4, 4, generator=draw) for name in "abc"} | {

@@ -18,6 +18,7 @@ from netkin.cli.dynamics import dynamics
 from netkin.cli.reproduce import reproduce
 from netkin.cli.running import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
+from netkin.cli.sensitivity import sensitivity
 from netkin.cli.stitch import stitch
 from netkin.cli.training import federate, learn_tasks
 from netkin.cli.transfer import recommend, tasks
@@ -48,8 +49,8 @@ def cli(debug: bool) -> None:
 
 
 COMMANDS = (
-    demo, compare, explain, collect, merge, dynamics, atoms, stitch, tasks, compress, sparsity, recommend, federate,
-    learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
+    demo, compare, explain, collect, merge, dynamics, atoms, stitch, sensitivity, tasks, compress, sparsity,
+    recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

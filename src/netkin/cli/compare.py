@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,11 +16,23 @@ import click
 from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
 from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import REFUSED, Worked, called, read_from_weights, refusing
+from netkin.cli.running import (
+    REFUSED,
+    Worked,
+    called,
+    crashes_refused,
+    described_data,
+    loaded,
+    loaded_models,
+    ray_engine,
+    read_from_weights,
+    refuse_absent_device,
+    refusing,
+)
 from netkin.errors import InflatedWarning, ValueFault
 
 if TYPE_CHECKING:
-    from netkin.results import Comparison
+    from netkin.results import Comparison, Comparisons
 
 
 READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json", "quiet")  # they concern no pass
@@ -30,6 +45,7 @@ READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json
 )
 @click.argument("a", metavar="A|STATISTICS")
 @click.argument("b", required=False)
+@click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
@@ -43,6 +59,7 @@ def compare(
     context: click.Context,
     a: str,
     b: str | None,
+    more: tuple[str, ...],
     save: Path | None,
     report: Path | None,
     figure: Path | None,
@@ -50,49 +67,77 @@ def compare(
     json: bool,
     **options: Any,
 ) -> None:
-    """Compare every layer of model A with every layer of model B.
+    """Compare every layer of model A with every layer of model B, and of several models each with every other.
 
-    Without B, the layers of A are compared with each other. Both models see the same examples, once; all measures are
-    read from that one pass.
+    Without B, the layers of A are compared with each other. All models see the same examples, once; all measures are
+    read from that one pass. Of several models the mean of each pair is printed; the file and the page hold all layers.
 
     STATISTICS is a file that `netkin collect` or `netkin merge` wrote. Measures are read from it as from a pass, and
     neither models nor data are needed.
     """
-    outputs = Outputs(force, a, b, options["data"], engine=options["engine"])
-    outputs.check("--save", save, "comparison")
+    outputs = Outputs(force, a, b, *more, options["data"], engine=options["engine"])
+    outputs.check("--save", save, "comparisons" if more else "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     with warnings.catch_warnings():
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
-        comparison = _read(context, a) if _is_statistics(a, b) else _compared(a, b, options, Worked(save, force))
+        comparison = (
+            _read(context, a) if _is_statistics(a, b, *more) else _compared([a, b, *more], options, Worked(save, force))
+        )
     outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
     outputs.show(lambda: as_json(comparison) if json else str(comparison))
     outputs.finish()
 
 
-def _is_statistics(a: str, b: str | None) -> bool:
-    """Tell whether the first argument is a file of statistics; beside a second argument it is refused."""
-    found = next((one for one in (a, b) if one and held_by(one) == "statistics"), None)
-    if found and b:
+def _is_statistics(a: str, *others: str | None) -> bool:
+    """Tell whether the first argument is a file of statistics; beside other arguments it is refused."""
+    found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
+    if found and any(others):
         raise click.UsageError(
             f"{found!r} is a file of statistics, which holds both models; name it alone. `netkin merge` joins parts."
         )
     return found is not None
 
 
-def _compared(a: str, b: str | None, options: dict[str, Any], place: Worked) -> Comparison:
-    """Return the comparison of two models, from one pass over the data."""
+def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worked) -> Comparison | Comparisons:
+    """Return the comparison of two models, or of all pairs of several, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
+    a, b, *more = specs
+    assert a is not None
     if options["data"] is None and not read_from_weights(options["measures"]):
         refuse_result(a)
         raise click.UsageError(
             "--data is missing: models need examples to run on."
             + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
         )
+    if more:
+        return _all_compared([one for one in specs if one], options, place)
     return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
+
+
+def _all_compared(specs: Sequence[str], options: dict[str, Any], place: Worked) -> Comparisons:
+    """Return the comparisons of all pairs of several models."""
+    from netkin.comparing import compare_many
+
+    data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
+    times = Counter(specs)
+    names = [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
+    address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
+    if options["engine"] == "ray":  # which loads models and data where they are used
+        options["engine"] = ray_engine(address, gpus, place)
+        described = data and described_data(data, batch_size, options, balanced)
+        return compare_many(dict(zip(names, specs, strict=True)), data=described, **options)
+    if options["device"] == "cuda" and options["engine"] == "distributed":
+        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
+    refuse_absent_device(options["device"])
+    models = loaded_models(specs)
+    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
+    with crashes_refused(specs, models):
+        return compare_many(dict(zip(names, models, strict=True)), data=batches, **options)
 
 
 def _read(context: click.Context, path: str) -> Comparison:

@@ -56,23 +56,31 @@ class Amount(click.ParamType):
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
 @click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
+@click.option("--report", type=FILE, help="Write a page for the browser to this file, as small.html.")
+@click.option("--figure", type=FILE, help="Draw shares kept and accuracy into this file, as small.png.")
 @FORCE
 @QUIET
 @JSON
 @refusing
-def compress(model: str, save: Path | None, force: bool, json: bool, **options: Any) -> None:
+def compress(
+    model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
+) -> None:
     """Restrict layers of MODEL to the few directions of their inputs that matter, and show what that saves.
 
-    Each layer becomes two smaller ones. The file that --save writes is read by `nk.load(FILE, model)`.
+    Each layer becomes two smaller ones. The file that --save writes is a model for every
+    command, as in netkin:digits@small.netkin.
     """
     from netkin.applications.compression import save_compressed
 
     outputs = Outputs(force, model, options["against"], options["data"], options["test"])
     outputs.check("--save", save, "compressed")
+    outputs.check("--report", report, "page")
+    outputs.check("--figure", figure, "figure")
     small = _compressed(model, **options)
     table: Any = small.compression
-    click.echo(as_json(table.to_header()) if json else str(table))
     outputs.write(save, partial(save_compressed, small), f"saved to {save}")
+    outputs.draw(table, report, figure)
+    click.echo(as_json(table.to_document()) if json else str(table))
     outputs.finish()
 
 

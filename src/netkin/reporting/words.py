@@ -7,14 +7,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from netkin.errors import NoValue
 from netkin.reporting.grids import partners
-from netkin.results import Comparison, Match, Series, Trend, Values
+from netkin.results import Comparison, Comparisons, Federation, Match, Ranking, Series, Trend, Values
 from netkin.results.labels import (
     LONGEST,
+    NOT_ASKED,
     brief,
     column_label,
     has_classes,
@@ -25,6 +27,7 @@ from netkin.results.labels import (
     told_apart,
 )
 from netkin.results.text import worth_of
+from netkin.results.weight_sparsity import SparsityStudy
 
 SHOWN_NAMES = 12  # of layers that are listed with a reason
 _OF_A_LAYER = re.compile(r"(?:layer )?(?P<quote>['\"])(?P<name>.+?)(?P=quote) is ")
@@ -201,6 +204,52 @@ def _agreement(comparison: Comparison, table: Values, best: Mapping[str, Match],
 def _cut(name: str, limit: int) -> str:
     head = limit // 2
     return name if len(name) <= limit else f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
+
+
+def figure_caption(results: Any) -> str:
+    """Return what a figure shows, on which data, and what its marks mean.
+
+    It is of a comparison, several, a series, a ranking, a federation, ways to learn tasks, or a sparsity study.
+    """
+    if isinstance(results, Comparison):
+        return _comparison_caption(results)
+    if isinstance(results, Comparisons):
+        first = next(iter(results.values()))
+        return f"Means over layers of every pair of {len(results.models)} models{_on(first)}. Hatched: no value."
+    if isinstance(results, Series):
+        final = results.comparisons[-1]
+        lines = f"Below, each with its own final state; the last {results.unit}, drawn faintly, is so by construction."
+        what = f"the layers at each {results.unit} (rows) with those at the final one (columns)"
+        return f"{results.run}: {', '.join(results.measures)} of {what}{_on(final)}. {lines}"
+    if isinstance(results, Ranking):
+        return f"Scores of {len(results)} models{_on(results)}; bars are 95 % intervals over examples."
+    if isinstance(results, Federation):
+        return f"{results.title}: accuracy of each client by round, and how alike the clients are."
+    if isinstance(results, SparsityStudy):
+        return "Weights that are left, debiased CKA between layers, and accuracy after pruning, as far as measured."
+    return "Accuracy on each task (columns) after each task (rows), mean over seeds. Hatched: no value."
+
+
+def _on(result: Any) -> str:
+    return "" if getattr(result, "needs_no_data", False) else f", on {result.data}, {result.examples:,} examples"
+
+
+def _comparison_caption(comparison: Comparison) -> str:
+    names = told_apart([comparison.a, comparison.b])
+    a, b = names[comparison.a], names[comparison.b]
+    if has_networks(comparison):
+        what = f"Each of {len(comparison.layers_a)} networks with every other"
+    elif has_classes(comparison):
+        what = "Layers (rows) and the logits of classes (columns)"
+    elif listing(comparison):
+        what = f"Layers of {a} and {b}, pair by pair"
+    else:
+        what = f"Layers of {a} (rows) and of {b} (columns)"
+    best = any(table.axes == ("layer", "layer") for table in comparison.tables.values()) and not listing(comparison)
+    marks = [" Dots mark each row's best match."] if best else []
+    reasons = {reason for table in comparison.tables.values() for reason in table.holes.values()}
+    marks += [" Hatched: no value."] if reasons - {NOT_ASKED} else []
+    return f"{what}{_on(comparison)}.{''.join(marks)}"
 
 
 # --- the order in which layers settle ---------------------------------------------------------------------------------

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
 from typing import Any
 
-from netkin import __version__
+from netkin import __version__, files
 from netkin.errors import UnknownName, did_you_mean
+from netkin.results.packing import plain
 from netkin.results.records import checked, now, optional
+
+KIND = "compressed"
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,16 @@ class Compression:
         return len(self.layers)
 
     def __str__(self) -> str:
-        return "\n".join(
-            [self._heading(), *_aligned([_HEAD, *map(_cells, self.layers)]), self._whole(), *self._notes()]
-        )
+        return "\n".join([self._heading(), *_aligned([_HEAD, *self.cells()]), self._whole(), *self.notes])
+
+    @property
+    def conclusion(self) -> str:
+        """What was saved and what it cost, in a sentence."""
+        return f"{self._heading()}: {self._whole().partition(': ')[2]}."
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows of the table in words: layer, width, parameters, multiply-adds, variance and accuracy."""
+        return [_cells(row) for row in self.layers]
 
     def to_pandas(self) -> Any:
         """Return the table as a data frame, a row for each layer."""
@@ -88,6 +100,14 @@ class Compression:
         names = [one.name for one in fields(CompressedLayer)]
         rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
         return pandas.DataFrame(rows, columns=names).set_index("layer")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the record as JSON knows it; `nk.load` opens it again, without the network's weights."""
+        return {"kind": KIND, "format": files.FORMAT} | plain(asdict(self))
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:
+        """Return what layers keep, and the accuracy after each, as a matplotlib figure, written to `path` if given."""
+        return import_module("netkin.reporting").plot(self, path=path, overwrite=overwrite)
 
     def to_header(self) -> dict[str, Any]:
         """Return the record as plain values that a file's header can hold."""
@@ -110,9 +130,16 @@ class Compression:
             return f"whole network: {size}"
         return f"whole network: {size}, accuracy {self.accuracy_before:.4f} → {self.accuracy_after:.4f}"
 
-    def _notes(self) -> Iterator[str]:
-        for note in dict.fromkeys(note for row in self.layers for note in row.notes):
-            yield f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}"
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers alone do not say, each sentence after the layers that it is about."""
+        said = dict.fromkeys(note for row in self.layers for note in row.notes)
+        return tuple(f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
+
+
+def compression_from(content: Mapping[str, Any]) -> Compression:
+    """Return the record that `to_document` described."""
+    return Compression.from_header({name: value for name, value in content.items() if name not in ("kind", "format")})
 
 
 _HEAD = ["layer", "width", "parameters", "multiply-adds", "variance", "accuracy"]

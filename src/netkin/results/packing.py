@@ -18,6 +18,7 @@ from netkin.results.records import checked, plain_fields, typed
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
     from netkin.results.comparisons import Comparisons
+    from netkin.results.compression import Compression
     from netkin.results.federation import Federation
     from netkin.results.ranking import Ranking
     from netkin.results.series import Series
@@ -170,7 +171,15 @@ def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> Facts:
 
 
 def document(
-    result: Comparison | Comparisons | Series | Ranking | Federation | SparsityStudy | TaskAccuracies | TaskEnsembles,
+    result: Comparison
+    | Comparisons
+    | Series
+    | Ranking
+    | Federation
+    | Compression
+    | SparsityStudy
+    | TaskAccuracies
+    | TaskEnsembles,
 ) -> Facts:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.
 
@@ -289,6 +298,7 @@ READERS: dict[str, tuple[str, str, int]] = {
 }
 # who makes results of the documents of other kinds
 DOCUMENTS: dict[str, tuple[str, str]] = {
+    "compressed": ("netkin.results.compression", "compression_from"),
     "federation": ("netkin.results.federation", "federation_from"),
     "sparsity": ("netkin.results.weight_sparsity", "sparsity_from"),
     "task accuracies": ("netkin.results.task_accuracies", "tasks_from"),

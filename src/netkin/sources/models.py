@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from netkin.errors import SourceError, did_you_mean
+from netkin.errors import FileFault, SourceError, did_you_mean
+from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
 from netkin.sources.names import call, find_function
 from netkin.sources.pretrained import load_huggingface
 from netkin.sources.reading import refusing_unreadable
 from netkin.sources.weights import load_weights
+
+# who rebuilds a compressed model from its file and the original network; imported when one is asked for
+COMPRESSED = ("netkin.applications.compression", "load_compressed")
 
 
 def load_model(spec: str, seed: int = 0) -> nn.Module:
@@ -26,8 +31,9 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
 
     - `BUILDER[@WEIGHTS]`. The builder is `netkin:NAME[,option=value]`, one of our reference architectures, or
       `package.module:function`, which is called without arguments and may lie in the current directory. The weights are
-      a `.safetensors` file or a state dict saved by torch. Without weights the model has fresh ones, drawn from `seed`,
-      and results say so; torch's own random numbers go on undisturbed.
+      a `.safetensors` file or a state dict saved by torch, or a compressed model as `nk.save_compressed` writes it,
+      for which the builder makes the original network. Without weights the model has fresh ones, drawn from `seed`, and
+      results say so; torch's own random numbers go on undisturbed.
     - `hf:DIR`, a Hugging Face model in the folder that `save_pretrained` wrote.
     - the path of an exported program, which ends in `.pt2`.
 
@@ -64,6 +70,9 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
     model, draws = seeded(partial(_watched, _builder(builder)), seed)
+    if weights and _is_compressed(Path(weights).expanduser()):
+        module, function = COMPRESSED
+        return getattr(import_module(module), function)(Path(weights).expanduser(), model)
     if weights:
         load_weights(model, Path(weights).expanduser(), name=builder)
     elif draws:
@@ -71,6 +80,14 @@ def _loaded(spec: str, seed: int) -> nn.Module:
         remark = f"{spec!r} was given no weights, so they are random, drawn from seed {seed}{unless}."
         _drawn[model] = remark, _versions(model)
     return model
+
+
+def _is_compressed(path: Path) -> bool:
+    """Tell whether a file holds a compressed model, by the header that netkin writes."""
+    try:
+        return path.is_file() and read_header(path)["kind"] == "compressed"
+    except FileFault:  # weights of others
+        return False
 
 
 def _watched(builder: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:

@@ -172,7 +172,7 @@ def _medians(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
         return rows.median(0).values
     middle = (len(rows) - 1) // 2
-    units = np.ascontiguousarray(rows.flatten(1).numpy().T)
+    units = np.array(rows.flatten(1).numpy().T, order="C")  # a copy: rows of one unit would be sorted in place
     units.partition(middle, axis=1)
     return torch.from_numpy(units[:, middle].copy()).reshape(rows.shape[1:])
 

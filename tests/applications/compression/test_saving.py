@@ -125,3 +125,28 @@ def test_a_compressed_model_is_not_written_over_something_else(small, tmp_path):
     with pytest.raises(FileFault, match="this would write over '.*weights.pt', which holds no compressed model"):
         nk.save_compressed(small, tmp_path / "weights.pt")
     nk.save_compressed(small, tmp_path / "weights.pt", overwrite=True)
+
+
+def test_a_file_of_a_compressed_model_is_a_model_wherever_one_is_named(small, images, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    found = nk.load_model(f"netkin:digits@{tmp_path / 'small.netkin'}")
+    torch.testing.assert_close(found(images), small.eval()(images))
+    assert found.compression == small.compression
+    assert not found.training
+    again = nk.compress(found, ["conv1"], k=1, data=images)
+    assert [part.layer for part in again.compression.replaced] == ["fc", "conv4", "conv2", "conv1"]
+
+
+def test_the_file_of_another_network_is_refused_by_name(small, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    with pytest.raises(FileFault, match="small.netkin' does not fit this model: .* build the architecture"):
+        nk.load_model(f"netkin:tiny10@{tmp_path / 'small.netkin'}")
+
+
+def test_a_damaged_file_of_a_compressed_model_is_refused(small, tmp_path):
+    nk.save_compressed(small, tmp_path / "small.netkin")
+    contents = bytearray((tmp_path / "small.netkin").read_bytes())
+    contents[-1] ^= 1
+    (tmp_path / "small.netkin").write_bytes(contents)
+    with pytest.raises(FileFault, match="is damaged"):
+        nk.load_model(f"netkin:digits@{tmp_path / 'small.netkin'}")

@@ -15,9 +15,7 @@ from netkin import files
 from netkin.applications.compression.factoring import empty_factors, put, refuse_hooked, refuse_unfit
 from netkin.errors import FileFault, ValueFault
 from netkin.representations.layers import modules, unwrapped
-from netkin.results.compression import Compression, TakenApart
-
-KIND = "compressed"
+from netkin.results.compression import KIND, Compression, TakenApart
 
 
 def save_compressed(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

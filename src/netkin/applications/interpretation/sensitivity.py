@@ -41,6 +41,7 @@ def class_sensitivity(
     device: torch.device | str | None = None,
     transform: Transform | None = None,
     forward: Forward | None = None,
+    name: str = "layers",
     progress: ProgressOption = None,
 ) -> Comparison:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
@@ -63,10 +64,11 @@ def class_sensitivity(
         examples: the number of examples after which the pass ends.
         shape: what one example is (see `nk.shapes`).
         memory: the most bytes that statistics may take.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that some measures read.
         device: where the model runs.
         transform: a function of the inputs.
         forward: a function ``forward(model, batch)`` that runs the model.
+        name: what the result calls the model.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -76,7 +78,7 @@ def class_sensitivity(
         (('cat', 'dog', 'car'), 1.0)
     """
     logits = Logits(classes, names, forward)
-    rows = ModelRunner("layers", model, layers, shape, logits.run, transform, device)
+    rows = ModelRunner(name, model, layers, shape, logits.run, transform, device)
     with showing(progress):
         comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()

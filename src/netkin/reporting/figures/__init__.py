@@ -11,6 +11,7 @@ import numpy as np
 from netkin.errors import ShapeError, ValueFault
 from netkin.reporting.charts import Axis, Chart, Line, axis_up
 from netkin.reporting.figures.drawing import (
+    caption_below,
     empty_figure,
     kind_of,
     lines_into,
@@ -21,6 +22,7 @@ from netkin.reporting.figures.drawing import (
 )
 from netkin.reporting.figures.layouts import (
     comparison_figure,
+    compression_figure,
     federation_figure,
     ranking_figure,
     ranking_into,
@@ -31,7 +33,9 @@ from netkin.reporting.figures.layouts import (
     task_figure,
 )
 from netkin.reporting.scales import depths
+from netkin.reporting.words import figure_caption
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
+from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 
@@ -42,6 +46,7 @@ def plot(
     | Ranking
     | Federation
     | SparsityStudy
+    | Compression
     | TaskAccuracies
     | Sequence[TaskAccuracies],
     measure: str | None = None,
@@ -50,6 +55,7 @@ def plot(
     *,
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
+    caption: bool = True,
     overwrite: bool = False,
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
@@ -70,6 +76,7 @@ def plot(
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
+        caption: Whether to say below what is shown, on which data; never below axes of yours.
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
@@ -85,10 +92,14 @@ def plot(
         figure = _of_ranking(results, measure, ax)
     elif isinstance(results, SparsityStudy):
         figure = sparsity_figure(results)
+    elif isinstance(results, Compression):
+        figure = compression_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
         figure = comparison_figure(results, measure, ax, steps, profile)
     else:
         figure = _of_training(results, measure, ax, steps)
+    if caption and ax is None:
+        caption_below(figure, figure_caption(results))
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure

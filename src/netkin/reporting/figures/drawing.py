@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +94,13 @@ def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
     write_words(bar.set_label, f"{grid.id} ({grid.scale.better})", fontsize=8)
 
 
+def caption_below(figure: Any, words: str) -> None:
+    """Write a caption below everything, in lines that are as long as the figure is wide."""
+    letters = max(40, int(figure.get_size_inches()[0] * 17))
+    text = "\n".join(textwrap.wrap(words, letters))
+    write_words(figure.supxlabel, text, fontsize=8, x=0.01, ha="left")
+
+
 def _hatch(ax: Any, grid: Grid) -> None:
     """Hatch what has no value."""
     rectangle = matplotlib("matplotlib.patches").Rectangle
@@ -127,7 +135,7 @@ def lines_into(ax: Any, chart: Chart, up: str = "", *, marks: str = MARKS, legen
     ax.tick_params(labelsize=7, width=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 if legend is None else legend:
-        _name_lines(ax, chart.lines)
+        _name_lines(ax, chart.lines, beside=chart.along is not None)
 
 
 def _line_into(ax: Any, chart: Chart, k: int, line: Line, mark: str) -> None:
@@ -171,12 +179,13 @@ def _number_axis(ax: Any, chart: Chart) -> None:
         ax.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _name_lines(ax: Any, lines: Sequence[Line]) -> None:
-    """List few lines in a legend; of many, name some beside a bar of their colours."""
+def _name_lines(ax: Any, lines: Sequence[Line], beside: bool) -> None:
+    """List few lines in a legend, inside or `beside` the axes; of many, name some beside a bar of their colours."""
     names = shortened([line.name for line in lines])
     if len(lines) <= LISTED:
         handles, _ = ax.get_legend_handles_labels()
-        legend = ax.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+        place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}
+        legend = ax.legend(handles, names, fontsize=7, frameon=False, **place)
         for text in legend.get_texts():
             text.set_parse_math(False)
         return

@@ -33,6 +33,7 @@ from netkin.reporting.figures.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
+from netkin.reporting.page.compression_page import compression_charts
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.ranking_page import ranked_places
 from netkin.reporting.page.task_page import way_names
@@ -40,6 +41,7 @@ from netkin.reporting.scales import depths
 from netkin.reporting.words import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.clusters import distances_of
+from netkin.results.compression import Compression
 from netkin.results.labels import is_worth
 from netkin.results.packing import plain
 from netkin.results.text import has_errors
@@ -123,9 +125,14 @@ def _panels(grids: Sequence[Grid], names: tuple[str, str], profiled: Profiled | 
     places = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     for place, grid in enumerate(grids):
         ax = figure.add_subplot(places[divmod(place, columns)])
-        bar_beside(ax, heatmap_into(ax, grid, names), grid)
+        first, last = place % columns == 0, place + columns >= len(grids)  # names are written once for all panels
+        bar_beside(ax, heatmap_into(ax, grid, (names[0] if first else "", names[1] if last else "")), grid)
+        if not first and grid.rows == grids[0].rows:
+            ax.yaxis.set_ticklabels([])
+        if not last and grid.columns == grids[-1].columns:
+            ax.xaxis.set_ticklabels([])
     for k, chart in enumerate(charts):
-        lines_into(figure.add_subplot(places[rows + k, :]), chart, _up_words(chart), legend=True)
+        lines_into(figure.add_subplot(places[rows + k, :]), chart, _up_words(chart))
     return figure
 
 
@@ -312,6 +319,15 @@ def task_figure(given: Sequence[Any], ax: Any) -> Any:
     grids = [replace(grid_of(way.table()), id=label) for label, way in zip(labels, records, strict=True)]
     names = ("after task", "on task")
     return _panels(grids, names, None) if ax is None else _inside(ax, grids, names)
+
+
+def compression_figure(table: Compression) -> Any:
+    """Return a figure of what layers keep, and of the accuracy after each."""
+    charts = compression_charts(table)
+    figure = empty_figure(max(4.6, 0.4 * len(table) + 2.5), 2.6 * len(charts))
+    for k, chart in enumerate(charts, start=1):
+        lines_into(figure.add_subplot(len(charts), 1, k), chart, chart.title)
+    return figure
 
 
 def sparsity_figure(study: SparsityStudy) -> Any:

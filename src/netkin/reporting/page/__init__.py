@@ -10,12 +10,14 @@ from typing import Any
 from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.page.comparison_page import comparison_page
+from netkin.reporting.page.compression_page import compression_page
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.ranking_page import ranking_page
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.sparsity_page import sparsity_page
 from netkin.reporting.page.task_page import Record, task_page
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
+from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 ENDINGS = (".html", ".htm")
@@ -27,6 +29,7 @@ Results = (
     | Ranking
     | Federation
     | SparsityStudy
+    | Compression
     | Record
     | Iterable[Comparison]
     | Iterable[Record]
@@ -59,6 +62,8 @@ def page(results: Results) -> str:
         return ranking_page(results)
     if isinstance(results, SparsityStudy):
         return sparsity_page(results)
+    if isinstance(results, Compression):
+        return compression_page(results)
     if isinstance(results, Federation):
         return federation_page(results)
     records = task_records(results)

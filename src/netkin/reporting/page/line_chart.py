@@ -133,9 +133,12 @@ def tick_names(chart: Chart) -> Iterator[Markup]:
         yield tag("span", tick_text(value), class_="tick", style=style, aria_hidden="true")
     slanted = "transform:rotate(-38deg);transform-origin:100% 0;right:calc(100% - {at:.4g}% - 4px)"
     upright = "transform:translateX(-50%);left:{at:.4g}%"
-    for k, (place, short, full) in enumerate(chart.ticks()):
+    ticks = chart.ticks()
+    for k, (place, short, full) in enumerate(ticks):
         where = (upright if chart.along else slanted).format(at=100 * place)
-        kind = "tick across" if k % 2 == 0 else "tick across second"  # every other one where there is little room
+        kind = (
+            "tick across second" if k % 2 and len(ticks) > 6 else "tick across"
+        )  # left out where there is little room
         style = f"{TICK};top:calc(100% + 8px);{where}"
         yield tag("span", short, class_=kind, style=style, aria_hidden="true", title=full if full != short else None)
 

@@ -17,6 +17,7 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
+    folded_note,
     footer,
     header,
     identity,
@@ -129,7 +130,9 @@ def _main(
     yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
     if ways:
         yield tag("h2", "What was learnt and what was forgotten", class_="quiet")
-        yield tag("div", _ways_table(ways, labels), tag("p", MEANING, class_="facts-line"), class_="card")
+        yield tag(
+            "div", _ways_table(ways, labels), folded_note("What ACC, BWT and FWT are", tag("p", MEANING)), class_="card"
+        )
         yield tag("div", figure_of_curve(SO_FAR, so_far_curve(ways, labels)), class_="card")
         figures = [_heatmap(*one) for one in zip(range(len(ways)), labels, grids, strict=True)]
         yield tag("section", tag("h2", "Accuracy on each task after each"), tag("div", *figures, class_="cards"),

@@ -1,0 +1,71 @@
+"""The page and the figure of a compression, and its document."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+import netkin as nk
+from netkin.errors import ValueFault
+from netkin.reporting.page import page
+from netkin.reporting.page.compression_page import compression_charts
+from netkin.results.compression import CompressedLayer, Compression, TakenApart
+
+
+@pytest.fixture
+def table():
+    rows = (
+        CompressedLayer("fc", "Linear", 64, 16, 650, 1204, 640, 1184, 0.9, 0.95, ("saves no parameters.",)),
+        CompressedLayer("<conv>", "Conv2d", 32, 8, 1000, 250, 4000, 1000, 0.5, 0.75),
+    )
+    return Compression(
+        layers=rows, against="logits", projection="least_squares", order="at once", examples=1437,
+        parameters_before=2000, parameters_after=1500, accuracy_before=0.97, accuracy_after=0.75,
+        replaced=(TakenApart("fc", 16, False, True),), data="digits:train",
+        provenance={"weights": "ab12", "torch": "2.4"},
+    )  # fmt: skip
+
+
+def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path):
+    text = nk.report(table, tmp_path / "small.html").read_text(encoding="utf-8")
+    assert "2 layers compressed" in text
+    assert "2,000 → 1,500 parameters (75%), accuracy 0.9700 → 0.7500." in text
+    assert "fc: saves no parameters." in text
+    assert "&lt;conv&gt;" in text
+    assert "<conv>" not in text
+    assert "ab12" in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert data["document"]["layers"][1]["kept"] == 8
+    assert data["table"][0][:3] == ["layer", "kind", "width"]
+
+
+def test_the_charts_are_the_shares_of_each_layer(table):
+    kept, right = compression_charts(table)
+    assert {line.name: list(line.values) for line in kept.lines} == {
+        "directions": [16 / 64, 8 / 32], "parameters": [1204 / 650, 0.25], "multiply-adds": [1184 / 640, 0.25],
+        "variance held": [0.9, 0.5],
+    }  # fmt: skip
+    assert list(right.places) == ["as it was", "fc", "<conv>"]
+    assert list(right.lines[0].values) == [0.97, 0.95, 0.75]
+    figure = table.plot()
+    assert len(figure.axes) == 2
+    assert figure.axes[1].lines[0].get_ydata().tolist() == [0.97, 0.95, 0.75]
+
+
+def test_without_labels_there_is_no_accuracy(table):
+    rows = tuple(replace(row, accuracy=None) for row in table)
+    unlabelled = replace(table, layers=rows, accuracy_before=None, accuracy_after=None)
+    assert [chart.title for chart in compression_charts(unlabelled)] == ["share kept"]
+    assert "accuracy 0" not in page(unlabelled)
+    assert unlabelled.conclusion.endswith("2,000 → 1,500 parameters (75%).")
+
+
+def test_its_document_opens_again(table, tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(nk.document(table)))
+    assert nk.load(tmp_path / "small.json") == table
+
+
+def test_it_shares_no_page(table):
+    with pytest.raises(ValueFault, match="got Compression"):
+        page([table, table])
