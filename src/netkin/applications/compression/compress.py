@@ -81,8 +81,8 @@ def compress(
 
     One of three says how many directions are kept. `k` is a number, a share of the layer's width such as 0.35, or a
     mapping from layers to these. `variance` is the share of the input's variance that is to be held. `accuracy_drop`
-    is by how much the share of right answers may fall, shared out evenly over the layers one after the other; k is then
-    searched by halving. Right answers are counted on `test`, or on `data`.
+    is by how much the accuracy may fall, shared out evenly over the layers one after the other; k is then
+    searched by halving. Accuracy is measured on `test`, or on `data`.
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
     directions taken from the network as compressed so far. The table is the copy's attribute `compression`; the
@@ -94,11 +94,11 @@ def compress(
         data: a loader, an iterable of batches or one array of inputs.
         k: directions to keep, or their share, for all layers or by layer.
         variance: the share of the input's variance to hold.
-        accuracy_drop: by how much the share of right answers may fall.
+        accuracy_drop: by how much the accuracy may fall, as a share of the examples.
         against: "logits", or another model, whose same layers are compared with.
         projection: "least_squares" or "orthogonal".
         order: "at_once" or "from_the_top".
-        test: the examples on which right answers are counted; by default `data`.
+        test: labelled examples for the accuracy; by default `data`.
         cut: the share of variance in which SVCCA looks for directions.
         examples: how many examples of `data` are read.
         forward: a function ``forward(model, batch)`` that runs the model.
@@ -249,7 +249,7 @@ class Work:
         return collected(net, names, self.data, self.other, self.feeding)
 
     def _accuracy(self, net: nn.Module) -> float | None:
-        """Return the share of right answers on the test data, or on the data; None where these have no labels."""
+        """Return the accuracy on the test data, or on the data; None where these have no labels."""
         if self.test is not None:
             return accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
         return accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
@@ -259,7 +259,7 @@ class Work:
             needed = what == "test" or self.size.accuracy_drop is not None
             if data is not None and needed and not has_labels(data):
                 raise ValueFault(
-                    f"right answers are counted on `{what}`, whose batches have no labels; give batches "
+                    f"the accuracy is measured on `{what}`, whose batches have no labels; give batches "
                     "`(inputs, labels)`, the labels whole numbers."
                 )
 

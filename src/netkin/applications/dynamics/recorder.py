@@ -47,7 +47,7 @@ class DynamicsRecorder:
 
     Args:
         model: the model that is trained.
-        probe: the examples it is looked at on.
+        probe: the examples on which it is probed.
         layers: which layers (see `nk.layers`).
         measures: one measure or several.
         shape: what one example is (see `nk.shapes`).
@@ -144,7 +144,7 @@ class DynamicsRecorder:
         return self._progress[-1]
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
-        """Be a hook of `nk.train`: look at the model before its first step."""
+        """Be a hook of `nk.train`: probe the model before its first step."""
         if not self._moments:
             self.probe(0, anyway=True)
 
@@ -245,7 +245,7 @@ class DynamicsRecorder:
         changed = [name for name in {**before, **states} if (name in before) != (name in states)]
         if changed:
             raise ForwardError(
-                f"layer {changed[0]!r} was looked at in only one of the {self.unit}s {self.steps[-1]} and {step}; "
+                f"layer {changed[0]!r} was recorded at only one of the {self.unit}s {self.steps[-1]} and {step}; "
                 "choose `layers` that run at every probe, and the same when you go on from a file."
             )
         for name, state in states.items():

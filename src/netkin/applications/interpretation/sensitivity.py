@@ -67,7 +67,7 @@ def class_sensitivity(
         examples: the number of examples after which the pass ends.
         shape: what one example is (see `nk.shapes`).
         memory: the most bytes that statistics may take.
-        seed: of the sample of rows that some measures look at.
+        seed: seed of the sample of rows that some measures read.
         device: where the model runs.
         transform: a function of the inputs.
         forward: a function ``forward(model, batch)`` that runs the model.

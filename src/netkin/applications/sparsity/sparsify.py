@@ -170,9 +170,7 @@ def _overall(layers: Mapping[str, Layer], scores: Scores, kept: int, method: str
     joined = torch.cat([own.flatten() for own in scores.values()])
     if not torch.isfinite(joined).all():
         bad = int((~torch.isfinite(joined)).sum())
-        raise ValueFault(
-            f"{bad:,} of {joined.numel():,} scores of {method!r} are not finite; look at weights and data."
-        )
+        raise ValueFault(f"{bad:,} of {joined.numel():,} scores of {method!r} are not finite; check weights and data.")
     if not joined.any():
         raise ValueFault(
             f"all {joined.numel():,} scores of {method!r} are zero, so that weights can't be ranked"

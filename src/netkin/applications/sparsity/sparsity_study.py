@@ -143,7 +143,7 @@ def _by_name(models: Any) -> dict[str, nn.Module]:
         kind = type(models).__name__
         raise ValueFault(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
     if not models:
-        raise ValueFault("there are no networks to look at; give one, or several by name.")
+        raise ValueFault("there are no networks to study; give one, or several by name.")
     if "sparsity" in models:
         raise ValueFault("'sparsity' is the name of the pruned shares in the study; call the network something else.")
     return dict(models)
