@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench docs figures clean
+.PHONY: help demo test quick check format bench docs figures clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, wri
 
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
 	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+quick: $(VENV)/.dev  ## run the tests that are not marked slow, about two minutes on two cores
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import settings
 import netkin.errors
 from netkin.errors import InflatedWarning
 from netkin.measures import measures
+from netkin.training import trained_digits_net
 from worlds import Worlds
 
 # the same examples in every run, and none kept on disk
@@ -50,6 +53,24 @@ def ray_cluster():
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
         yield Cluster()
     ray.shutdown()
+
+
+@cache
+def _trained(seed, epochs):
+    return trained_digits_net(seed, epochs)
+
+
+@pytest.fixture
+def shared_nets(monkeypatch):
+    """Let `netkin.training.trained_digits_net` train each network once for all tests of a process, and hand out copies.
+
+    Training is a function of the seed and the epochs, which tests/training holds it to.
+    """
+
+    def copied(seed, epochs=12, progress=None):
+        return trained_digits_net(seed, epochs, progress) if progress else deepcopy(_trained(seed, epochs))
+
+    monkeypatch.setattr("netkin.training.trained_digits_net", copied)
 
 
 # importing it registers measures, which only the tests of plug-ins want

@@ -13,6 +13,7 @@ from docs import gallery, site_pages
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", site_pages.NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:.*zmq|.*event loop:Warning")
 def test_a_notebook_runs_and_its_page_shows_what_it_gives(path):

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, weights
+from late_packages import lightning as pl
+from late_packages import transformers
 from netkin.errors import FileFault, MissingExtra, ValueFault
 from netkin.integrations.huggingface import freezing_callback as trainer_callback
 from netkin.integrations.lightning import freezing_callback as lightning_callback
 from netkin.sources.architectures import seeded
 
-pl = pytest.importorskip("lightning.pytorch")
-transformers = pytest.importorskip("transformers")
 BATCHES = data(8)
 SIMILARITY = {"probe": BATCHES[0][0], "threshold": 0.8, "patience": 1, "past": 1, "every": 1}
 SCHEDULES = [("linear", {}), ({"conv2": 0.5}, {}), ("similarity", SIMILARITY)]
@@ -40,22 +40,27 @@ def with_prefix(schedule, prefix):
 # --- Lightning --------------------------------------------------------------------------------------------------------
 
 
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = seeded(Net, 0)
+def in_lightning():
+    """Return the network as a module of Lightning."""
 
-    def forward(self, images):
-        return self.net(images)
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = seeded(Net, 0)
 
-    def training_step(self, batch, number):
-        return cross_entropy(self.net(batch[0]), batch[1])
+        def forward(self, images):
+            return self.net(images)
 
-    def validation_step(self, batch, number):
-        self.log("loss", cross_entropy(self.net(batch[0]), batch[1]))
+        def training_step(self, batch, number):
+            return cross_entropy(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self):
-        return sgd(self)
+        def validation_step(self, batch, number):
+            self.log("loss", cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            return sgd(self)
+
+    return Module()
 
 
 def fit(module, callback, folder, epochs=2, **options):
@@ -77,7 +82,7 @@ def test_lightning_trains_as_the_plain_loop_does(tmp_path, schedule, options):
     with nk.FreezeTraining(net, schedule, steps=8, **options) as freezing:
         train(net, sgd(net), freezing, twice)
         frozen = [f"net.{name}" for name in freezing.frozen]
-    module, callback = Module(), lightning_callback(with_prefix(schedule, "net."), **options)
+    module, callback = in_lightning(), lightning_callback(with_prefix(schedule, "net."), **options)
     seen = []
     callback.on_train_epoch_end = lambda *_: seen.extend(callback.freezing.frozen)
     fit(module, callback, tmp_path)
@@ -91,7 +96,7 @@ def test_lightning_trains_as_the_plain_loop_does(tmp_path, schedule, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule, options", SCHEDULES[::2], ids=["linear", "similarity"])
 def test_lightning_resumes_with_what_was_frozen(tmp_path, schedule, options):
-    whole, callback = Module(), lightning_callback(schedule, **options)
+    whole, callback = in_lightning(), lightning_callback(schedule, **options)
     fit(whole, callback, tmp_path)
 
     class Stop(pl.Callback):
@@ -106,8 +111,8 @@ def test_lightning_resumes_with_what_was_frozen(tmp_path, schedule, options):
             max_epochs=2, min_epochs=1, callbacks=[half, Stop()], accelerator="cpu", logger=False,
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
             enable_checkpointing=False,
-        ).fit(Module(), DataLoader(BATCHES[:4], batch_size=None))  # fmt: skip
-    resumed, later = Module(), lightning_callback(schedule, **options)
+        ).fit(in_lightning(), DataLoader(BATCHES[:4], batch_size=None))  # fmt: skip
+    resumed, later = in_lightning(), lightning_callback(schedule, **options)
     fit(resumed, later, tmp_path, ckpt_path=tmp_path / "half.ckpt")
     assert half.freezing.frozen
     assert later.freezing.frozen == callback.freezing.frozen
@@ -115,7 +120,7 @@ def test_lightning_resumes_with_what_was_frozen(tmp_path, schedule, options):
 
 
 def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
-    module, callback = Module(), lightning_callback({"net.conv1": 0})
+    module, callback = in_lightning(), lightning_callback({"net.conv1": 0})
     module.training_step = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         fit(module, callback, tmp_path)

@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 import netkin as nk
+from late_packages import lightning as pl
+from late_packages import transformers
 from netkin.errors import FileFault, MissingExtra, UnknownName, ValueFault
 from netkin.integrations.huggingface import SPARSITY as FILE
 from netkin.integrations.huggingface import sparsity_callback as trainer_callback
 from netkin.integrations.lightning import sparsity_callback as lightning_callback
 from sparsity_worlds import batches, staged
 
-pl = pytest.importorskip("lightning.pytorch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 DATA = batches(8)
 OPTIONS = {"beta": 0.5, "samples": 4, "every": 3}
@@ -50,20 +50,25 @@ def hooks_on(model):
 # --- Lightning --------------------------------------------------------------------------------------------------------
 
 
-class Lit(pl.LightningModule):
-    def __init__(self, returns="loss"):
-        super().__init__()
-        self.net, self.returns = staged(), returns
+def in_lightning(returns="loss"):
+    """Return the network as a module of Lightning, whose training step returns a loss or a mapping."""
 
-    def training_step(self, batch, number):
-        loss = cross_entropy(self.net(batch[0]), batch[1])
-        return {"loss": loss, "images": len(batch[0])} if self.returns == "mapping" else loss
+    class Lit(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = staged()
 
-    def validation_step(self, batch, number):
-        self.log("loss", cross_entropy(self.net(batch[0]), batch[1]))
+        def training_step(self, batch, number):
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            return {"loss": loss, "images": len(batch[0])} if returns == "mapping" else loss
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
+        def validation_step(self, batch, number):
+            self.log("loss", cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Lit()
 
 
 def fit(module, callback, folder, epochs=1, data=DATA, accumulate=1, validation=DATA[:1], **options):
@@ -80,7 +85,7 @@ def fit(module, callback, folder, epochs=1, data=DATA, accumulate=1, validation=
 @pytest.mark.parametrize("model", [None, "net"])
 @pytest.mark.parametrize("returns", ["loss", "mapping"])
 def test_lightning_trains_as_the_plain_loop_does(tmp_path, model, returns):
-    module, callback = Lit(returns), lightning_callback(model=model, **OPTIONS)
+    module, callback = in_lightning(returns), lightning_callback(model=model, **OPTIONS)
     fit(module, callback, tmp_path)
     assert callback.penalty.batches == 8
     assert_alike(module.net, plain(DATA))
@@ -89,16 +94,16 @@ def test_lightning_trains_as_the_plain_loop_does(tmp_path, model, returns):
 
 
 def test_lightning_divides_the_term_with_the_loss_under_accumulation(tmp_path):
-    module = Lit()
+    module = in_lightning()
     fit(module, lightning_callback(**OPTIONS), tmp_path, accumulate=2)
     assert_alike(module.net, plain(DATA, accumulate=2))
 
 
 def test_lightning_resumes_where_the_count_was(tmp_path):
     data = DATA[:4]
-    whole = Lit()
+    whole = in_lightning()
     fit(whole, lightning_callback(**OPTIONS), tmp_path, epochs=2, data=data)
-    half, resumed, callback = Lit(), Lit(), lightning_callback(**OPTIONS)
+    half, resumed, callback = in_lightning(), in_lightning(), lightning_callback(**OPTIONS)
     fit(half, lightning_callback(**OPTIONS), tmp_path, data=data).save_checkpoint(tmp_path / "half.ckpt")
     fit(resumed, callback, tmp_path, epochs=2, data=data, ckpt_path=tmp_path / "half.ckpt")
     assert callback.penalty.batches == 8
@@ -107,12 +112,12 @@ def test_lightning_resumes_where_the_count_was(tmp_path):
 
 def test_lightning_validates_on_batches_that_are_smaller_than_samples(tmp_path):
     few, callback = [tuple(part[:2] for part in DATA[0])], lightning_callback(**OPTIONS)
-    fit(Lit(), callback, tmp_path, validation=few)
+    fit(in_lightning(), callback, tmp_path, validation=few)
     assert callback.penalty.batches == 8
 
 
 def test_lightning_gives_the_module_back_after_a_crash(tmp_path):
-    module = Lit()
+    module = in_lightning()
     module.net.forward = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         fit(module, lightning_callback(**OPTIONS), tmp_path)
@@ -121,12 +126,12 @@ def test_lightning_gives_the_module_back_after_a_crash(tmp_path):
 
 
 def test_lightning_refuses_what_it_can_not_do(tmp_path):
-    manual = Lit()
+    manual = in_lightning()
     manual.automatic_optimization = False
     with pytest.raises(ValueFault, match=r"under manual optimization.*add `term\(\)`"):
         fit(manual, lightning_callback(**OPTIONS), tmp_path)
     with pytest.raises(UnknownName, match="`model='backbone'` finds no module in Lit"):
-        fit(Lit(), lightning_callback(model="backbone", **OPTIONS), tmp_path)
+        fit(in_lightning(), lightning_callback(model="backbone", **OPTIONS), tmp_path)
 
 
 def test_the_callback_for_lightning_can_be_pickled():
@@ -168,7 +173,7 @@ class Normalises(WithLoss):
         return {"loss": loss, "logits": scores}
 
 
-def fit_trainer(model, callback, folder, resume=None, kind=transformers.Trainer, more=(), **options):
+def fit_trainer(model, callback, folder, resume=None, kind=None, more=(), **options):
     settings = {"max_steps": 8, "save_strategy": "no", **options}
     args = transformers.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=8, learning_rate=0.1, optim="sgd",
@@ -177,7 +182,7 @@ def fit_trainer(model, callback, folder, resume=None, kind=transformers.Trainer,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = kind(model, args, train_dataset=Examples(), callbacks=[callback, *more])
+        trainer = (kind or transformers.Trainer)(model, args, train_dataset=Examples(), callbacks=[callback, *more])
         trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(Examples())
         trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -279,7 +279,9 @@ def test_a_list_tells_its_numbers_and_saves_those_that_were_asked_for(opened, ma
 def test_what_is_larger_than_its_place_says_so(opened, made):
     for width, state in ((1280, "hidden"), (360, "visible")):
         page = opened(made.large(30), width=width)
-        page.locator(".hint:has(+ .box)").first.wait_for(state=state)
+        hint = page.locator(".hint:has(+ .box)").first
+        hint.wait_for(state=state)
+        assert hint.is_visible() == (state == "visible")
 
 
 def test_a_picture_of_the_whole_page_has_all_heatmaps(opened, made):

@@ -72,6 +72,7 @@ def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
             torch.testing.assert_close(rest, model(images))
 
 
+@pytest.mark.slow
 def test_few_directions(lab, monkeypatch):
     monkeypatch.setattr(few_directions, "COUNTS", (5, 512))
     monkeypatch.setattr(few_directions, "DRAWS", 1)
@@ -110,6 +111,7 @@ def test_classes_need_animals_and_vehicles(lab):
         networks.classes(lab)
 
 
+@pytest.mark.slow
 def test_classes(lab, monkeypatch):
     renamed = replace(lab.images(), classes=CLASSES)
     monkeypatch.setattr(lab, "images", lambda: renamed)

@@ -58,6 +58,7 @@ class Shelf:
         return torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.slow
 def test_runs_from_the_bottom_up_hold_where_their_controls_do_not(monkeypatch):
     # 60 examples fill the space of a linear layer of 512
     narrow = ("relu1", "relu2", "pool1", "relu3", "relu4", "relu5", "out")

@@ -65,6 +65,7 @@ DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CH
 PARTS = {"train_images": 400, "train_labels": 400, "test_images": 100, "test_labels": 100}
 
 
+@pytest.mark.slow
 def test_task_loss_and_direct_matching_are_compared_at_every_layer(lab):
     found = sweeps.task_loss_matching(lab)
     curve = found.curves["Relative accuracy of Tiny-10 stitched at each layer"]
@@ -307,6 +308,7 @@ def test_a_pruned_stitch_keeps_its_largest_entries_and_is_left_as_it_was(lab):
     assert torch.equal(stitch.transformation.as_map().weight, before)
 
 
+@pytest.mark.slow
 def test_networks_of_four_ways_of_training_are_judged_by_their_worst_layer(lab):
     found = kinds.ways_of_training(lab)
     plain = nets.network(lab, "tiny10-plain-adam/0")

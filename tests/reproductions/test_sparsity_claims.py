@@ -201,6 +201,7 @@ def checked(lab, id):
     return finding
 
 
+@pytest.mark.slow
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     finding = checked(lab, "sparsity/random-sparse-training")
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"

@@ -12,7 +12,7 @@ from netkin import files
 from netkin.errors import FileFault
 from netkin.measures import measures
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, Outputs, layer_moments
-from netkin.statistics.numbered_rows import Numbers
+from netkin.statistics.collector import Numbers
 from netkin.statistics.statistic import Stored, packed, unpacked
 
 MAKERS = {

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.statistics.statistic import Statistic
+from netkin.statistics.statistic import Statistic, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -289,3 +289,21 @@ def refuse_other_width(key: Key, width: int, before: int, when: str = "") -> Non
         raise ShapeError(
             f"{label(key)} gave {width} features{when} and {before} before; choose a shape whose width does not change."
         )
+
+
+@dataclass
+class Numbers(Stored):
+    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
+
+    next: int = 0
+    given: bool = False  # whether the numbers come from outside, and so tell examples apart
+    stored: ClassVar[tuple[str, ...]] = ("next", "given")
+
+    def take(self, numbers: Any, count: int) -> np.ndarray:
+        """Return the numbers of `count` examples, given or counted."""
+        if numbers is None:
+            places = self.next + np.arange(count)
+        else:
+            places, self.given = np.asarray(numbers, dtype=np.int64), True
+        self.next = max(self.next, int(places.max(initial=-1)) + 1)
+        return places

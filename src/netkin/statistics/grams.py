@@ -15,6 +15,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
+    Numbers,
     Price,
     Rectangle,
     Settings,
@@ -28,7 +29,7 @@ from netkin.statistics.collector import (
     refuse_unknown,
 )
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.numbered_rows import IncompleteBatch, Numbers, chunk_of, row_numbers, summed
+from netkin.statistics.numbered_rows import IncompleteBatch, chunk_of, row_numbers, summed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -284,10 +285,9 @@ class LayerGrams(Collector):
         Collectors that counted their examples themselves both begin at 0: what waits in them stays apart.
         """
         self._refuse_unlike(other, layers="rectangles", kernel="kernel", fraction="fraction", chunks="chunks")
-        if self.batch and other.batch and self.batch != other.batch:
-            self._refuse_unlike(other, batch="batch")
-        if self.widths and other.widths:
-            self._refuse_unlike(other, widths="widths")
+        for fact in ("batch", "widths"):
+            if getattr(self, fact) and getattr(other, fact):
+                self._refuse_unlike(other, **{fact: fact})
         self._refuse_uneven(other)
         merged, theirs = self._copy(), other._copy()
         merged.batch, merged.widths = self.batch or other.batch, self.widths or dict(other.widths)

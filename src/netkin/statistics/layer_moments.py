@@ -37,6 +37,7 @@ from netkin.statistics.block_sums import (
 from netkin.statistics.collector import (
     Collector,
     Key,
+    Numbers,
     Owned,
     Price,
     Rectangle,
@@ -52,7 +53,7 @@ from netkin.statistics.collector import (
 from netkin.statistics.linear_algebra import power_of_two
 from netkin.statistics.linear_costs import ON_GPU, LinearSettings, price_of_moments
 from netkin.statistics.moments import Moments
-from netkin.statistics.numbered_rows import Numbers, chunk_of, row_examples
+from netkin.statistics.numbered_rows import chunk_of, row_examples
 from netkin.statistics.sides import Side
 
 if TYPE_CHECKING:

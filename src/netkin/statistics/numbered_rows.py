@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,24 +18,6 @@ from netkin.errors import ShapeError
 from netkin.statistics.statistic import Stored
 
 SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks and samples are independent
-
-
-@dataclass
-class Numbers(Stored):
-    """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
-
-    next: int = 0
-    given: bool = False  # whether the numbers come from outside, and so tell examples apart
-    stored: ClassVar[tuple[str, ...]] = ("next", "given")
-
-    def take(self, numbers: Any, count: int) -> np.ndarray:
-        """Return the numbers of `count` examples, given or counted."""
-        if numbers is None:
-            places = self.next + np.arange(count)
-        else:
-            places, self.given = np.asarray(numbers, dtype=np.int64), True
-        self.next = max(self.next, int(places.max(initial=-1)) + 1)
-        return places
 
 
 def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:

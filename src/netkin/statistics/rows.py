@@ -16,6 +16,7 @@ from netkin.errors import NoValue, ShapeError, ValueFault
 from netkin.statistics.collector import (
     Collector,
     Key,
+    Numbers,
     Price,
     Rectangle,
     Settings,
@@ -32,7 +33,7 @@ from netkin.statistics.layer_moments import LayerMoments
 from netkin.statistics.linear_algebra import ENTRIES, centred, few_for_bias, rbf_kernel
 from netkin.statistics.linear_costs import LinearSettings, price_of_rows
 from netkin.statistics.moments import Moments
-from netkin.statistics.numbered_rows import KeptRows, Numbers, chunk_of, row_examples, row_numbers
+from netkin.statistics.numbered_rows import KeptRows, chunk_of, row_examples, row_numbers
 from netkin.statistics.row_sides import RowsSide
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ NET, DATA = net(4, 8, 3), torch.randn(20, 4, generator=torch.Generator().manual_
         ({"k": 2, "variance": 0.9}, ValueFault, "got `k` and `variance`."),
         ({"variance": 0.0}, ValueFault, "`variance` must lie above 0 and at most at 1; got 0.0."),
         ({"accuracy_drop": 1}, ValueFault, "`accuracy_drop` must lie from 0 to below 1, .*; got 1."),
-        ({"accuracy_drop": 0.1}, ValueFault, "right answers are counted on `data`, whose batches have no labels"),
-        ({"k": 2, "test": DATA}, ValueFault, "right answers are counted on `test`, whose batches have no labels"),
+        ({"accuracy_drop": 0.1}, ValueFault, "the accuracy is measured on `data`, whose batches have no labels"),
+        ({"k": 2, "test": DATA}, ValueFault, "the accuracy is measured on `test`, whose batches have no labels"),
         ({"k": 2, "against": "logit"}, UnknownName, "`against` is 'logits' or another model; got 'logit'; did you me"),
         ({"k": 2, "projection": "oblique"}, UnknownName, "`projection` is 'least_squares' or 'orthogonal'; got 'obl"),
         ({"k": 2, "order": "from_top"}, UnknownName, "got 'from_top'; did you mean 'from_the_top'?"),
@@ -135,7 +135,7 @@ def test_labels_of_another_shape_are_refused(draw):
 
 def test_labels_missing_from_a_later_batch_are_refused(draw):
     batches = [(draw(5, 4), torch.zeros(5).long()), draw(5, 4)]
-    with pytest.raises(ValueFault, match="batch 1 has no labels to count right answers by"):
+    with pytest.raises(ValueFault, match="batch 1 has no labels, which the accuracy needs"):
         nk.compress(net(4, 8, 3).double(), "2", k=2, data=batches)
 
 

@@ -76,7 +76,7 @@ def faulty(rank):
             raise ValueFault("no such batch.")
         return model(batch)
 
-    words = "" if rank == 0 else "the first process could not look at the model: ValueFault: "
+    words = "" if rank == 0 else "the first process could not probe the model: ValueFault: "
     options = {"steps": STEPS, "probe": data(1)[0][0], "every": 1, "forward": forward}
     with pytest.raises(ForwardError if rank else ValueFault, match=f"^{words}no such batch.$"):
         nk.FreezeTraining(wrapped(seeded(Net, 0)), "similarity", **options)

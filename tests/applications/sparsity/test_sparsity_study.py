@@ -262,7 +262,7 @@ def test_the_similarity_is_of_what_is_asked_for_as_one_example():
 
 def test_what_a_study_cannot_read_is_refused_before_the_data_are_read():
     for models, words in [
-        ({}, "no networks to look at"),
+        ({}, "no networks to study"),
         ([net()], "by name, as {'before': a, 'after': b}; got a list"),
         ({"sparsity": net()}, "call the network something else"),
     ]:

@@ -215,9 +215,9 @@ def test_more_methods_and_layers_are_added(world, tmp_path):
 def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
     a, b, data = world
     save = tmp_path / "ab.netkin"
-    nk.stitch_all(a, b, data, data, save=save)
+    before = nk.stitch_all(a, b, data, data, save=save)
     monkeypatch.setattr(sweep, "fitted", lambda *given, **options: pytest.fail("fitted again"))
-    nk.stitch_all(a, b, data[::-1], data[::-1], save=save)
+    assert nk.stitch_all(a, b, data[::-1], data[::-1], save=save) == before
 
 
 @pytest.mark.parametrize(

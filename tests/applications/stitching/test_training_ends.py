@@ -71,7 +71,9 @@ def test_a_training_that_stays_where_it_was_says_nothing():
     _, b, data = two_perceptrons()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trained_from(b, "1", b, "1", data, init="identity", rate=1e-6, epochs=2)
+        network, training = trained_from(b, "1", b, "1", data, init="identity", rate=1e-6, epochs=2)
+    assert training.step > 0
+    assert network.transformation.matrix.diagonal().detach().numpy() == pytest.approx(1, abs=1e-3)
 
 
 def test_a_rank_above_the_widths_is_refused_by_its_own_name():

@@ -131,7 +131,7 @@ def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
     """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
     right = seen = 0
     with guest(model, exact=True):
-        for number, batch in enumerate(feeding.batches(data, "counting right answers")):
+        for number, batch in enumerate(feeding.batches(data, "measuring accuracy")):
             logits = main_tensor(feeding.output(model, batch), "")
             refuse_non_finite(logits, f"the model's output in batch {number}")
             labels = _labels(batch, logits, number)
@@ -145,7 +145,7 @@ def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
 def _labels(batch: Any, logits: Tensor, number: int) -> Tensor:
     found = labels_of(batch)
     if found is None:
-        raise ValueFault(f"batch {number} has no labels to count right answers by; give batches `(inputs, labels)`.")
+        raise ValueFault(f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`.")
     labels = torch.as_tensor(found, device=logits.device)
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         raise ShapeError(

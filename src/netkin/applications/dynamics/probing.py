@@ -47,7 +47,7 @@ class Examples:
 
 
 class Probe:
-    """How a model is looked at: its layers, what one example is, and how a batch is given to it."""
+    """How a model is probed: its layers, what one example is, and how a batch is given to it."""
 
     def __init__(
         self,

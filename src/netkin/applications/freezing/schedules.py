@@ -216,5 +216,5 @@ def _from_first_process(compute: Callable[[], Any]) -> Any:
     if fault is not None:
         raise fault
     if answer[1]:
-        raise ForwardError(f"the first process could not look at the model: {answer[1]}")
+        raise ForwardError(f"the first process could not probe the model: {answer[1]}")
     return answer[0]

@@ -44,7 +44,7 @@ class Neurons:
 def random_neurons(
     directions: AlignedSide | Directions, k: int, *, rest: str = "mean", generator: torch.Generator | None = None
 ) -> Neurons:
-    """Return `k` units drawn by chance, the same ones each time unless a `generator` is given.
+    """Return `k` units chosen at random, the same ones each time unless a `generator` is given.
 
     Example:
         >>> from netkin.measures import svcca_directions

@@ -38,6 +38,7 @@ from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
+from netkin.sources.names import by_name
 from netkin.training import accuracy
 from netkin.training.course import arrays_in, in_order
 
@@ -50,6 +51,7 @@ Apply = Callable[[Tensor], Tensor]
 FIRST = 0.999  # the share of weights that the histograms show; the outermost bins hold the rest
 
 
+@by_name(models="models", data="data")
 def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],
     data: Any = None,
@@ -141,7 +143,7 @@ def _by_name(models: Any) -> dict[str, nn.Module]:
         kind = type(models).__name__
         raise ValueFault(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
     if not models:
-        raise ValueFault("there are no networks to look at; give one, or several by name.")
+        raise ValueFault("there are no networks to study; give one, or several by name.")
     if "sparsity" in models:
         raise ValueFault("'sparsity' is the name of the pruned shares in the study; call the network something else.")
     return dict(models)
