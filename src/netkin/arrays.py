@@ -1,4 +1,4 @@
-"""The door: whatever people bring (NumPy, torch, anything with DLPack) becomes a float matrix, or is refused."""
+"""Validation of input arrays: NumPy, torch or DLPack arrays become float matrices, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: how much of it there is and how much is free, on the host and on a GPU, and a size in words.
+"""Total and free memory of the host and of a GPU, and sizes as text.
 
 A container or a batch system may allow less than the machine has: the limits of the control groups (cgroups, version 2
 and 1) that this process belongs to count, with the groups above them.

@@ -1,4 +1,4 @@
-"""`netkin stitch`: layers of one model joined to those of another, and what the joined network can do."""
+"""`netkin stitch`: layers of one model joined to those of another, and the accuracy of the joined network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Alignment: which layers are set beside each other, and where they give the same rows for the same examples.
+"""Alignment: which layers are paired, and on which grid they give the same rows for the same examples.
 
-Layers with as many rows meet as they are. With ``resize="average"`` feature maps of different sizes meet at the smaller
-one: the larger map is averaged down, beside its rows at full size, and goes by a name such as ``layer1@8x8``. With the
-shape `dft` maps meet at the frequencies that they have in common, unless larger ones are to be averaged down.
+Layers with the same number of rows are compared as they are. With ``resize="average"`` feature maps of different sizes
+are compared at the smaller size: the larger map is averaged down, in addition to its rows at full size, under a name
+such as ``layer1@8x8``. With the shape `dft` maps are compared at their common frequencies, unless larger ones are
+averaged down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`AllPairs`: all pairs of many models, compared pass by pass as the plan says, or explained."""
+"""`AllPairs`: all pairs of many models, compared pass by pass according to the plan, or explained."""
 
 from __future__ import annotations
 

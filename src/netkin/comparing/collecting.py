@@ -1,4 +1,4 @@
-"""One pass over the data: every model runs once on each batch, and the collectors fold it in."""
+"""One pass over the data: every model runs once on each batch, and the collectors are updated."""
 
 from __future__ import annotations
 

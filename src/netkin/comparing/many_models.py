@@ -1,4 +1,4 @@
-"""`compare_many` and `explain_many`: all pairs of several models, and how they will be gone through."""
+"""`compare_many` and `explain_many`: all pairs of several models, and the plan of the passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of models that run together in a pass: which pairs meet in which, and how many models fit the memory."""
+"""Blocks of models that run together in a pass: which pairs each block compares, and how many models fit the memory."""
 
 from __future__ import annotations
 

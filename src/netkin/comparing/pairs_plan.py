@@ -1,8 +1,8 @@
-"""All pairs of many models: how many run together, so that each pass fits the memory, and what all passes take.
+"""All pairs of many models: how many run together, so that each pass fits the memory, and the cost of all passes.
 
-Models are split into groups; a pass runs two of them, and every pair of models meets in one pass. A model then runs in
-as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each model runs
-once; where a sample of the examples may stand for all, that is a third way. The plan takes the cheapest.
+Models are split into groups; a pass runs two of them, and every pair of models is compared in one pass. A model then
+runs in as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each
+model runs once; where a sample of the examples is allowed, that is a third option. The plan takes the cheapest.
 """
 
 from __future__ import annotations

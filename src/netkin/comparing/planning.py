@@ -1,7 +1,7 @@
-"""The plan: which collector serves which measure, what it will cost, and whether it fits; `explain` shows it.
+"""The plan: which collector is used for which measure, its cost, and whether it fits the memory; `explain` shows it.
 
-Nothing here knows a collector by name. A measure names its pair type, the pair type its candidate collectors, and each
-of these prices itself for the study at hand.
+No collector is named here. A measure names its pair type, the pair type its candidate collectors, and each of these
+estimates its own cost for the given study.
 """
 
 from __future__ import annotations

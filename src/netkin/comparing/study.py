@@ -1,4 +1,4 @@
-"""`Statistics`: what a pass leaves. It is saved, merged and read by any measure later, without model or data."""
+"""`Statistics`: the result of a pass. It can be saved, merged, and read by any measure later without model or data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Flower: a client app and a strategy by which the federated algorithms run in real federations.
 
 Both are made for the same network, algorithm and options; the weights are those of `nk.federate` up to rounding. The
-personal weights of a client lie in the state of its node, and never travel.
+personal weights of a client are kept in the state of its node, and are never sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Job`: long work in parts, each kept on disk as soon as it is finished, and continued after any interruption."""
+"""`Job`: long work in parts, each saved to disk as soon as it is finished, and resumed after any interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a job on disk: how far it has come, and whether its process lives; and the request to cancel it."""
+"""The state of a job on disk: its progress, whether its process is alive, and the request to cancel it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a heatmap shows: named rows and columns, values and holes; of layers by layers, layers by methods, or models.
+"""The content of a heatmap: named rows and columns, values and holes; layers by layers, layers by methods, or models.
 
-And which layer of one model stands where a layer of the other does.
+Also which layer of one model corresponds to a layer of the other.
 """
 
 from __future__ import annotations

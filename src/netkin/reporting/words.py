@@ -1,4 +1,4 @@
-"""Numbers, names and sentences as pages, figures and notebooks say them."""
+"""Numbers, names and sentences as text for pages, figures and notebooks."""
 
 from __future__ import annotations
 

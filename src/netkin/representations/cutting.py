@@ -1,9 +1,9 @@
-"""Cutting: run a model up to a layer or from a layer on, put something else in a layer's place, or cut off its tail.
+"""Cutting: run a model up to a layer or from a layer on, replace a layer's output, or extract the tail.
 
 Unlike `activations`, these leave gradients and training mode as the caller set them. A *tail* is what a model does
 after a layer, so that nothing before the layer is computed: the modules that enclose the layer are traced with
 `torch.fx`, all others stay whole, and what does not depend on the layer's output falls away. Where a model can't be
-traced, `run_from` does the same work with hooks, and computes what comes before the layer for nothing.
+traced, `run_from` gives the same result with hooks, but also computes what comes before the layer.
 """
 
 from __future__ import annotations

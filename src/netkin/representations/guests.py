@@ -1,4 +1,4 @@
-"""Guests: running a model and leaving it, its random states and its settings as they were."""
+"""Running a model without changing it, its random states or its settings."""
 
 from __future__ import annotations
 

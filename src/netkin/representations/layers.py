@@ -16,7 +16,7 @@ order of registration.
 So a ResNet gives ``conv1, bn1, layer1.0, layer1.1, ..., fc``; a BERT gives ``embeddings, encoder.layer.0, ...,
 pooler``; ``nn.Sequential(Linear, ReLU, Linear)`` gives ``0, 1, 2``.
 
-Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are looked through, wherever they are: names
+Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are unwrapped, wherever they are: names
 are those of the model inside. A ScriptModule, scripted or traced, and the module of an exported program are one layer:
 what is inside them does not run as modules.
 """

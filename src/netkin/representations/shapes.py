@@ -14,15 +14,15 @@ name        fits                         rows
 `matrix`    n × d, and n as n × 1        the output itself, whichever shape is asked for
 =========== ============================ ==============================================================
 
-A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
+A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
-instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are. It gets the output as
+instance for outputs n × h × w × c or n × c × length, whose dimensions are ambiguous. It gets the output as
 the layer gave it; for all other shapes the axis of the examples comes first.
 
 Mostly the first axis counts the examples. But recurrent nets and transformers may give time × examples × features, and
 a table of positions has no examples at all, whatever its length. So the model is run on another number of examples
 beside the batch (2; 3 where the batch has 2), and the axis that has the one length there and the other here counts the
-examples. This extra pass is spared where it could teach nothing: the batch's length occurs in no other axis of the
+examples. This extra pass is skipped where it is not needed: the batch's length occurs in no other axis of the
 inputs and in no weight or buffer, the model looks nothing up in an `nn.Embedding`, no part of it is a graph of torch's
 that may do so unseen, and every output has that length as its first axis alone, or not at all. Where it fails, as with
 exported programs of fixed size, the first axis counts the examples if it alone has their number.

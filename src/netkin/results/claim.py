@@ -1,4 +1,4 @@
-"""A claim of a paper, and what we found: readable JSON that says where each number comes from."""
+"""A claim of a paper and its reproduction, as readable JSON with the origin of each number."""
 
 from __future__ import annotations
 

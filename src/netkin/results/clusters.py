@@ -1,4 +1,4 @@
-"""Many networks by how far they lie apart: clusters, the tree in which they join, and their places in a plane."""
+"""Many networks by their distances: clusters, the dendrogram, and a 2-d embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of two models: a table for each measure, and everything needed to say what the numbers are."""
+"""The comparison of two models: a table for each measure, with labels and provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a compression: each layer's size before and after, and what the network still gets right."""
+"""The table of a compression: each layer's size before and after, and the accuracy of the network."""
 
 from __future__ import annotations
 

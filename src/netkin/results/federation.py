@@ -1,4 +1,4 @@
-"""`Federation`: what became of clients, what travelled, and how alike they are; saved and opened."""
+"""`Federation`: accuracies of clients, bytes sent, and similarities of clients; saved and opened."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Labels: ids of measures taken apart, short names of models, and what tables and pairs of layers are called.
+"""Labels: parsed ids of measures, short names of models, and names of tables and pairs of layers.
 
-Where each layer meets one other at most, a comparison is a list of pairs, and a matrix would be empty.
+Where each layer is compared with at most one other, a comparison is a list of pairs, and a matrix would be empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Frozen records: their arrays and mappings cannot be written to, and they compare, copy and pickle by their fields.
+"""Immutable records: their arrays and mappings are read-only, and they compare, copy and pickle by their fields.
 
-What a file holds becomes a record by `checked`, which sees that every field is of the type that the record declares.
+`checked` makes a record of a file's content, and checks that every field has the type that the record declares.
 """
 
 from __future__ import annotations

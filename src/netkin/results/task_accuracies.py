@@ -1,4 +1,4 @@
-"""What became of tasks that were learnt in a row: the accuracy on each after each, and what follows from it."""
+"""Continual learning: the accuracy on each task after each task, and the measures derived from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: examples handed out in the same order each time, all of them or a sample."""
+"""Batches of examples in the same order each time, all of them or a sample."""
 
 from __future__ import annotations
 

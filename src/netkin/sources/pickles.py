@@ -1,7 +1,7 @@
 """Pickles, read without running anything that is in them: CIFAR's own, and a trial reading of torch's.
 
-A pickle is a program. The reader here knows the instructions that build numbers, text, bytes, lists, tuples and
-dictionaries; names are answered by stand-ins of our own, which note what they are given. What a file of a few bytes
+A pickle is a program. The reader here supports the instructions that build numbers, text, bytes, lists, tuples and
+dictionaries; names are replaced by placeholders, which record their arguments. What a file of a few bytes
 could use to fill the memory or to compute for ever is refused: keys that are nested tuples, buffers of an announced
 size, text that is encoded again and again.
 

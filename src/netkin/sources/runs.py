@@ -1,4 +1,4 @@
-"""Training runs: checkpoints of a folder, a list or a mapping, in the order of the steps that their names tell."""
+"""Training runs: checkpoints of a folder, a list or a mapping, in the order of the steps in their names."""
 
 from __future__ import annotations
 

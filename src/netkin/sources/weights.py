@@ -1,4 +1,4 @@
-"""Weights files: safetensors and torch state dicts, read without ever running what is in them."""
+"""Weights files: safetensors and torch state dicts, read without running code from them."""
 
 from __future__ import annotations
 

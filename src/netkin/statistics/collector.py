@@ -1,8 +1,8 @@
-"""What all statistics share, and what makes one of them a collector that the pass can drive without knowing it.
+"""The interface of collectors, through which a pass updates any of them.
 
 A *statistic* is updated, merged, written to a file and read back. A *collector* is a statistic of many layers. It
-states the feeds it takes, the settings of several measures join into the least that serves all, it prices itself for a
-study before anything runs, and it hands out the pair of two layers that a measure reads.
+declares its inputs, joins the settings of several measures into the least that is enough for all, estimates its cost
+for a study before anything runs, and returns the pair of two layers that a measure reads.
 """
 
 from __future__ import annotations

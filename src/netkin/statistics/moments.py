@@ -1,4 +1,4 @@
-"""`Moments`: what the linear measures read of a pair of layers."""
+"""`Moments` of a pair of layers, from which linear measures are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer as a pair of moments sees it: its mean, its second moment and what follows from them.
+"""One layer of a pair of moments: its mean, its second moment and what follows from them.
 
 A side comes in two forms. `RowsSide` holds the centred rows, see `netkin.statistics.row_sides`. `CovarianceSide` holds
 moments that were streamed and has no rows any more.

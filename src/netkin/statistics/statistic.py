@@ -1,4 +1,4 @@
-"""What all statistics share: they are updated, merged, written to a file and read back. `Outputs` is the smallest.
+"""The base of all statistics: they are updated, merged, written to a file and read back. `Outputs` is the smallest.
 
 A file holds the attributes that a class names in `stored`: numbers, texts, tensors, arrays, and lists, tuples, mappings
 and `Stored` objects of these. Nothing but such classes is made when a file is read, and none of their code is run.

@@ -1,4 +1,4 @@
-"""The training loop: one network, any data and loss, hooks on the way, restarts that lose nothing; the digits net."""
+"""The training loop: one network, any data and loss, hooks, exact restarts; the digits network."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A step is a function of tensors that stay where they are: tables with the rows, moves and rates of many steps, a counter
 that picks from them, weights, buffers and the optimizer's memory, all changed in place. So one recording of it as a
-CUDA graph serves all steps, and the host has nothing to do but start it.
+CUDA graph serves all steps, and the host only starts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`compress`: a network whose layers see only the directions of their inputs that matter, and so are smaller.
+"""`compress`: smaller layers, restricted to the directions of their inputs that matter.
 
 Section 4.4 of the SVCCA paper: ``W x`` becomes ``(W Pᵀ)(P x)``, P of k rows that span the top SVCCA directions of x.
 """

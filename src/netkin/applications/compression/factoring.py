@@ -1,14 +1,14 @@
-"""The directions of a layer's input in the order in which they are worth keeping, and the projections on the first k.
+"""The directions of a layer's input in order of importance, and projections on the first k of them.
 
 First come the canonical directions, by their correlation with what the layer is compared with. Ten logits have at most
 ten of them; after those come the other directions of the layer, uncorrelated over the examples with all before, by the
-variance that they hold. So k may be anything up to the layer's rank, where nothing is lost any more.
+variance that they hold. So k can be at most the layer's rank, at which nothing is lost.
 
-One layer becomes two: the first maps its input to k directions, the second does the layer's work on these.
-``W x + b`` becomes ``(W D)(E x) + b'``. The input is projected about its mean, so that ``b' = b + W (mean - D E mean)``
-takes up what the projection would lose of the mean. A convolution becomes a 1 × 1 convolution to k channels and its own
+One layer becomes two: the first maps its input to k directions, the second applies the layer to these. ``W x + b``
+becomes ``(W D)(E x) + b'``. The input is projected about its mean, so that ``b' = b + W (mean - D E mean)`` restores
+the part of the mean that the projection removes. A convolution becomes a 1 × 1 convolution to k channels and its own
 kernel on these. Where it pads with zeros, the mean is missing beyond the border and a bias would be wrong there: one
-more channel then carries the constant 1, which the padding ends at the border as it ends the input.
+more channel then carries the constant 1, which is padded with zeros at the border like the input.
 """
 
 from __future__ import annotations

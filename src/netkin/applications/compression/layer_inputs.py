@@ -1,7 +1,7 @@
-"""What layers are fed, as streamed moments: each layer's input against the logits, or against that of another model.
+"""Moments of layers' inputs, streamed: each input against the logits, or against the input of another model's layer.
 
-Of a feature map every place is a row, of a sequence every valid token; the logits of an example stand beside each of
-its rows. A layer that runs several times in a forward gives the rows of all its calls.
+Every position of a feature map is a row, and every valid token of a sequence; the logits of an example are repeated for
+each of its rows. A layer that runs several times in a forward pass gives the rows of all its calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Ways of learning tasks in a row: what each trains, on what, and what it keeps of a task.
+"""Methods of continual learning: what each trains, on which data, and what it keeps of a task.
 
-All have one network with a linear head for each task, and are told at test time which task an example belongs to.
+All have one network with a linear head for each task; the task of an example is given at test time.
 """
 
 from __future__ import annotations

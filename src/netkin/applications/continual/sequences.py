@@ -1,4 +1,4 @@
-"""Tasks learnt in a row, seed by seed: a job whose finished tasks are kept."""
+"""A sequence of tasks learnt one after another, for each seed: a job that saves every finished task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ensembles: the networks of the most similar tasks answer together with a task's own."""
+"""Ensembles of a task's network and those of the most similar tasks."""
 
 from __future__ import annotations
 

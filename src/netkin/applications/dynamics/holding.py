@@ -1,4 +1,4 @@
-"""Holding: data that are read several times stay in memory, if they fit, so that each pass sees the same batches."""
+"""Holding: data that are read several times stay in memory, if they fit, so that each pass gets the same batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DynamicsRecorder`: how a model's layers move while it is being trained, without saving a single checkpoint."""
+"""`DynamicsRecorder`: how a model's layers change during training, recorded without saving checkpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """States: what is kept of one layer at one moment of training, enough for every linear measure unchanged by rotation.
 
-Of n rows and d features n × d numbers are kept, as they came. A layer wider than its rows is turned into its row space:
+Of n rows and d features n × d numbers are kept, unchanged. A layer wider than its rows is turned into its row space:
 n × n numbers at most, in float64, whose inner products, also with the mean, are the layer's own. So a state takes no
 more than n · min(n, d) numbers, however large the feature maps behind it are. A `Moment` holds the states of one step.
 """

@@ -1,4 +1,4 @@
-"""Federated algorithms: what a client does in a round, what travels and leaks, and which updates the server counts.
+"""Federated algorithms: what a client does in a round, what it sends and reveals, and which updates the server uses.
 
 Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that
 knows the clients' data and trains. The simulator lets it train many clients at once, Flower one.

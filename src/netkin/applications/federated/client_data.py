@@ -1,4 +1,4 @@
-"""The data of clients: dealt out by classes, or brought along, and checked."""
+"""The data of clients: split by classes, or given by the caller, and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that are alike by a named measure, and ensembles of their networks, each with heads tuned on its own data."""
+"""Similar clients by a named measure, and ensembles of their networks, each with heads tuned on its own data."""
 
 from __future__ import annotations
 

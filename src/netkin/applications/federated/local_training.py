@@ -1,6 +1,6 @@
 """Local training: clients that train their copies of a network at the same time, stacked into one where that is faster.
 
-A client whose training fails leaves the others alone: its group is halved until it is by itself, and it is named.
+A client whose training fails does not affect the others: its group is halved until it is isolated, and it is reported.
 """
 
 from __future__ import annotations

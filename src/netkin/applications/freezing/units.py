@@ -1,12 +1,12 @@
 """Units: what freeze training freezes one after the other, and what is frozen along with each.
 
 A unit is named after one module. Where none are named they are found among the default layers: the blocks of a network
-made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules go
-with a unit, by the order in which they run:
+made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules
+belong to a unit, by the order in which they run:
 
-- what has no weights, and norms, go with what runs just before them;
-- other weights go with the next unit, since nothing before a frozen unit may be live. So the stem of a residual network
-  is frozen with its first block. What runs after the last unit is never frozen.
+- modules without weights, and norms, belong to the unit that runs just before them;
+- other weights belong to the next unit, since nothing before a frozen unit may be trained. So the stem of a residual
+  network is frozen with its first block. What runs after the last unit is never frozen.
 
 A parameter that no layer holds, but the model itself or a module around the units, goes with the first unit that
 depends on it. Until `FirstStep` has seen a training step, the order in which modules run is taken to be that of

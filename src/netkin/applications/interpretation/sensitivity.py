@@ -1,4 +1,4 @@
-"""`class_sensitivity`: in which layers a network knows of a class, as the correlation of the layer with its logit."""
+"""`class_sensitivity`: in which layers a class is represented, as the correlation of a layer with the class's logit."""
 
 from __future__ import annotations
 

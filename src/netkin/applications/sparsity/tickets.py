@@ -1,4 +1,4 @@
-"""Lottery tickets: sparse networks found by training, taking the smallest weights away, and going back.
+"""Lottery tickets: sparse networks found by training, pruning the smallest weights, and rewinding.
 
 Frankle and Carbin (2019), arXiv:1803.03635; rewinding to an early step, Frankle et al. (2020), arXiv:1912.05671.
 """

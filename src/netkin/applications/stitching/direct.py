@@ -6,7 +6,7 @@ Python and on the command line.
 
 The Lasso on moments: coordinate descent for all outputs at once, then each output solved exactly.
 
-Coordinate descent soon finds most entries that are not zero, and then creeps. From there a search over active sets
+Coordinate descent soon finds most non-zero entries, and then converges slowly. From there a search over active sets
 (feature-sign search; Lee, Battle, Raina and Ng 2006) comes to the exact minimum in a few steps.
 """
 

@@ -1,12 +1,12 @@
 """Ends: what kind of activations a layer gives, and how those of one layer are brought into the form of another's.
 
-Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens by laying out its places, with its
+Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens, one for each position, with its
 mean in front for each class token; tokens become a map again without their class tokens.
 
-Three dimensions are n × c × length, a map of one dimension, where the module tells: a convolution, pooling or
+Three dimensions are n × c × length, a map of one dimension, where the module's type says so: a convolution, pooling or
 normalisation of channels (`Conv1d`, `MaxPool1d`, `BatchNorm1d`, `GroupNorm`, ...), an ``nn.Sequential`` that ends in
-one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens meet such a
-map as a line, without class tokens.
+one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens without
+class tokens become such a one-dimensional map.
 
 The transformation of a stitch: a 1 × 1 convolution, a linear layer, or one linear layer for every token.
 """

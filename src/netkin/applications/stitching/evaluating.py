@@ -1,6 +1,6 @@
-"""Evaluating stitches: what the stitched network can do, and how alike the activations are where it is joined.
+"""Evaluating stitches: task scores of the stitched network, and the similarity of activations at the joint.
 
-While a stitch is trained it is judged so on a sample that stays the same.
+During training a stitch is evaluated in this way on a fixed sample.
 """
 
 from __future__ import annotations

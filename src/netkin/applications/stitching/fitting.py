@@ -1,7 +1,8 @@
-"""Fitting: what direct methods need of all pairs of layers that are to be stitched, in one pass over the data.
+"""Fitting: the sums that direct methods need for all pairs of layers, collected in one pass over the data.
 
-Rows are places of maps, tokens of sequences, or examples. Both models run once on each batch, and nothing is kept but
-sums, so memory does not grow with the number of examples.
+Rows are positions of maps, tokens of sequences, or examples. Both models run once on each batch, and only sums are
+kept,
+ so memory does not grow with the number of examples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Joints: which pairs of layers of two models can be joined, tried out on a few examples.
+"""Joints: which pairs of layers of two models can be joined, tested on a few examples.
 
-A trial tells what kind of activations each layer gives, whether an example's depend on the others in its batch, and
-after which layers the second model can be cut.
+A trial run determines the kind of activations of each layer, whether those of an example depend on the others in its
+batch, and after which layers the second model can be cut.
 """
 
 from __future__ import annotations

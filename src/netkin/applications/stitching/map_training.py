@@ -1,7 +1,7 @@
-"""Training a stitch on the task loss: both models stay as they are, and only the transformation moves.
+"""Training a stitch on the task loss: both models are fixed, and only the transformation is trained.
 
 The first model runs without a graph, once on every example where its activations fit the memory; the second model's
-answers are computed once. Gradients go back through the tail of the second model, to no weight of its own.
+outputs are computed once. Gradients go back through the tail of the second model, to no weight of its own.
 """
 
 from __future__ import annotations

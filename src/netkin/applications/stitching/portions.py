@@ -2,7 +2,7 @@
 
 The first model's activations are computed once and kept if all of them fit the limit; then neither the data nor the
 first model is needed again. Otherwise the data are read anew in every epoch, in their own order, and only the second
-model's answers are kept. A `Portion` is what is known of some examples.
+model's outputs are kept. A `Portion` holds the tensors of some examples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The public calls: `stitch`, `fit_all`, and sweeps of one or many pairs of models as one job.
 
-All go one way: pairs of layers are tried out, one pass over the data gives the sums, direct methods read their maps
-from them, and what is to be trained begins there.
+All take the same steps: pairs of layers are checked on a few examples, one pass over the data gives the sums, direct
+methods compute their maps from them, and trained methods start from such a map.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worth: what stitches of many pairs of layers can do, as tables that stand beside those of similarities."""
+"""Scores of stitches of many pairs of layers, as tables in the same form as those of similarities."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One sweep: layers of one model stitched into layers of another, by several methods, beside their similarity.
 
-The fitting data are passed through once for all pairs and direct methods, the test data once for the similarities and
-as often as memory asks for, usually once, for the evaluation. What trains on the task loss begins with the map that the
-fitting pass gave.
+The fitting data are read once for all pairs and direct methods. The test data are read once for the similarities, and
+as often as memory requires, usually once, for the evaluation. Training on the task loss starts from the map of the
+fitting pass.
 """
 
 from __future__ import annotations

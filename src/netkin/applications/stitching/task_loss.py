@@ -1,7 +1,7 @@
-"""The task loss: how a stitch is trained on what the stitched network can do, in one record, and the losses.
+"""The task loss: the settings for training a stitch on the task of the stitched network, and the losses.
 
 Written as measures are, ``"task_loss(init=procrustes, rank=8)"``, it means the same in Python and on the command line.
-A `Way` is a method, direct or trained, as it was asked for.
+A `Way` is a method, direct or trained, as requested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of many networks are alike: all pairs from one product of their atoms, or the nearest of each."""
+"""Similarity of many networks: all pairs from one product of their atoms, or the nearest neighbours of each."""
 
 from __future__ import annotations
 

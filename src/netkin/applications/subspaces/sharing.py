@@ -1,4 +1,4 @@
-"""Coefficients that networks share: those of one of them, or those that suit all of them best.
+"""Coefficients that networks share: those of one of them, or those that fit all of them best.
 
 `Decorrelation` is a term of the loss that keeps the channels of a layer's output apart while atoms are trained.
 """

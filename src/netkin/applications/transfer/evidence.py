@@ -1,4 +1,4 @@
-"""Evidence: what a pretrained model gives for labelled data, from one forward pass."""
+"""Evidence: features, probabilities and labels of a pretrained model on labelled data, from one forward pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Transfer scores: how well a pretrained model suits labelled data, from one forward pass and without training it.
 
-Each is a function of what the model gives for the data: the features before its last layer, its probabilities over the
-classes that it was trained on, and the labels of the data. A higher score promises more.
+Each is a function of the model's outputs for the data: the features before its last layer, its probabilities over the
+classes that it was trained on, and the labels of the data. A higher score predicts a better transfer.
 """
 
 from __future__ import annotations

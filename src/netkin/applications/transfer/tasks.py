@@ -1,4 +1,4 @@
-"""Tasks: networks with data of their own, compared block by block from sketches of features and gradients."""
+"""Tasks: networks, each with its own data, compared block by block from sketches of features and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine must do; a call of `compare`, `collect` or `compare_many` has one to itself."""
+"""The interface of engines; each call of `compare`, `collect` or `compare_many` has its own."""
 
 from __future__ import annotations
 

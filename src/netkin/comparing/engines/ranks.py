@@ -1,7 +1,7 @@
-"""Ranks: the processes of one `torch.distributed` group, what they tell each other, and how a fault of one ends all.
+"""Ranks: the processes of one `torch.distributed` group, the messages between them, and how an error in one ends all.
 
-Small texts go through the group's store, where they are waited for with an eye on faults; tensors go from rank to rank
-only when both are known to be there. So no rank waits for one that has failed. Nothing is pickled.
+Short messages go through the group's store, with a check for errors while waiting; tensors are sent from rank to rank
+only when both are known to be ready. So no rank waits for one that has failed. Nothing is pickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker of a cluster does: it looks at models, collects a share of the data, merges two shares, reads measures.
+"""Tasks of a cluster's worker: inspect models, collect a share of the data, merge two shares, compute measures.
 
 Each errand is a function of plain values and of what others have left, and returns a header fit for JSON and arrays. A
 worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a

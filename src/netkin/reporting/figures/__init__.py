@@ -1,4 +1,4 @@
-"""Static figures for papers, drawn with matplotlib, which is imported only when one is asked for."""
+"""Static figures for papers, drawn with matplotlib, which is imported only when needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure for each kind of result: which heatmaps and line charts it has, and where they stand."""
+"""A figure for each kind of result: which heatmaps and line charts it has, and their positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and the figure of a federation: accuracy by round, which clients are alike, what went wrong."""
+"""The page and the figure of a federation: accuracy by round, similar clients, and failures."""
 
 from __future__ import annotations
 

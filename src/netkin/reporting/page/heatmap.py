@@ -1,4 +1,4 @@
-"""A heatmap as an HTML table, readable aloud, selectable, printable, sharp at any size; of a run, small pictures."""
+"""A heatmap as an HTML table, accessible to screen readers, selectable and printable; small pictures for a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a series: a heatmap with a slider through the steps, each layer's way, and the order of settling."""
+"""The page of a series: a heatmap with a slider over the steps, curves of the layers, and the order of convergence."""
 
 from __future__ import annotations
 
