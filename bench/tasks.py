@@ -16,6 +16,7 @@ from gradients import gradients, sketched, sketched_flatten, sketching
 from nets import batches, convolutions, forward_both, minibatch_in_float64, nets
 from probing import probing
 from reading import reading
+from scaling import ray_checkpoints, thousand_checkpoints, two_processes
 from sparsity import sparsity_listing, sparsity_loss, sparsity_loss_whole
 from spectral import dft_cca, dft_resnet
 from stitching import stitching
@@ -192,7 +193,8 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {
         compressed_linear, compressed_conv, freezing_resnet20, freezing_svcca_convnet,
         reading, probing_pool, probing_flatten, stitching, dft_cca, dft_resnet_cka, dft_resnet_cca,
         training_seeds, training_clients, gradients, sketched, sketched_flatten, sketching, atom_conv, atom_pairs,
-        sparsity_loss, sparsity_loss_whole, sparsity_listing,
+        sparsity_loss, sparsity_loss_whole, sparsity_listing, two_processes, thousand_checkpoints,
+        ray_checkpoints,
     )
 }  # fmt: skip
 

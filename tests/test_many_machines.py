@@ -85,7 +85,7 @@ def expected():
 @pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 def test_the_array_job_gives_what_one_process_gives(page, shell, tmp_path):
     said = shell(blocks_with(page, "collect.sh", "rm part-3.stats"))
-    assert "270 of 360 examples are here; missing are 180 to 269" in said.stderr
+    assert "270 of 360 examples are present; missing: 180 to 269" in said.stderr
     found, whole = nk.load(tmp_path / "all.netkin"), expected()
     for measure in whole:
         assert found[measure].values == pytest.approx(whole[measure].values, abs=1e-6)

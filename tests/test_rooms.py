@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "statistics": "errors settings arrays files identity memory",
     "measures": "errors settings arrays statistics",
     "sources": "errors files identity",
-    "representations": "errors settings arrays identity progress",
+    "representations": "errors settings arrays identity progress sources",
     "comparing": "errors settings arrays files identity memory progress jobs results statistics measures sources "
     "representations",
     "training": "errors settings arrays files identity memory progress jobs results statistics measures sources "

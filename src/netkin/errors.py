@@ -1,4 +1,4 @@
-"""What netkin says no with.
+"""The exceptions and warnings of netkin.
 
 NetkinError
 ├── ShapeError (ValueError)        arrays whose shapes do not fit together
@@ -21,6 +21,7 @@ EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -99,3 +100,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     spelled = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), list(spelled), n=1)
     return f"; did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def outside() -> int:
+    """Return the `stacklevel` by which a warning shows the line of the caller outside netkin."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "netkin":
+        frame, level = frame.f_back, level + 1
+    return level

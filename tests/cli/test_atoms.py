@@ -43,8 +43,8 @@ def test_the_nearest_are_printed_as_text_and_json(netkin, nets):
     listed = json.loads(netkin(f"{line} --json").stdout)
     assert list(listed) == nets
     assert listed[nets[0]][0]["network"] in nets[1:]
-    assert "no table that could be saved" in netkin(f"{line} --save x.netkin").stderr
-    assert "--top asks for 3 others of each, and there are 2" in netkin(f"{line} --top 3").stderr
+    assert "no table to save or draw" in netkin(f"{line} --save x.netkin").stderr
+    assert "--top asks for 3 other networks, but there are only 2" in netkin(f"{line} --top 3").stderr
 
 
 def test_json_of_all_pairs_is_a_comparison(netkin, nets):
@@ -59,7 +59,7 @@ def test_misuse_and_networks_without_atoms_are_refused(netkin, nets):
     assert "has no layers made of atoms; `nk.share_coefficients`, or --atoms on the command line" in refused.stderr
     misuse = netkin(f"atoms {' '.join(nets)} --block 4")
     assert misuse.exit_code == 2
-    assert "--source and --block go with --atoms" in misuse.stderr
+    assert "--source and --block need --atoms" in misuse.stderr
     assert netkin("atoms").exit_code == 2
     assert netkin(f"atoms {nets[0]} --atoms 3").exit_code == 1
 

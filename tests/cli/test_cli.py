@@ -167,3 +167,22 @@ def test_two_models_without_weights_are_drawn_apart(netkin):
     result = netkin("compare netkin:digits netkin:digits --data digits:test --examples 50 --layers fc --json")
     document = json.loads(result.stdout)
     assert [f"drawn from seed {seed}" in " ".join(document["warnings"]) for seed in (0, 1)] == [True, True]
+
+
+ODD = (
+    "if left", "to stand beside", "what is random", "right answers", "is a result", "chance does", "says no",
+    "nobody", "somebody", "believes", "how far it has come", "what becomes of", "several.", "so many", "those to be",
+    "the same command continues", "a page for the browser",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_help_is_written_in_plain_words(netkin, name):
+    said = " ".join(netkin(f"{name} --help").stdout.lower().split())
+    assert [phrase for phrase in ODD if phrase in said] == []
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_has_a_help_text(name):
+    options = [one for one in cli.commands[name].params if isinstance(one, click.Option)]
+    assert [one.opts[0] for one in options if not one.help or not one.help.endswith(".")] == []

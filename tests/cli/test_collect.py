@@ -99,7 +99,7 @@ def test_a_command_says_what_its_file_holds(netkin):
     line = netkin("merge 1.stats 3.stats --out two.stats")
     words = "netkin:digits and netkin:digits@other.pt on digits:test, 240 examples (0 to 119, 240 to 359) in 8 chunks"
     assert line.stdout == f"two.stats: {words}\n"
-    missing = "warning: 240 of 360 examples are here; missing are 120 to 239\n"
+    missing = "warning: 240 of 360 examples are present; missing: 120 to 239\n"
     assert line.stderr == missing
     assert netkin("compare two.stats").stderr == missing
     document = json.loads(netkin("merge 1.stats 3.stats --out two.stats --json").stdout)
@@ -143,7 +143,7 @@ def test_a_page_and_a_figure_are_made_from_statistics(netkin):
 def test_parts_that_do_not_fit_are_refused_with_the_name_of_their_file(netkin, other, words):
     netkin(f"collect {MODELS} {other} --out other.stats")
     said = refusal(netkin, "merge 1.stats other.stats --out all.stats")
-    assert said.startswith("netkin: 'other.stats' does not fit the parts before it: ")
+    assert said.startswith("netkin: 'other.stats' does not fit the previous parts: ")
     assert words in said
 
 
@@ -160,26 +160,30 @@ def test_a_part_of_other_weights_is_refused(netkin):
     "line, code, words",
     [
         ("compare 1.stats --measure cka_rbf", 1, "these statistics can't serve 'cka_rbf': they hold LayerMoments."),
-        ("compare 1.stats --data digits:test", 2, "--data belongs to the pass over the data, which '1.stats' holds"),
-        ("compare 1.stats --examples 5", 2, "--examples belongs to the pass over the data"),
-        ("compare 1.stats --chunks 5 --errors", 2, "--chunks belongs to the pass over the data"),
-        ("compare 1.stats 2.stats", 2, "'1.stats' is a file of statistics, which holds both models; name it alone."),
+        (
+            "compare 1.stats --data digits:test",
+            2,
+            "--data concerns the pass over the data, which '1.stats' already holds",
+        ),
+        ("compare 1.stats --examples 5", 2, "--examples concerns the pass over the data"),
+        ("compare 1.stats --chunks 5 --errors", 2, "--chunks concerns the pass over the data"),
+        ("compare 1.stats 2.stats", 2, "'1.stats' is a file of statistics, which holds both models; give it alone."),
         ("compare netkin:digits 2.stats --data digits", 2, "'2.stats' is a file of statistics"),
         ("compare gone.stats", 2, "--data is missing: models need examples to run on. A file of statistics needs none"),
         ("compare netkin:digits", 2, "Error: --data is missing: models need examples to run on."),
-        ("report 1.stats", 1, "'1.stats' holds statistics, from which values are still to be read; `netkin compare"),
+        ("report 1.stats", 1, "'1.stats' holds statistics and no values yet; `netkin compare"),
         ("merge other.pt --out all.stats", 1, "'other.pt' is no netkin file, or only a part of one"),
         ("merge gone.stats --out all.stats", 1, "cannot read 'gone.stats': No such file"),
         ("merge 1.stats 2.stats --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
-        ("merge 1.stats --out nowhere/all.stats", 2, "there is no folder 'nowhere' to write into."),
+        ("merge 1.stats --out nowhere/all.stats", 2, "the folder 'nowhere' does not exist."),
         ("compare 1.stats --save 2.stats", 1, "--save would write over '2.stats', which holds no comparison;"),
         (f"collect {MODELS} --out other.pt", 1, "--out would write over 'other.pt', which holds no statistics;"),
         (f"collect {MODELS} --part 17/16 --out x.stats", 2, "parts are numbered from 1 to their count; got 17/16."),
         (f"collect {MODELS} --part third --out x.stats", 2, "a part is written as '3/16', the third of sixteen"),
         (f"collect {MODELS} --part 1/400 --out x.stats", 1, "360 examples can't be split into 400 parts; take fewer."),
         (f"collect {MODELS} --errors --chunks 400 --out x.stats", 1, "chunks=400 are more than the 360 examples;"),
-        (f"collect {MODELS} --chunks 5 --out x.stats", 2, "--chunks goes with --errors, which asks for standard"),
-        (f"compare {MODELS} --chunks 5", 2, "--chunks goes with --errors, which asks for standard errors."),
+        (f"collect {MODELS} --chunks 5 --out x.stats", 2, "--chunks needs --errors."),
+        (f"compare {MODELS} --chunks 5", 2, "--chunks needs --errors."),
         (f"compare {MODELS} --errors --chunks 1", 2, "1 is not in the range x>=2"),
     ],
 )
@@ -189,7 +193,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(netkin, line, cod
 
 def test_results_are_told_from_statistics(netkin):
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
-    words = "netkin: 'ab.netkin' holds values and no statistics; `netkin report ab.netkin` shows them."
+    words = "netkin: 'ab.netkin' holds a finished result and no statistics; `netkin report ab.netkin` shows it."
     assert refusal(netkin, "compare ab.netkin") == words
     assert refusal(netkin, "merge ab.netkin --out all.stats") == words
     again = netkin("compare netkin:digits --data digits:test --layers fc --measure nbs --save ab.netkin")
@@ -200,7 +204,7 @@ def test_results_are_told_from_statistics(netkin):
 def test_errors_of_statistics_without_chunks_are_refused(netkin):
     netkin("collect netkin:digits --data digits:test --layers fc --out fc.stats")
     said = refusal(netkin, "compare fc.stats --errors")
-    assert said.startswith("netkin: 'fc.stats' keeps no chunks of the examples")
+    assert said.startswith("netkin: 'fc.stats' has no chunks of examples")
     assert said.endswith("collect with --errors.")
 
 
@@ -320,4 +324,4 @@ def test_a_file_of_statistics_takes_no_engine(tmp_path):
     nk.collect(nk.load_model("netkin:digits"), data=nk.load_data("digits:test"), layers="relu*").save(path)
     result = CliRunner().invoke(cli, ["compare", str(path), "--engine", "distributed"], prog_name="netkin")
     assert result.exit_code == 2
-    assert "--engine belongs to the pass over the data" in result.stderr
+    assert "--engine concerns the pass over the data" in result.stderr

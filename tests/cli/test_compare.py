@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import netkin as nk
 from netkin import jobs, results
 from netkin.cli.outputs import as_json
 from netkin.comparing import explain
@@ -128,7 +129,7 @@ def test_what_cannot_be_balanced_is_refused(netkin):
     assert result.stderr.startswith("netkin: the classes of 'images:photos/black' are not known")
     result = netkin(f"{line} --balanced")
     assert result.exit_code == 2
-    assert "--balanced goes with --examples N, which says how many." in result.stderr
+    assert "--balanced needs --examples N, the number of examples." in result.stderr
 
 
 def test_larger_maps_are_averaged_down_where_asked(netkin):
@@ -177,8 +178,8 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("--memory much", "'much' is no amount of memory"),
-        ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--memory much", "'much' is not an amount of memory"),
+        ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
         ("--examples 0", "0 is not in the range x>=1"),
     ],
@@ -221,6 +222,57 @@ def test_an_unknown_name_is_one_sentence_as_in_compare(netkin):
     assert "did you mean 'cka'?" in result.stderr
 
 
+TRANSFORMS = "def doubled(images):\n    return 2 * images\n\n\ndef halved(images):\n    return images / 2\n"
+
+
+def test_models_data_and_pages_have_the_names_that_people_give(netkin, tmp_path):
+    line = "compare netkin:digits netkin:digits --data 'my probe=digits:test' --examples 40 --layers fc --name old"
+    result = netkin(f"{line} --name new --title 'Old & new' --report ab.html --figure ab.svg --save ab.netkin")
+    assert result.exit_code == 0, result.stderr
+    found = nk.load("ab.netkin")
+    assert (found.a, found.b, found.data) == ("old", "new", "my probe, a sample of 40 of 360 (seed 0)")
+    page = (tmp_path / "ab.html").read_text()
+    assert page.count("<title>Old &amp; new</title>") == page.count("<h1>Old &amp; new</h1>") == 1
+    assert "Old &amp; new" in (tmp_path / "ab.svg").read_text()
+    assert netkin("report ab.netkin --out again.html --title Again").exit_code == 0
+    assert "<h1>Again</h1>" in (tmp_path / "again.html").read_text()
+
+
+def test_a_file_of_statistics_is_read_under_other_names(netkin):
+    netkin("collect netkin:digits --data digits:test --layers fc --name mine --out s.stats")
+    assert netkin("compare s.stats").stdout.startswith("mine (rows) and mine (columns)")
+    assert netkin("compare s.stats --name yours").stdout.startswith("yours (rows) and yours (columns)")
+
+
+def test_a_transform_is_named_as_a_function_of_a_module(netkin, tmp_path):
+    (tmp_path / "nk_transforms.py").write_text(TRANSFORMS)
+    line = "compare netkin:digits netkin:digits --data digits:test --layers relu1 --json"
+    both = json.loads(netkin(f"{line} --transform nk_transforms:doubled --transform nk_transforms:halved").stdout)
+    models = [nk.load_model("netkin:digits", seed=seed) for seed in (0, 1)]
+    functions = [lambda images: 2 * images, lambda images: images / 2]
+    expected = nk.compare(*models, nk.load_data("digits:test"), layers="relu1", transforms=functions)
+    plain = json.loads(netkin(line).stdout)
+    values = [document["tables"]["cka"]["values"][0][0] for document in (both, plain)]
+    assert values[0] == pytest.approx(expected["relu1", "relu1"], abs=1e-6)
+    assert values[1] != pytest.approx(values[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, code, words",
+    [
+        ("--title x", 2, "--title needs --report or --figure"),
+        ("--name a --name b", 2, "--name is given once for each model, or not at all; got 2 for 1 model."),
+        ("--transform doubled", 2, "--transform is written package.module:function; got 'doubled'."),
+        ("--transform a:b --transform c:d", 2, "--transform is given once for all models, or once for each; got 2."),
+        ("--transform nk_nowhere:f", 1, "found no module 'nk_nowhere'"),
+    ],
+)
+def test_names_titles_and_transforms_that_do_not_fit_are_refused(netkin, options, code, words):
+    result = netkin(f"{DIGITS} --layers fc {options}")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in " ".join(result.stderr.split())
+
+
 def test_several_models_are_compared_each_with_every_other(netkin):
     line = f"{DIGITS} --layers relu1 --layers fc --examples 100".replace("netkin:digits", "netkin:digits " * 3)
     result = netkin(f"{line} --save three.netkin --report three.html")
@@ -242,7 +294,7 @@ def test_statistics_stand_beside_no_models(netkin):
     for line in ("compare part.stats netkin:digits netkin:digits", "compare netkin:digits netkin:digits part.stats"):
         result = netkin(line)
         assert result.exit_code == 2
-        assert "is a file of statistics, which holds both models; name it alone" in result.stderr
+        assert "is a file of statistics, which holds both models; give it alone" in result.stderr
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -268,4 +320,4 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
 def test_options_of_a_cluster_go_with_one(netkin, option):
     result = netkin(f"{DIGITS} {option}")
     assert result.exit_code == 2
-    assert f"{option.split()[0]} goes with --engine ray." in result.stderr
+    assert f"{option.split()[0]} needs --engine ray." in result.stderr

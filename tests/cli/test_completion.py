@@ -2,11 +2,14 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import netkin as package
+
+words = import_module("netkin.cli.completion")  # the name in the package is the command
 
 
 def environment(**more):
@@ -27,13 +30,24 @@ def test_another_shell_is_a_misuse(netkin):
 BASH = """
 eval "$(netkin completion bash)"
 complete -p netkin
-COMP_WORDS=(netkin repo) COMP_CWORD=1
-$(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin repo netkin
-echo "${COMPREPLY[@]}"
-COMPREPLY=() COMP_WORDS=(netkin compare --fig) COMP_CWORD=2
-$(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin --fig compare
-echo "${COMPREPLY[@]}"
+ask() {
+    COMP_LINE=$1 COMP_POINT=${#1} COMPREPLY=()
+    $(complete -p netkin | sed 's/.*-F \\([^ ]*\\).*/\\1/') netkin
+    echo "${COMPREPLY[@]}"
+}
 """
+ASKED = {
+    "netkin repo": "report",
+    "netkin compare --fig": "--figure",
+    "netkin compare netkin:dig": "digits",
+    "netkin compare netkin:digits@we": "weights.pt",
+    "netkin compare a --data digits:": "test train",
+    "netkin compare a --data npz:we": "weights.pt",
+    "netkin compare a --measure procrustes_di": "procrustes_disparity procrustes_distance",
+    "netkin compare a --shape po": "positions pool",
+    "netkin recommend one=netkin:vi": "vit",
+    "netkin doctor --device c": "cpu cuda",
+}
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here")
@@ -42,15 +56,38 @@ def test_bash_completes_commands_and_options(tmp_path):
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m netkin "$@"\n')
     program.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        ["bash", "-c", BASH], env=environment(PATH=path), capture_output=True, text=True, check=False
-    )
-    assert result.stdout.splitlines()[1:] == ["report", "--figure"], result.stderr
+    (tmp_path / "weights.pt").write_text("")
+    script = BASH + "".join(f"ask '{line}'\n" for line in ASKED)
+    given = {"env": environment(PATH=path), "cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    result = subprocess.run(["bash", "-c", script], **given)
+    found = dict(zip(ASKED, result.stdout.splitlines()[1:], strict=True))
+    found["netkin doctor --device c"] = " ".join(found["netkin doctor --device c"].split()[:2])  # GPUs may follow
+    assert found == ASKED, result.stderr
+
+
+def test_the_words_are_those_of_the_library():
+    from netkin.cli import completion as command
+    from netkin.measures import measures
+    from netkin.representations.shapes import SHAPES
+    from netkin.sources.architectures import ARCHITECTURES
+    from netkin.sources.datasets import NAMED
+
+    assert command.name == "completion"
+    assert set(words.measures("")) == {
+        name for name, one in measures().items() if one.function.__module__[:6] == "netkin"
+    }
+    assert tuple(SHAPES) == words.SHAPES
+    assert tuple(ARCHITECTURES) == words.NETWORKS
+    assert tuple(NAMED) == words.DATA
 
 
 def test_completing_does_not_import_torch():
     script = "import sys; from netkin.cli import cli\ntry: cli(prog_name='netkin')\nexcept SystemExit: pass\n{}"
     command = [sys.executable, "-c", script.format("sys.exit('torch' in sys.modules)")]
-    asked = environment(_NETKIN_COMPLETE="bash_complete", COMP_WORDS="netkin comp", COMP_CWORD="1")
-    result = subprocess.run(command, env=asked, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, "plain,compare\nplain,completion\nplain,compress\n")
+    for line, found in (
+        ("netkin comp", ["compare", "completion", "compress"]),
+        ("netkin compare --measure cka_rbf_", ["cka_rbf_debiased"]),
+    ):
+        asked = environment(_NETKIN_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
+        result = subprocess.run(command, env=asked, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout) == (0, "".join(f"plain,{one}\n" for one in found))

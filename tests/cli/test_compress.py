@@ -38,6 +38,26 @@ def test_against_another_model(netkin):
     )
 
 
+def test_a_glob_takes_what_fits_and_the_table_names_the_rest(netkin):
+    result = netkin("compress netkin:digits --data digits:test --layer '*[c4]*' --k 8")
+    assert result.exit_code == 0, result.stderr
+    table = nk.compress(
+        nk.load_model("netkin:digits"), ["conv2", "conv3", "conv4", "fc"], k=8, data=nk.load_data("digits:test")
+    )
+    assert result.stdout.splitlines()[:-1] == str(table.compression).splitlines()
+    assert result.stdout.splitlines()[-1].startswith("left out: conv1, bn4, relu4. Why 'conv1': ")
+
+
+def test_a_glob_of_which_nothing_fits_and_a_layer_by_name_are_refused(netkin):
+    result = netkin("compress netkin:digits --data digits:test --layer 'relu*' --k 8")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "none of 4 layers can be compressed; the first: layer 'relu1' is a ReLU" in result.stderr
+    assert (
+        "layer 'relu1' is a ReLU"
+        in netkin("compress netkin:digits --data digits --layer fc --layer relu1 --k 8").stderr
+    )
+
+
 @pytest.mark.parametrize(
     "line, code, message",
     [
@@ -49,7 +69,7 @@ def test_against_another_model(netkin):
             1,
             "could not be run on inputs of shape (128, 1, 8, 8)",
         ),
-        ("compress netkin:digits --data digits --layer fc --k 2 --save no/x", 2, "there is no folder 'no'"),
+        ("compress netkin:digits --data digits --layer fc --k 2 --save no/x", 2, "the folder 'no' does not exist"),
     ],
 )
 def test_refusals_are_one_sentence(netkin, line, code, message):

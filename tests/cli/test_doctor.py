@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_all_is_well_here(netkin):
     result = netkin("doctor")
     assert result.exit_code == 0, result.stdout
-    assert "known answers of the measures are met." in result.stdout
+    assert "reference values of the measures are reproduced." in result.stdout
     for word in (
         "netkin",
         "python",
@@ -60,7 +60,7 @@ def test_a_wrong_number_is_named_with_exit_code_1(netkin, monkeypatch):
     monkeypatch.setattr(doctor, "stored", lambda: stored)
     result = netkin("doctor")
     assert result.exit_code == 1
-    assert f"1 of the {len(stored['answers'])} known answers of the measures are not met:" in result.stdout
+    assert f"1 of {len(stored['answers'])} reference values of the measures are not reproduced:" in result.stdout
     assert f"instead of {stored['answers']['nbs']!r}" in result.stdout
     assert json.loads(netkin("doctor --json").stdout)["healthy"] is False
 

@@ -94,7 +94,7 @@ def test_a_series_shares_no_page(netkin):
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
     result = netkin("report ab.netkin run.netkin")
     assert result.exit_code == 1
-    assert "the series of run 'run' fills a page by itself; give it a command of its own." in result.stderr
+    assert "the series of run 'run' needs a report of its own; run `netkin report` on that file alone." in result.stderr
 
 
 @pytest.mark.usefixtures("run")
@@ -110,7 +110,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     monkeypatch.setattr(room, "dynamics", interrupted)
     result = netkin(f"{LINE} --save run.netkin")
     assert result.exit_code == 130
-    assert "2 of 3 steps are in run.netkin; the same command continues there." in result.stderr
+    assert "2 of 3 steps are in run.netkin; run the same command again to resume." in result.stderr
     assert result.stderr.endswith("netkin: interrupted.\n")
 
 
@@ -148,7 +148,7 @@ def test_data_that_the_model_does_not_take_are_refused_in_one_sentence(netkin):
     "options, words",
     [
         ("--steps 1", "1 is not in the range x>=2"),
-        ("--save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
         ("--report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--figure x.txt", "a figure's name ends in .png, .svg, .pdf; got 'x.txt'."),
     ],
@@ -172,7 +172,7 @@ def test_measures_of_weights_need_no_data(netkin, states):
     assert "Every epoch with every other" in Path("atoms.html").read_text()
     missing = netkin("dynamics atoms --model netkin:digits --measure cka")
     assert missing.exit_code == 2
-    assert "--data is missing: only measures of weights, such as atom_cosine, need none" in missing.stderr
+    assert "--data is missing; only measures of weights, such as atom_cosine, work without it" in missing.stderr
 
 
 def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):

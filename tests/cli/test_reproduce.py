@@ -80,7 +80,7 @@ def test_results_as_json_and_elsewhere(netkin, checkout):
         ("reproduce toys --device cuda:99", 1, "netkin: there is no device 'cuda:99' here; this machine has cpu"),
         ("reproduce toys --data gone", 2, "Directory 'gone' does not exist."),
         ("reproduce toys --scale tpu", 2, "Invalid value for '--scale'"),
-        ("reproduce --page gone/page.html", 2, "there is no folder 'gone' to write into."),
+        ("reproduce --page gone/page.html", 2, "the folder 'gone' does not exist."),
         ("reproduce --page page.pdf", 2, "a page's name ends in .html or .htm; got 'page.pdf'."),
         (
             "reproduce --page page.html",
@@ -99,6 +99,6 @@ def test_outside_of_a_checkout_it_says_so_in_one_sentence(netkin):
     result = netkin("reproduce --list")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(
-        "netkin: `netkin reproduce` runs the folder 'reproductions' of netkin's repository,"
+        "netkin: `netkin reproduce` needs the folder 'reproductions' of netkin's repository,"
     )
-    assert result.stderr.endswith("clone the repository and run this inside.\n")
+    assert result.stderr.endswith("clone the repository and run this command inside.\n")

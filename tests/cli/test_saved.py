@@ -71,7 +71,7 @@ def test_a_saved_series_gets_its_page(netkin):
         ("report gone.netkin", 1, "cannot read 'gone.netkin'"),
         ("report broken.netkin", 1, "'broken.netkin' is no netkin file"),
         ("report", 2, "Missing argument"),
-        ("report broken.netkin --out nowhere/x.html", 2, "there is no folder 'nowhere' to write into."),
+        ("report broken.netkin --out nowhere/x.html", 2, "the folder 'nowhere' does not exist."),
     ],
 )
 def test_what_cannot_be_read_or_written_is_refused(netkin, line, code, words):
@@ -100,7 +100,7 @@ def test_a_figure_may_be_an_svg(netkin):
 def test_a_missing_folder_is_found_before_the_work(netkin, option):
     result = netkin(f"compare netkin:digits --data digits:test {option} nowhere/x.svg")
     assert result.exit_code == 2
-    assert "there is no folder 'nowhere' to write into." in " ".join(result.stderr.split())
+    assert "the folder 'nowhere' does not exist." in " ".join(result.stderr.split())
 
 
 def test_a_figure_of_an_unknown_kind_is_found_before_the_work(netkin):
@@ -225,7 +225,7 @@ def test_json_has_all_of_the_state(netkin, done):
 
 def test_a_folder_without_jobs_says_so(netkin, tmp_path):
     found = netkin(f"jobs {tmp_path}")
-    assert (found.exit_code, found.stdout, found.stderr) == (0, "no jobs here\n", "")
+    assert (found.exit_code, found.stdout, found.stderr) == (0, "no jobs found\n", "")
 
 
 def test_a_folder_that_is_not_there_is_refused(netkin):

@@ -102,7 +102,7 @@ def test_without_test_data_the_examples_of_the_fitting_judge(netkin):
     assert json.loads(netkin(line).stdout)["examples"] == 200
     result = netkin(f"{line} --test-examples 50")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--test-examples goes with --test; without it, stitches are judged on --examples." in result.stderr
+    assert "--test-examples needs --test; without it, stitches are evaluated on --examples." in result.stderr
 
 
 def test_samples_are_named_in_the_provenance(netkin):
@@ -179,7 +179,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
 
 def test_the_scores_of_the_help_are_those_of_the_library():
     (option,) = [one for one in stitch.params if one.name == "scores"]
-    assert option.help.startswith(f"{', '.join(USUAL[:-1])} and {USUAL[-1]} if not given")
+    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]};" in option.help
     assert all(score in option.help for score in SCORES)
 
 
@@ -200,7 +200,10 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
         result = netkin(line)
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())
-    assert "netkin: interrupted, with 3 of 5 parts done in ab.netkin; the same command continues.\n" in result.stderr
+    assert (
+        "netkin: interrupted, with 3 of 5 parts done in ab.netkin; run the same command again to resume.\n"
+        in result.stderr
+    )
     again = netkin(line)
     assert again.exit_code == 0
     assert results.load("ab.netkin").complete
@@ -239,20 +242,20 @@ def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path)
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("", "say either --all, or --at LAYER for one."),
-        ("--all --at relu1", "say either --all, or --at LAYER for one."),
-        ("--at relu1 --matrix", "--matrix goes with --all."),
-        ("--at relu1 --layers fc", "--layers goes with --all."),
+        ("", "give either --all, or --at LAYER."),
+        ("--all --at relu1", "give either --all, or --at LAYER."),
+        ("--at relu1 --matrix", "--matrix needs --all."),
+        ("--at relu1 --layers fc", "--layers needs --all."),
         ("--at relu1 --at relu2 --into relu3", "each --at has one --into, or none has; got 2 and 1."),
         ("--all --layers fc --layers-a fc", "--layers is for both models; leave it out beside --layers-a and"),
-        ("--at relu1 --layers-b fc", "--layers goes with --all."),
-        ("--all --name one", "each model has one --name, or none has; got 1 for 2 models."),
-        ("--all --name one --name one", "models have different names; got one, one."),
+        ("--at relu1 --layers-b fc", "--layers needs --all."),
+        ("--all --name one", "--name is given once for each model, or not at all; got 1 for 2 models."),
+        ("--all --name one --name one", "names of models must differ; got one, one."),
         ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --how."),
         ("--at fc --how ridge --how procrustes --map m.netkin", "--map writes one stitch"),
         ("--all --report x.pdf", "a page's name ends in .html or .htm; got 'x.pdf'."),
         ("--all --figure x.gif", "a figure's name ends in .png, .svg, .pdf; got 'x.gif'."),
-        ("--all --save nowhere/x.netkin", "there is no folder 'nowhere' to write into."),
+        ("--all --save nowhere/x.netkin", "the folder 'nowhere' does not exist."),
     ],
 )
 def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
@@ -270,7 +273,7 @@ def test_layers_of_one_model_among_three_are_a_misuse(netkin):
 def test_one_model_alone_is_a_misuse(netkin):
     result = netkin(f"stitch netkin:digits {DATA} --all")
     assert result.exit_code == 2
-    assert "to stitch a model with itself name it twice." in " ".join(result.stderr.split())
+    assert "to stitch a model with itself, name it twice." in " ".join(result.stderr.split())
 
 
 def test_test_data_that_are_the_fitting_data_are_told(netkin):

@@ -58,7 +58,8 @@ def test_json_is_a_document_that_opens_and_report_makes_its_page(netkin, tmp_pat
     alone = netkin("report u.json u.json --out both.html")
     assert alone.exit_code == 1
     assert (
-        "a federation (fedper with evolving coefficients: 5 clients, 2 rounds) fills a page by itself" in alone.stderr
+        "a federation (fedper with evolving coefficients: 5 clients, 2 rounds) needs a report of its own"
+        in alone.stderr
     )
 
 
@@ -87,7 +88,7 @@ def test_without_test_data_nothing_is_tested(netkin):
         ("--coefficients pretrained", 1, "give `public=(inputs, labels)`"),
         ("--data nothing:here", 1, "nothing:here"),
         ("--report u.txt", 2, "a page's name ends in .html"),
-        ("--save nowhere/u.netkin", 2, "there is no folder 'nowhere'"),
+        ("--save nowhere/u.netkin", 2, "the folder 'nowhere' does not exist"),
         ("--device tpu7", 1, "there is no device 'tpu7' here"),
     ],
 )
@@ -126,7 +127,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     monkeypatch.setattr(Simulation, "_round", stopped)
     result = netkin(f"{FEDERATE} --save u.netkin")
     assert result.exit_code == 130
-    assert "1 of 2 parts done in u.netkin; the same command continues." in result.stderr
+    assert "1 of 2 parts done in u.netkin; run the same command again to resume." in result.stderr
     monkeypatch.setattr(Simulation, "_round", round_of)
     assert netkin(f"{FEDERATE} --save u.netkin").exit_code == 0
 
@@ -185,7 +186,7 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     monkeypatch.setattr(FineTuning, "learn", stopped)
     result = netkin(f"{line} --save seq")
     assert result.exit_code == 130
-    assert "1 of 2 tasks done in seq/finetune.netkin; the same command continues." in result.stderr
+    assert "1 of 2 tasks done in seq/finetune.netkin; run the same command again to resume." in result.stderr
     monkeypatch.setattr(FineTuning, "learn", learn)
     assert json.loads(netkin(f"{line} --save seq").stdout)["accuracies"] == whole["accuracies"]
 
@@ -195,8 +196,8 @@ def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     [
         ("--tasks 3", 1, "10 classes can't be split into 3 tasks of equally many."),
         ("--tasks 6", 1, "`tasks` is a number of tasks with 2 classes or more each, 1 to 5"),
-        ("--strength 2", 2, "--strength goes with --method ewc."),
-        ("--examples 2", 2, "--examples goes with --method ewc or replay."),
+        ("--strength 2", 2, "--strength needs --method ewc."),
+        ("--examples 2", 2, "--examples needs --method ewc or replay."),
         ("--method ewc --strength -1", 1, "`strength` is a number of 0 or more; got -1.0."),
         ("--method ewe", 2, "'ewe' is not one of"),
         ("--head conv1", 1, "conv1"),

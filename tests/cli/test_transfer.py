@@ -147,7 +147,7 @@ def test_a_part_that_comes_twice_is_refused(netkin):
 def test_missing_parts_are_warned_of(netkin):
     collected(netkin, FIRST, "digits:test", "1.stats", "--part 1/2")
     result = done(netkin("tasks few=1.stats --save t.netkin"))
-    assert "180 of 360 examples are here; missing are 180 to 359" in result.stderr
+    assert "180 of 360 examples are present; missing: 180 to 359" in result.stderr
     assert any("180 of 360 examples" in warning for warning in nk.load("t.netkin")["few", "few"].warnings)
 
 
@@ -183,12 +183,12 @@ def test_a_result_is_no_task(netkin, tmp_path):
     line = f"compare {FIRST} {SECOND} --data digits:test --examples 40 --layers relu1"
     assert netkin(f"{line} --save ab.netkin").exit_code == 0
     said = refusal(netkin, f"tasks a={FIRST},digits:test b=ab.netkin")
-    assert "'ab.netkin' holds values and no statistics; `netkin report ab.netkin` shows them." in said
+    assert "'ab.netkin' holds a finished result and no statistics; `netkin report ab.netkin` shows it." in said
 
 
 def test_two_tasks_of_one_name_are_refused(netkin):
     line = f"tasks a={FIRST},digits:test b={FIRST},digits:test b={SECOND},digits:test"
-    assert "two tasks are named 'b'; give each a name of its own." in refusal(netkin, line)
+    assert "two tasks are named 'b'; give each its own name." in refusal(netkin, line)
 
 
 def test_a_file_that_is_not_there_is_no_task(netkin):
@@ -296,7 +296,7 @@ def test_several_files_with_a_ranking_are_refused(netkin, weights):
         netkin(f"recommend {weights} --data digits:test --score knn --no-errors --save {name}.netkin")
     result = netkin("report a.netkin b.netkin")
     assert result.exit_code == 1
-    assert "the ranking for digits:test fills a page by itself" in result.stderr
+    assert "the ranking for digits:test needs a report of its own" in result.stderr
 
 
 def test_models_are_called_what_the_command_calls_them(netkin, weights):

@@ -1,6 +1,7 @@
 """All pairs of many models, in several passes that each fit the memory, give the numbers of one pass."""
 
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.pairs_plan import blocks_of
+from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
 from netkin.errors import MemoryLimit, ValueFault
+from netkin.measures.registry import find
+from netkin.statistics.collector import LayerSize, Study
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
 
@@ -50,6 +53,27 @@ def test_every_pair_is_in_one_block_and_no_block_is_too_large(count, size):
     assert all({name for pair in block.pairs for name in pair} == set(block.models) for block in blocks)
     groups = -(-count // size)
     assert len(blocks) == (1 if groups < 3 else groups * (groups - 1) // 2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 9, 16, 100])
+def test_the_largest_number_that_fits_is_found_to_an_eighth(most):
+    for limit in range(most + 3):
+        found = largest_fit(lambda number, limit=limit: number <= limit, most)
+        best = min(limit, most)
+        assert found <= best
+        assert best - found <= found // 8
+    assert largest_fit(lambda number: True, most) == most
+
+
+@pytest.mark.parametrize("pairs", ["all", "corresponding"])
+def test_a_pass_of_more_models_takes_more_memory(pairs):
+    widths = {"x": 30, "y": 20}
+    layers = {str(n): [LayerSize(str(n), name, width, 8, 8) for name, width in widths.items()] for n in range(20)}
+    study, measures = Study({}, [], examples=1000), [find("cka"), find("svcca")]
+    sizes = [pass_plan(layers, pairs, study, measures, size).bytes for size in range(1, 11)]
+    assert sizes == sorted(sizes)
+    with pytest.raises(MemoryLimit, match="need .* and the limit is"):
+        pass_plan(layers, pairs, replace(study, limit=sizes[2] - 1), measures, 3)
 
 
 def tables(many):
@@ -162,6 +186,12 @@ def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
     assert plan.way.models == 5 * weights
     fewer = nk.explain_many(models, data, "cka", memory=plan.way.statistics + 2 * weights, **options)
     assert len(fewer.way.blocks) > 1
+
+
+def test_models_given_by_name_need_no_data_for_measures_of_weights():
+    models = {"a": "netkin:digits", "b": "netkin:digits"}
+    live = {name: nk.load_model(spec, seed=place) for place, (name, spec) in enumerate(models.items())}
+    assert_same(nk.compare_many(models, measures="weight_cosine"), nk.compare_many(live, measures="weight_cosine"))
 
 
 def test_data_of_another_order_in_each_pass_are_refused(nets):

@@ -250,6 +250,14 @@ def test_a_cluster_without_gpus_is_refused(here):
         nk.compare(FIRST, SECOND, DATA, device="cuda", engine=Ray(gpus=0.5))
 
 
+def test_another_cluster_than_the_connected_one_is_refused(ray_cluster):
+    assert clusters.Cluster("auto").slots() == ray_cluster.slots() > 0
+    with pytest.raises(
+        ValueFault, match="is connected to the Ray cluster at 127.0.0.1:[0-9]+; leave `address` out, or"
+    ):
+        clusters.Cluster("127.0.0.1:1")
+
+
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"shares": 0}, {"shares": 1.5}])
 def test_settings_of_the_engine_are_checked(options):
     with pytest.raises(ValueFault, match=f"`{next(iter(options))}` is the "):

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import netkin as nk
 from netkin.comparing.alignment import Alignment
-from netkin.errors import ForwardError, NameClash, ShapeError, UnknownName, ValueFault
+from netkin.errors import ForwardError, NameClash, ShapeError, SourceError, UnknownName, ValueFault
 from netkin.representations.inputs import examples_in
 
 
@@ -213,13 +213,11 @@ def test_models_run_elsewhere_and_come_home(maps, images, layers):
         nk.compare(a, b.cuda(), [images, images[:1] * torch.nan], ["cka_minibatch"], layers="conv1", shape="flatten")
 
 
-def test_texts_are_refused_with_the_way_to_load_them(maps, images):
-    with pytest.raises(
-        ValueFault, match="'a' must be a torch module .* got str. `nk.load_model` makes a model of a text"
-    ):
+def test_texts_that_name_nothing_are_refused(maps, images):
+    with pytest.raises(SourceError, match="'first.pt' is no model"):
         nk.compare("first.pt", maps(), images)
-    with pytest.raises(ValueFault, match="`data` must be an iterable .* got str. `nk.load_data` makes data of a text"):
-        nk.compare(maps(), maps(), "digits:test")
+    with pytest.raises(UnknownName, match="no data set named 'digit'; did you mean 'digits'"):
+        nk.compare(maps(), maps(), "digit")
 
 
 def test_a_device_that_is_not_there_is_refused(maps, images):

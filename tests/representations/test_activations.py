@@ -331,3 +331,24 @@ def test_a_model_elsewhere_gets_its_batches_there(residual, images):
 def test_a_model_on_the_meta_device_is_refused():
     with pytest.raises(ValueFault, match="a model on the 'meta' device computes no numbers; load its weights"):
         nk.activations(nn.Linear(4, 3, device="meta"), data=[torch.ones(5, 4)])
+
+
+class Block(nn.Module):
+    """Gives what its last part gave; its second part works in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.relu, self.last = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.relu(self.linear(x)))
+
+
+def test_a_glob_lists_a_layer_that_gives_anothers_output_once():
+    model, data = nn.ModuleDict({"a": Block(), "b": Block()}), torch.randn(12, 4)
+    run = {"forward": lambda model, x: model["b"](model["a"](x))}
+    rows = activations(model, "**", data, **run)
+    assert list(rows) == ["a.linear", "a.relu", "a.last", "b.linear", "b.relu", "b.last"]
+    assert (rows["a.linear"] < 0).any()  # before the ReLU that works in place, which stays a layer of its own
+    assert list(activations(model, ["a", "a.last"], data, **run)) == ["a", "a.last"]
+    assert list(activations(model, "*", [data[:5], data[5:]], **run)) == ["a", "b"]

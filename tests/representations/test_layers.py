@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import SourceError, UnknownName, ValueFault
+from netkin.representations.hooks import recording
 from netkin.representations.layers import choose, layers, modules, split_call, unwrapped
 
 
@@ -132,10 +133,68 @@ def test_no_layers_or_no_sensible_ones_are_refused(chain):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got str"):
+    with pytest.raises(ValueFault, match=r"must be a `torch.nn.Module`; got int"):
+        layers(18)
+    with pytest.raises(SourceError, match="'resnet18' is no model; did you mean 'netkin:resnet18'"):
         layers("resnet18")
 
 
 def test_a_type_may_be_chosen_by_its_name():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     assert choose(model, "Conv2d") == choose(model, "nn.Conv2d") == choose(model, nn.Conv2d) == ["0", "2"]
+
+
+@pytest.fixture
+def nested():
+    """Chains in chains, as in a ResNet, with parts that compute nothing in evaluation mode."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5))
+    stage = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), block)
+    model = nn.ModuleDict(
+        {"layer1": stage, "layer2": nn.Sequential(nn.Linear(4, 4), nn.Identity()), "fc": nn.Linear(4, 2)}
+    )
+    return model
+
+
+def test_a_star_stays_at_one_level_and_two_cross_dots(nested):
+    assert choose(nested, "layer*") == ["layer1", "layer2"]
+    assert choose(nested, "layer?") == ["layer1", "layer2"]
+    assert choose(nested, "layer[!2]") == ["layer1"]
+    assert choose(nested, "*.0") == ["layer1.0", "layer2.0"]
+    assert choose(nested, "layer1.*.0") == ["layer1.0.0", "layer1.1.0"]
+    assert choose(nested, "**.1.0") == ["layer1.1.0"]
+    assert choose(nested, "**fc") == choose(nested, "**.fc") == ["fc"]
+
+
+def test_a_glob_leaves_out_what_only_passes_on_the_output_of_another_match(nested):
+    assert choose(nested, "**") == ["layer1.0.0", "layer1.1.0", "layer1.1.1", "layer2.0", "fc"]
+    assert choose(nested, "layer2.*") == ["layer2.0"]
+    assert choose(nested, "layer1.1.[12]") == ["layer1.1.1"]
+    assert choose(nested, "layer1.1.2*") == ["layer1.1.2"]  # its source is not among the matches
+    assert choose(nested, ["layer1", "layer1.1", "layer1.1.2"]) == ["layer1", "layer1.1", "layer1.1.2"]
+    assert choose(nested, nn.Dropout) == ["layer1.1.2"]
+
+
+def test_what_a_glob_leaves_out_has_the_output_of_what_it_keeps(nested):
+    model = nn.Sequential(nested["layer1"], nested["layer2"], nested["fc"]).eval()
+    kept, every = choose(model, "**"), [name for name in modules(model) if name]
+    with recording(model, every) as outputs:
+        model(torch.randn(3, 4))
+    for name in set(every) - set(kept):
+        assert any(
+            outputs[name].shape == outputs[one].shape and torch.equal(outputs[name], outputs[one]) for one in kept
+        )
+
+
+def test_a_chain_with_a_forward_of_its_own_is_kept():
+    class Doubled(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert choose(nn.ModuleDict({"a": Doubled(nn.Linear(2, 2))}), "**") == ["a", "a.0"]
+
+
+def test_a_glob_that_would_match_deeper_layers_says_so(nested):
+    with pytest.raises(
+        UnknownName, match=r"no layer named '\*.1.0' at that level; '\*\*.1.0', .* stands for 1, such as"
+    ):
+        choose(nn.ModuleDict({"net": nested}), "*.1.0")

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from netkin.results.text import brief, with_errors
+from netkin.results.labels import brief
+from netkin.results.text import grid, with_errors
 
 LONG = tuple(f"encoder.layer.{block}.attention.output.{part}" for block in range(12) for part in ("dense", "dropout"))
 
@@ -247,3 +248,19 @@ def test_mixed_shapes_are_counted(made, wide):
 
 def test_a_comparison_without_layers_says_so(made, wide):
     assert str(made.table(rows=(), columns=(), values=np.ones((0, 0)))).endswith("no layers")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_in_a_terminal_a_wide_table_shows_its_ends_and_how_to_see_all(monkeypatch, same):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    rows, columns = [f"a{i}" for i in range(30)], [f"{'a' if same else 'b'}{i}" for i in range(30)]
+    entries = [[f"{i}.{j:02}" for j in range(30)] for i in range(30)]
+    head, *lines = "\n".join(grid(rows, columns, entries, 60)).splitlines()
+    kept = [int(number) - 1 for number in head.split() if number != "…"]
+    assert (kept[0], kept[-1], max(map(len, [head, *lines])) <= 60) == (0, 29, True)
+    for i, line in enumerate(lines[:30]):
+        assert [cell for cell in line.split()[2:] if cell != "…"] == [entries[i][j] for j in kept]
+    told = " ".join(" ".join(lines[30:]).split())
+    named = "columns have the numbers of the rows" if same else ", ".join(f"{j + 1} b{j}" for j in kept)
+    assert named in told
+    assert f"{len(kept)} of 30 columns are shown; `| less` behind the command, --json, --report or, in Python" in told

@@ -1,8 +1,12 @@
+import inspect
 import sys
+import warnings
 
 import pytest
+import torch
 
-from netkin.errors import SourceError
+import netkin as nk
+from netkin.errors import SourceError, UnknownName, ValueFault
 from netkin.sources.names import call, find_function
 
 
@@ -80,3 +84,75 @@ def test_an_error_inside_the_function_is_told_in_one_line(workshop):
         call(find_function("nk_raises:make"), "nk_raises:make")
     with pytest.raises(SourceError, match=r"raised SystemExit\.$"):
         call(find_function("nk_raises:leave"), "nk_raises:leave")
+
+
+MODEL, DATA = "netkin:digits", "digits:test"
+TAKERS = {
+    "compare": lambda model, data: nk.compare(model, data=data, layers="fc")["fc", "fc"],
+    "collect": lambda model, data: nk.collect(model, data=data, layers="fc").examples,
+    "explain": lambda model, data: str(nk.explain(model, data=data, layers="fc", names=("a", "a"))),
+    "subject": lambda model, data: nk.compare(nk.Subject(model, data=data), layers="fc")["fc", "fc"],
+    "layers": lambda model, data: nk.layers(model),
+    "activations": lambda model, data: nk.activations(model, "fc", data, examples=9)["fc"].tolist(),
+    "gradients": lambda model, data: nk.gradients(model, "fc", data, examples=9)["fc"].tolist(),
+    "decompose": lambda model, data: nk.decompose(model, atoms=2).model.conv1.weight.tolist(),
+    "class_sensitivity": lambda model, data: nk.class_sensitivity(model, data, layers="fc").to_numpy().tolist(),
+    "compress": lambda model, data: str(nk.compress(model, "fc", data=data, k=2, against=model).compression),
+    "stitch": lambda model, data: nk.stitch(model, "relu2", model, "relu2", data, test=data).relative_accuracy,
+    "task2vec": lambda model, data: nk.task2vec(model, data, examples=20).values.tolist(),
+    "sparsity_study": lambda model, data: str(nk.sparsity_study({"a": model}, data, examples=20)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_models_and_data_are_taken_by_their_names(taker):
+    take = TAKERS[taker]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of weights that are random, and few examples
+        named, loaded = take(MODEL, DATA), take(nk.load_model(MODEL), nk.load_data(DATA))
+    assert named == loaded
+
+
+def test_texts_become_the_names_of_the_models_and_the_data():
+    found = nk.compare(MODEL, MODEL, "my probe=digits:test", layers="fc")
+    assert (found.a, found.b, found.data) == ("netkin:digits (1)", "netkin:digits (2)", "my probe")
+    assert nk.compare(nk.load_model(MODEL), MODEL, DATA, layers="fc").b == MODEL
+    assert nk.compare(MODEL, MODEL, DATA, layers="fc", names=("x", "y")).a == "x"
+    assert list(nk.compare_many([MODEL, MODEL], DATA, layers="fc")) == [("netkin:digits (1)", "netkin:digits (2)")]
+
+
+def test_tasks_are_pairs_of_names(tmp_path):
+    tasks = nk.compare_tasks({"a": (MODEL, DATA), "b": (MODEL, "digits:train")}, layers="fc", seeds=1, examples=60)
+    assert list(tasks) == [("a", "a"), ("a", "b"), ("b", "b")]
+
+
+def test_the_data_set_of_a_loader_may_have_a_name():
+    images = nk.load_data(DATA).images[:20]
+    dataset = torch.utils.data.TensorDataset(images)
+    assert nk.compare(MODEL, data=torch.utils.data.DataLoader(dataset, 10), layers="fc").data == "TensorDataset"
+    dataset.name = "twenty digits"
+    assert nk.compare(MODEL, data=torch.utils.data.DataLoader(dataset, 10), layers="fc").data == "twenty digits"
+
+
+def test_a_call_with_wrong_arguments_fails_as_without_names():
+    with pytest.raises(TypeError, match=r"compare\(\) got an unexpected keyword argument 'dat'"):
+        nk.compare(MODEL, dat=DATA)
+    with pytest.raises(UnknownName, match="no reference architecture named 'digit'"):
+        nk.compare("netkin:digit", data=DATA)
+    assert list(inspect.signature(nk.compare).parameters)[:3] == ["a", "b", "data"]
+
+
+@pytest.mark.parametrize("word", ["measure", "measures"])
+def test_both_words_for_measures_mean_the_same(word):
+    model, given = nk.load_model(MODEL), {word: "nbs"}
+    assert nk.compare(model, data=DATA, layers="fc", **given).measures == ("nbs",)
+    assert nk.class_sensitivity(model, DATA, layers="fc", **given).measures == ("nbs",)
+    assert nk.DynamicsRecorder(model, nk.load_data(DATA).images[:9], layers="fc", **given).measures[0].id == "nbs"
+    assert nk.dynamics({1: model, 2: model}, DATA, layers="fc", examples=50, **given).measures == ("nbs",)
+    shared = nk.share_coefficients([MODEL, MODEL], 2).models
+    assert nk.atom_similarity(shared, **{word: "atom_angular"}).measures == ("atom_angular",)
+
+
+def test_both_words_at_once_are_refused():
+    with pytest.raises(ValueFault, match="`measures` and `measure` are the same argument; give one of them."):
+        nk.compare(MODEL, data=DATA, measure="cka", measures=["nbs"])

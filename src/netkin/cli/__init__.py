@@ -10,7 +10,7 @@ from netkin.cli.atoms import atoms
 from netkin.cli.catalogue import data, layers, measures
 from netkin.cli.collect import collect, merge
 from netkin.cli.compare import compare, explain
-from netkin.cli.completion import completion
+from netkin.cli.completion import completed, completion
 from netkin.cli.compress import compress, sparsity
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
@@ -35,16 +35,17 @@ class Remembering(click.Group):
 
 @click.group(cls=Remembering, epilog="Example: netkin demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netkin")
-@click.option("--debug", is_flag=True, help="Show where a refusal came from: the whole traceback, before the sentence.")
+@click.option("--debug", is_flag=True, help="Print the full traceback before an error message.")
 def cli(debug: bool) -> None:
-    """Measure the kinship of neural networks: how alike they represent the same examples, layer by layer.
+    """Measure how similar neural networks are: their representations of the same examples, layer by layer.
 
-    A model is BUILDER[@WEIGHTS]. BUILDER is netkin:tiny10 or another of our reference architectures,
-    package.module:function, hf:DIR (a transformers model in its directory), or the path of an exported program (.pt2),
-    which has its weights inside. WEIGHTS is a safetensors file or a state dict saved by torch. Data is digits:test,
-    images:DIR, cifar10:DIR or package.module:function; `netkin data` lists all.
+    A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
+    package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
+    (.pt2). WEIGHTS is a safetensors file or a state dict saved by torch; hf:DIR and .pt2 files contain their own. Data
+    is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin data` lists all. NAME=DATA gives the
+    data a name of your own.
 
-    Results go to stdout, progress to stderr. The exit code is 0, or 1 for a refusal, or 2 for a misuse.
+    Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, or 2 for wrong usage.
     """
 
 
@@ -53,4 +54,4 @@ COMMANDS = (
     recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
-    cli.add_command(command)
+    cli.add_command(completed(command))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, QUIET, example
+from netkin.cli.options import FILE, JSON, NAMES, QUIET, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import loaded_models, refusing, tell_random_weights
+from netkin.cli.running import loaded_models, model_names, refusing, tell_random_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,18 +19,28 @@ if TYPE_CHECKING:
 @click.command(epilog=example("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html"))
 @click.argument("models", nargs=-1, required=True)
 @click.option(
-    "--atoms", type=click.IntRange(min=1), metavar="M", help="Share coefficients first, with M atoms a layer."
+    "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
 )
-@click.option("--source", default="joint", show_default=True, metavar="MODEL", help="With --atoms: whose coefficients.")
 @click.option(
-    "--block", type=click.IntRange(min=1), metavar="N", help="With --atoms, for different widths: see the guide."
+    "--source",
+    default="joint",
+    show_default=True,
+    metavar="MODEL",
+    help="With --atoms: model whose coefficients are used, or `joint` for a fit to all.",
 )
-@click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True)
-@click.option("--by-layer", is_flag=True, help="A table for each layer too.")
-@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Only the K most similar others of each.")
-@click.option("--save", type=FILE, help="Write the comparison to this file, as nets.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as nets.html.")
-@click.option("--figure", type=FILE, help="Draw the table into this file, as nets.png, nets.svg or nets.pdf.")
+@click.option(
+    "--block",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --atoms: block size, for networks of different widths; see the guide to filter subspaces.",
+)
+@click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True,
+              help="Measure between the atoms.")  # fmt: skip
+@click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, such as nets.netkin.")
+@NAMES
+@pictures("nets", "the table")
 @FORCE
 @JSON
 @QUIET
@@ -48,18 +57,20 @@ def atoms(
 ) -> None:
     """Compare networks by their filter atoms, each with every other, from their weights alone.
 
-    Atoms can be compared where networks share the coefficients that mix them. Networks of plain convolutions do with
-    --atoms, which also says on stderr how much of each network the shared form explains.
+    Atoms are comparable only between networks that share their coefficients. For networks of plain convolutions,
+    --atoms fits shared coefficients first and prints on stderr which share of each filter they explain.
     """
     outputs = Outputs(force, *models)
     outputs.check("--save", save, "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     if top and (save or report or figure):
-        raise click.UsageError("--top prints the nearest networks and makes no table that could be saved or drawn.")
+        raise click.UsageError(
+            "--top prints the nearest networks and makes no table to save or draw; leave out one of them."
+        )
     if top and top >= len(models):
-        raise click.UsageError(f"--top asks for {top} others of each, and there are {len(models) - 1}.")
-    networks = _networks(models, options.pop("atoms"), options.pop("source"), options.pop("block"))
+        raise click.UsageError(f"--top asks for {top} other networks, but there are only {len(models) - 1}.")
+    networks = _networks(models, *(options.pop(name) for name in ("names", "atoms", "source", "block")))
     if top:
         _print_nearest(networks, top, json)
         return
@@ -72,19 +83,18 @@ def atoms(
     outputs.finish()
 
 
-def _networks(specs: Sequence[str], atoms: int | None, source: str, block: int | None) -> dict[str, nn.Module]:
+def _networks(
+    specs: Sequence[str], names: Sequence[str], atoms: int | None, source: str, block: int | None
+) -> dict[str, nn.Module]:
     """Load the models that were named; with `atoms`, as networks that share their coefficients."""
     from netkin.applications.subspaces import share_coefficients
 
     if atoms is None and (block or source != "joint"):
-        raise click.UsageError("--source and --block go with --atoms, which says how many atoms a layer has.")
-    again, seen = Counter(specs), Counter[str]()
+        raise click.UsageError("--source and --block need --atoms, the number of atoms per layer.")
+    names = model_names(specs, names)
     models = loaded_models(specs)
     tell_random_weights(models)
-    named: dict[str, nn.Module] = {}
-    for spec, model in zip(specs, models, strict=True):
-        seen[spec] += 1
-        named[f"{spec} ({seen[spec]})" if again[spec] > 1 else spec] = model
+    named = dict(zip(names, models, strict=True))
     if atoms is None:
         return named
     shared = share_coefficients(named, atoms, source=source, block=block)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @JSON
 @refusing
 def measures(name: str | None, json: bool) -> None:
-    """List all measures, or tell all about the measure NAME."""
+    """List all measures, or describe the measure NAME."""
     from netkin.measures import broken_packages, find
     from netkin.measures import measures as all_measures
 
@@ -92,7 +92,7 @@ def _in_words(value: Any) -> str:
 
 @click.command(epilog=example("layers netkin:tiny10"))
 @click.argument("model")
-@click.option("--all", "every", is_flag=True, help="List every named module, not only the default layers.")
+@click.option("--all", "every", is_flag=True, help="List every module, not only the default layers.")
 @JSON
 @refusing
 def layers(model: str, every: bool, json: bool) -> None:
@@ -115,7 +115,7 @@ WORDS = ("name", "what", "where", "example", "options")
 @JSON
 @refusing
 def data(json: bool) -> None:
-    """List the data that --data understands, and say where each is looked for."""
+    """List the kinds of data that --data accepts, and where each is expected."""
     from netkin.sources.datasets import CATALOGUE
 
     rows = [{word: getattr(source, word) for word in WORDS} for source in CATALOGUE]

@@ -38,7 +38,7 @@ def held_by(path: str | Path) -> str:
 def refuse_result(path: str | Path) -> None:
     """Refuse a file that holds a finished result where a model or statistics are expected."""
     if held_by(path) in FINISHED:
-        raise FileFault(f"{str(path)!r} holds values and no statistics; `netkin report {path}` shows them.")
+        raise FileFault(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
 
 
 def opened(path: Path) -> Statistics:
@@ -59,7 +59,7 @@ def warn_of_missing(statistics: Statistics) -> None:
     """Say on stderr that parts are missing, as when one job of many has failed."""
     if statistics.gaps:
         click.echo(
-            f"warning: {statistics.examples:,} of {statistics.expected:,} examples are here; missing are "
+            f"warning: {statistics.examples:,} of {statistics.expected:,} examples are present; missing: "
             f"{_in_words(statistics.gaps)}",
             err=True,
         )
@@ -118,26 +118,26 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.argument("b", required=False)
 @collecting_options
 @engine_options
-@click.option("--part", callback=_part, metavar="I/N", help="The I-th of N parts of the examples, as 3/16.")
+@click.option("--part", callback=_part, metavar="I/N", help="Use part I of N of the examples, such as 3/16.")
 @click.option(
     "--start",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
     metavar="N",
-    help="The number of the first example, where --data gives one part alone.",
+    help="Index of the first example, if --data contains only one part.",
 )
-@click.option("--out", type=FILE, required=True, help="Write the statistics to this file, as 3.stats.")
+@click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @FORCE
 @JSON
 @refusing
 def collect(
     a: str, b: str | None, data: str, batch_size: int, out: Path, force: bool, json: bool, **options: Any
 ) -> None:
-    """Run both models over the data, or over one part of them, and keep the statistics in a file.
+    """Run the models over the data, or over one part of it, and save the statistics.
 
-    `netkin merge` adds up the parts, which may be collected in any order and on any machines, and `netkin compare`
-    reads measures from such a file without models and data.
+    `netkin merge` joins parts, which may be collected in any order and on different machines. `netkin compare` reads
+    measures from such a file without the models and the data.
     """
     from netkin.comparing.compare import collect as collect_from
 
@@ -153,16 +153,16 @@ def collect(
 
 @click.command(epilog=example("merge 1.stats 2.stats 3.stats --out all.stats"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@click.option("--out", type=FILE, required=True, help="Write the statistics of all parts to this file, as all.stats.")
+@click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
 @FORCE
 @QUIET
 @JSON
 @refusing
 def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
-    """Add up the statistics in each FILE, which `netkin collect` wrote for parts of the same data.
+    """Merge the statistics of parts of the same data, written by `netkin collect`.
 
-    Parts of other weights, layers, settings or data are refused, and so are parts that overlap. Where parts are
-    missing, a warning says which examples they hold.
+    Parts with other weights, layers, settings or data are refused, and so are parts that overlap. A warning names the
+    examples of missing parts.
     """
     from netkin.progress import reported
 
@@ -174,7 +174,7 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
         try:
             statistics = statistics.merge(part)
         except NetkinError as fault:
-            raise type(fault)(f"{str(file)!r} does not fit the parts before it: {fault}") from fault
+            raise type(fault)(f"{str(file)!r} does not fit the previous parts: {fault}") from fault
     outputs.write(out, statistics.save)
     warn_of_missing(statistics)
     click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, typed
+from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     REFUSED,
@@ -22,8 +21,10 @@ from netkin.cli.running import (
     called,
     crashes_refused,
     described_data,
+    functions_of,
     loaded,
     loaded_models,
+    model_names,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from netkin.results import Comparison, Comparisons
 
 
-READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json", "quiet")  # they concern no pass
+READING = (  # they concern no pass
+    "a", "measures", "errors", "names", "save", "report", "figure", "title", "force", "json", "quiet",
+)  # fmt: skip
 
 
 @click.command(
@@ -48,9 +51,8 @@ READING = ("a", "measures", "errors", "save", "report", "figure", "force", "json
 @click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
 @engine_options
-@click.option("--save", type=FILE, help="Write the comparison to this file, as ab.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
-@click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
+@click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
+@pictures("ab")
 @FORCE
 @JSON
 @click.pass_context
@@ -69,11 +71,11 @@ def compare(
 ) -> None:
     """Compare every layer of model A with every layer of model B, and of several models each with every other.
 
-    Without B, the layers of A are compared with each other. All models see the same examples, once; all measures are
-    read from that one pass. Of several models the mean of each pair is printed; the file and the page hold all layers.
+    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. Of
+    several models the mean of each pair is printed; the saved file and the report hold all layers.
 
-    STATISTICS is a file that `netkin collect` or `netkin merge` wrote. Measures are read from it as from a pass, and
-    neither models nor data are needed.
+    STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
+    the data.
     """
     outputs = Outputs(force, a, b, *more, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparisons" if more else "comparison")
@@ -96,7 +98,7 @@ def _is_statistics(a: str, *others: str | None) -> bool:
     found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
     if found and any(others):
         raise click.UsageError(
-            f"{found!r} is a file of statistics, which holds both models; name it alone. `netkin merge` joins parts."
+            f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
         )
     return found is not None
 
@@ -123,8 +125,10 @@ def _all_compared(specs: Sequence[str], options: dict[str, Any], place: Worked) 
     from netkin.comparing import compare_many
 
     data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
-    times = Counter(specs)
-    names = [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
+    names, options["transforms"] = (
+        model_names(specs, options.pop("names")),
+        functions_of(options["transforms"], len(specs)),
+    )
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
     if options["engine"] == "ray":  # which loads models and data where they are used
@@ -146,13 +150,15 @@ def _read(context: click.Context, path: str) -> Comparison:
         name = str(parameter.name)
         if name not in READING and typed(context, name):
             raise click.UsageError(
-                f"{parameter.opts[0]} belongs to the pass over the data, which {path!r} holds already; leave it out, "
-                "or collect anew."
+                f"{parameter.opts[0]} concerns the pass over the data, which {path!r} already holds; leave it out, "
+                "or collect again."
             )
     statistics = opened(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
-        raise ValueFault(f"{path!r} keeps no chunks of the examples, so nothing has an error; collect with --errors.")
+        raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
     measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
+    if names := context.params["names"]:
+        statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
     warn_of_missing(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 
@@ -166,10 +172,10 @@ def _read(context: click.Context, path: str) -> Comparison:
 @JSON
 @refusing
 def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
-    """Tell what `netkin compare` would do with the same options: layers, pairs, forward passes, memory.
+    """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
-    Two examples are run through each model (a whole batch where two are refused), to learn its layers; nothing is
-    collected. The exit code is 1 if the comparison would be refused.
+    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. The
+    exit code is 1 if the comparison would be refused.
     """
     from netkin.comparing import explain as explain_models
 

@@ -1,11 +1,55 @@
-"""`netkin completion`: the script that lets a shell complete netkin's commands and options."""
+"""`netkin completion`: the script of a shell, and the words by which measures, shapes, devices, data and models begin.
+
+Nothing here imports torch, so that a shell does not wait; what the library holds is written out, and tested.
+"""
 
 from __future__ import annotations
 
-import click
-from click.shell_completion import get_completion_class
+import re
+from collections.abc import Callable, Iterable
+from glob import escape, glob
+from pathlib import Path
 
+import click
+from click.shell_completion import BashComplete, CompletionItem, get_completion_class
+from click.types import StringParamType
+
+import netkin
 from netkin.cli.options import example
+
+NETWORKS = (
+    "tiny10", "digits", "resnet20", "resnet32", "resnet44", "resnet56", "resnet20a", "resnet32a", "resnet44a",
+    "resnet56a", "resnet18", "resnet50", "alexnet", "vgg11", "svcca_convnet", "char_lstm", "vit", "efficientnet_lite0",
+    "efficientnet_lite1", "efficientnet_lite2",
+)  # fmt: skip
+DATA = (
+    "digits", "cifar10", "cifar10-train", "cifar100", "cifar100-train", "svhn", "svhn-train", "mnist", "mnist-train",
+    "images", "npz", "text",
+)  # fmt: skip
+SHAPES = ("flatten", "positions", "pool", "dft", "tokens", "mean", "cls", "last")
+NOT_MEASURES = ("dft_cca", "measure", "svcca_directions")  # other functions of that room
+# Bash splits a line at colons, equals signs and ats, too, and puts the reply in the place of the last piece alone.
+BASH = r"""%(complete_func)s() {
+    local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT} response type value
+    local -a words=($line)
+    local count=$((${#words[@]} - 1))
+    [[ $line == *[$' \t'] ]] && count=$((count + 1))
+    local word=${words[count]}
+    local head=${word%%"${word##*[:=@]}"}
+    response=$(env COMP_WORDS="$line" COMP_CWORD=$count %(complete_var)s=bash_complete $1)
+    COMPREPLY=()
+    while IFS=',' read -r type value; do
+        case $type in
+            dir) compopt -o dirnames 2>/dev/null ;;
+            file) compopt -o default 2>/dev/null ;;
+            plain) COMPREPLY+=("${value#"$head"}")
+                [[ $value == *[:/@] ]] && compopt -o nospace 2>/dev/null ;;
+        esac
+    done <<< "$response"
+    return 0
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
 
 
 @click.command(epilog=example("completion bash"))
@@ -14,11 +58,91 @@ from netkin.cli.options import example
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script for SHELL.
 
+    It completes commands, options, and the names of measures, shapes, devices, data and models.
+
     \b
     bash  eval "$(netkin completion bash)"                    in ~/.bashrc
     zsh   eval "$(netkin completion zsh)"                     in ~/.zshrc
     fish  netkin completion fish > ~/.config/fish/completions/netkin.fish
     """
-    made = get_completion_class(shell)
+    made = _Bash if shell == "bash" else get_completion_class(shell)
     assert made is not None
     click.echo(made(context.find_root().command, {}, "netkin", "_NETKIN_COMPLETE").source())
+
+
+class _Bash(BashComplete):
+    source_template = BASH
+
+
+class Words(StringParamType):
+    """A text that a shell completes."""
+
+    def __init__(self, words: Callable[[str], Iterable[str]]):
+        self.words = words
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the words that begin with what was typed."""
+        return [CompletionItem(word) for word in self.words(incomplete) if word.startswith(incomplete)]
+
+
+def measures(typed: str) -> list[str]:
+    """Return the names of all measures, without those of other packages."""
+    rooms = (netkin._ROOMS["netkin.measures"], netkin._UNLISTED["netkin.measures"])
+    return sorted(name for room in rooms for name in room if name not in NOT_MEASURES)
+
+
+def devices(typed: str) -> list[str]:
+    """Return the names of devices, as far as the system shows them."""
+    return ["cpu", "cuda", *(f"cuda:{i}" for i in range(len(glob("/dev/nvidia[0-9]*")))), "mps"]
+
+
+def data(typed: str) -> list[str]:
+    """Return the data sets, or the files that may stand behind one."""
+    name, kind, place = _taken_apart(typed)
+    if ":" in kind and not typed.startswith(f"{name}digits"):
+        return [f"{name}{kind}{path}" for path in paths(place)]
+    return [f"{name}{one}" for one in ("digits:test", "digits:train", *(f"{kind}:" for kind in DATA[1:]))]
+
+
+def models(typed: str) -> list[str]:
+    """Return the reference networks and files, or the weights that may stand behind one."""
+    name, _, place = _taken_apart(typed)
+    if "@" in typed:
+        head, _, weights = typed.partition("@")
+        return [f"{head}@{path}" for path in paths(weights)]
+    if typed.startswith(f"{name}hf:"):
+        return [f"{name}hf:{path}" for path in paths(place)]
+    return [*(f"{name}netkin:{one}" for one in NETWORKS), f"{name}hf:", *paths(typed)]
+
+
+def paths(start: str) -> list[str]:
+    """Return the files and folders whose path begins with `start`."""
+    return sorted(f"{path}/" if Path(path).is_dir() else path for path in glob(f"{escape(start)}*"))
+
+
+def _taken_apart(typed: str) -> tuple[str, str, str]:
+    """Return the name that a user gives with its equals sign, the kind of thing with its colon, and the rest.
+
+    Example:
+        >>> _taken_apart("photos=images,size=64:pic")
+        ('photos=', 'images,size=64:', 'pic')
+    """
+    name = found.group() if (found := re.match(r"[^=:,@/]+=", typed)) else ""
+    kind, colon, place = typed.removeprefix(name).partition(":")
+    return name, kind + colon, place
+
+
+COMPLETED = {
+    "measures": measures, "device": devices, "shape": lambda typed: SHAPES,
+    **dict.fromkeys(["data", "test", "public"], data),
+    **dict.fromkeys(["a", "b", "model", "models", "other", "against"], models),
+    **dict.fromkeys(["run"], paths),
+}  # fmt: skip
+
+
+def completed(command: click.Command) -> click.Command:
+    """Return a command whose texts of known kinds a shell completes."""
+    for parameter in command.params:
+        if parameter.type is click.STRING and parameter.name in COMPLETED:
+            parameter.type = Words(COMPLETED[parameter.name])
+    return command

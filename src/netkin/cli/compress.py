@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, QUIET, SHAPE, TRANSFORM, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     crashes_refused,
+    functions_of,
     loaded,
     loaded_models,
+    model_names,
     refuse_absent_device,
     refuse_crash,
     refusing,
@@ -43,21 +45,46 @@ class Amount(click.ParamType):
     epilog=example("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
 )
 @click.argument("model")
-@click.option("--layer", "layers", multiple=True, required=True, metavar="PATTERN", help="Linear or Conv2d; several.")
-@click.option("--data", required=True, metavar="DATA", help="The examples the directions come from; see `netkin data`.")
-@click.option("--k", type=Amount(), metavar="K", help="Directions kept of each layer's input, or their share, as 0.35.")
-@click.option("--variance", type=float, metavar="SHARE", help="Keep the directions that hold this share of variance.")
-@click.option("--accuracy-drop", type=float, metavar="SHARE", help="Keep as few as this fall of right answers allows.")
-@click.option("--test", metavar="DATA", help="The examples on which right answers are counted; --data if not given.")
-@click.option("--against", metavar="MODEL", help="Another model, whose same layers are compared with; else the logits.")
-@click.option("--from-the-top", is_flag=True, help="One layer after the other, the last one first.")
-@click.option("--orthogonal", is_flag=True, help="Project at right angles instead of by least squares.")
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
+    help="Linear and Conv2d layers by name, glob or type; of a glob, those that fit. Can be repeated.",
+)
+@click.option(
+    "--data", required=True, metavar="DATA", help="Examples from which the directions are computed; see `netkin data`."
+)
+@click.option(
+    "--k",
+    type=Amount(),
+    metavar="K",
+    help="Number of directions to keep for each layer's input, or their share, such as 0.35.",
+)
+@click.option(
+    "--variance", type=float, metavar="SHARE", help="Keep the directions that explain this share of the variance."
+)
+@click.option(
+    "--accuracy-drop",
+    type=float,
+    metavar="SHARE",
+    help="Keep as few directions as possible without losing more accuracy than this.",
+)
+@click.option("--test", metavar="DATA", help="Labelled examples for the accuracy; by default --data.")
+@click.option(
+    "--against",
+    metavar="MODEL",
+    help="Choose directions shared with the same layers of this model; by default with the logits.",
+)
+@click.option("--from-the-top", is_flag=True, help="Compress layers one after another, from the last to the first.")
+@click.option("--orthogonal", is_flag=True, help="Use orthogonal projections instead of least squares.")
 @EXAMPLES
 @BALANCED
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
-@click.option("--save", type=FILE, help="Write the smaller network to this file, as small.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as small.html.")
-@click.option("--figure", type=FILE, help="Draw shares kept and accuracy into this file, as small.png.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@TRANSFORM
+@click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
+@pictures("small", "shares kept and accuracy")
 @FORCE
 @QUIET
 @JSON
@@ -65,10 +92,10 @@ class Amount(click.ParamType):
 def compress(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Restrict layers of MODEL to the few directions of their inputs that matter, and show what that saves.
+    """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
-    Each layer becomes two smaller ones. The file that --save writes is a model for every
-    command, as in netkin:digits@small.netkin.
+    Each layer is replaced by two smaller ones. The file written by --save is a model for every command, as in
+    netkin:digits@small.netkin.
     """
     from netkin.applications.compression import save_compressed
 
@@ -102,6 +129,7 @@ def _compressed(
         against=others[0] if others else "logits",
         order="from_the_top" if options.pop("from_the_top") else "at_once",
         projection="orthogonal" if options.pop("orthogonal") else "least_squares",
+        transform=functions_of(options.pop("transforms"), 1),
         **options,
     )
     tell_random_weights([whole, *others])
@@ -113,19 +141,38 @@ def _compressed(
 )
 @click.argument("model")
 @click.argument("other", required=False)
-@click.option("--data", metavar="DATA", help="Labelled examples, for accuracy and similarity; see `netkin data`.")
-@click.option("--epsilon", "epsilons", type=float, multiple=True, metavar="E", help="Count weights below E; several.")
-@click.option("--relative", type=float, multiple=True, metavar="E", help="The same, times the layer's r.m.s.; several.")
-@click.option("--layer", "layers", multiple=True, metavar="PATTERN", help="Whose weights count; by default all.")
-@click.option("--costs", is_flag=True, help="Time linear layers in the sparse formats that PyTorch has.")
+@click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin data`.")
+@click.option(
+    "--epsilon",
+    "epsilons",
+    type=float,
+    multiple=True,
+    metavar="E",
+    help="Count weights with magnitude below E; can be repeated.",
+)
+@click.option(
+    "--relative",
+    type=float,
+    multiple=True,
+    metavar="E",
+    help="The same with E times the layer's r.m.s.; can be repeated.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers to analyse, by name, glob or type; by default all. Can be repeated.",
+)
+@click.option("--costs", is_flag=True, help="Measure the run time of linear layers in PyTorch's sparse formats.")
 @SHAPE
 @EXAMPLES
 @BALANCED
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
-@click.option("--save", type=FILE, help="Write the study to this file, as sparsity.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as sparsity.html.")
-@click.option("--figure", type=FILE, help="Draw weights, similarity and accuracy into this file, as sparsity.png.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@NAMES
+@click.option("--save", type=FILE, help="Write the study to this file, such as sparsity.netkin.")
+@pictures("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
 @QUIET
@@ -140,9 +187,9 @@ def sparsity(
     json: bool,
     **options: Any,
 ) -> None:
-    """Show what share of MODEL's weights is zero or small, beside OTHER's, and what taking the smallest away does.
+    """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
-    With --data, which should be test data, also the accuracy after pruning and the similarity of layers.
+    With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
     outputs = Outputs(force, model, other, options["data"])
     outputs.check("--save", save, "sparsity")
@@ -156,8 +203,8 @@ def sparsity(
 
 
 def _studied(
-    specs: list[str], data: str | None, seed: int, balanced: bool, device: str | None, examples: int | None,
-    **options: Any,
+    specs: list[str], names: tuple[str, ...], data: str | None, seed: int, balanced: bool, device: str | None,
+    examples: int | None, **options: Any,
 ) -> SparsityStudy:  # fmt: skip
     """Load what was named and call the library."""
     from netkin.applications.sparsity import sparsity_study
@@ -167,9 +214,8 @@ def _studied(
     tell_random_weights(models)
     for one in models:
         one.to(device or "cpu")
-    names = [f"{spec} ({place})" for place, spec in enumerate(specs, 1)] if len(set(specs)) < len(specs) else specs
     batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     with crashes_refused(specs, models):
-        return sparsity_study(dict(zip(names, models, strict=True)), batches, **given)
+        return sparsity_study(dict(zip(model_names(specs, names), models, strict=True)), batches, **given)

@@ -35,18 +35,18 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
     metavar="DIR",
     default="netkin-demo",
     show_default=True,
-    help="The folder for the networks, the comparisons and the report.",
+    help="Folder for the networks, the comparisons and the report.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="The first of three seeds."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="First of three random seeds."
 )
 @FORCE
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Hide progress.")
 @refusing
 def demo(out: Path, seed: int, force: bool, quiet: bool) -> None:
-    """Train two small networks on the bundled digits, compare them, say what to notice and write a report.
+    """Train two small networks on the bundled digits, compare them, explain the results and write a report.
 
-    They differ in nothing but their seeds. A third network stays untrained. Takes a few seconds on a CPU.
+    The two differ only in their seeds; a third network stays untrained. Takes a few seconds on a CPU.
     """
     first, second, untrained = names = (f"seed{seed}", f"seed{seed + 1}", "untrained")
     pairs = [(first, second), (first, untrained)]

@@ -43,7 +43,7 @@ COARSE = 1e-4  # for devices without float64
 @JSON
 @refusing
 def doctor(device: str | None, json: bool) -> None:
-    """Say what is installed here, and test every measure against stored known answers.
+    """Show what is installed, and test every measure against stored reference values.
 
     The exit code is 1 if a measure differs, or if no temporary file can be written.
     """
@@ -92,11 +92,11 @@ def _described(here: dict[str, Any]) -> str:
 def _verdict(answers: list[Answer]) -> str:
     wrong = [answer for answer in answers if not answer.right]
     if not wrong:
-        return f"all {len(answers)} known answers of the measures are met."
+        return f"all {len(answers)} reference values of the measures are reproduced."
     gave = (
         f"  {a.measure} gives {a.fault if a.value is None else repr(a.value)} instead of {a.expected!r}" for a in wrong
     )
-    return "\n".join([f"{len(wrong)} of the {len(answers)} known answers of the measures are not met:", *gave])
+    return "\n".join([f"{len(wrong)} of {len(answers)} reference values of the measures are not reproduced:", *gave])
 
 
 def machine() -> dict[str, Any]:

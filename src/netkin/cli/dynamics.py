@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, engine_options, example, following_options, typed
+from netkin.cli.options import FILE, JSON, engine_options, example, following_options, pictures, typed
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     REFUSED,
     Result,
     crashes_refused,
     described_data,
+    functions_of,
     loaded,
     ray_engine,
     read_from_weights,
@@ -35,13 +36,16 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("run", metavar="RUN_DIR")
-@click.option("--model", metavar="BUILDER", help="The network that bare weights belong to, as netkin:resnet20.")
-@click.option("--steps", type=click.IntRange(min=2), metavar="N", help="At most N checkpoints, evenly spread.")
+@click.option(
+    "--model", metavar="BUILDER", help="Network for checkpoints that hold only weights, such as netkin:resnet20."
+)
+@click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Use at most N checkpoints, evenly spaced.")
 @following_options
 @engine_options
-@click.option("--save", type=FILE, help="Write the series to this file after each step; the same command continues it.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as run.html.")
-@click.option("--figure", type=FILE, help="Draw the layers' lines into this file, as run.png, run.svg or run.pdf.")
+@click.option(
+    "--save", type=FILE, help="Write the series to this file after each step; run the same command again to resume."
+)
+@pictures("run", "the layers' lines")
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and cost, and stop.")
 @FORCE
 @JSON
@@ -59,14 +63,14 @@ def dynamics(
     """Compare every checkpoint of a run with the final one, layer by layer.
 
     RUN_DIR is a folder of checkpoints with steps in their names: step_100.pt, epoch-3.safetensors, checkpoint-500/ of
-    the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The last step is what all
-    are compared with.
+    the Hugging Face Trainer, epoch=3-step=500.ckpt of Lightning, or exported programs (.pt2). The checkpoint with the
+    highest step is the final one.
     """
     outputs = Outputs(force, run, options["model"], options["data"])
     if not typed(click.get_current_context(), "pairs"):
         options["pairs"] = None  # all, or of weights alone those that correspond
     if options["data"] is None and not read_from_weights(options["measures"]):
-        raise click.UsageError("--data is missing: only measures of weights, such as atom_cosine, need none.")
+        raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
     if explains:
         _explain(run, json, **options)
         return
@@ -121,6 +125,7 @@ def _called(
 
     opened, balanced = open_run(run, model).only(steps), options.pop("balanced")
     address, gpus = options.pop("address"), options.pop("gpus")
+    options["transform"] = functions_of(options.pop("transforms"), 1)
     if options.get("engine") == "ray":
         described = data and described_data(data, batch_size, options, balanced)
         how = options | {"engine": ray_engine(address, gpus, None), "layers": list(options["layers"]) or None}
@@ -143,4 +148,4 @@ def _tell_how_far(save: Path | None) -> None:
     except NetkinError:  # another result's file, which was not written to
         return
     total = len(series.steps) + len(series.missing)
-    click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; the same command continues there.", err=True)
+    click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)

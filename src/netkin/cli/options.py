@@ -11,13 +11,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from netkin.cli.running import SILENT
+from netkin.cli.running import SILENT, TITLE
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
-DEVICE = click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1, mps.")
+DEVICE = click.option("--device", metavar="DEVICE", help="Device to run on: cpu, cuda, cuda:1, mps.")
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
@@ -36,10 +36,10 @@ def as_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not found or found.group(2).upper() not in UNITS:
-        raise click.BadParameter(f"{text!r} is no amount of memory; write one like 500MB, 2GB or 1.5GiB.")
+        raise click.BadParameter(f"{text!r} is not an amount of memory; write one such as 500MB, 2GB or 1.5GiB.")
     amount = int(float(found.group(1)) * UNITS[found.group(2).upper()])
     if amount < 1:
-        raise click.BadParameter(f"{text!r} is no memory at all; write an amount like 500MB, 2GB or 1.5GiB.")
+        raise click.BadParameter(f"{text!r} is no memory; write an amount such as 500MB, 2GB or 1.5GiB.")
     return amount
 
 
@@ -55,23 +55,44 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
 def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Refuse options of a cluster without one."""
     if typed(context, str(parameter.name)) and context.params["engine"] != "ray":
-        raise click.UsageError(f"{parameter.opts[0]} goes with --engine ray.")
+        raise click.UsageError(f"{parameter.opts[0]} needs --engine ray.")
     return value
 
 
-QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Show no progress bars.")
+def _keep_title(context: click.Context, parameter: click.Parameter, title: str | None) -> None:
+    context.meta[TITLE] = title  # for `Outputs.draw`
+
+
+TITLED = click.option(
+    "--title", metavar="TEXT", expose_value=False, callback=_keep_title, help="Title of the report and of the figure."
+)
+NAMES = click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name of each model in the result, in the order of the models.",
+)
+TRANSFORM = click.option(
+    "--transform",
+    "transforms",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Function of a batch of inputs, applied before the model; once for all models, or once for each.",
+)
+QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress bars.")
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="So many examples, drawn over the whole of --data by --seed; of a stream the first.",
+    help="Number of examples to use, sampled from all of --data with --seed; of a stream, the first N.",
 )
-BALANCED = click.option("--balanced", is_flag=True, help="With --examples: as many of each class.")
+BALANCED = click.option("--balanced", is_flag=True, help="With --examples: sample the same number from each class.")
 RECIPE = click.option(
     "--recipe",
     multiple=True,
     metavar="NAME=VALUE",
-    help="How a network is trained, as epochs=2,batch=32,rate=0.05; several may be given. See the guide to training.",
+    help="Training settings, such as epochs=2,batch=32,rate=0.05; can be repeated. See the guide to training.",
 )
 _ENGINE = (
     click.option(
@@ -80,13 +101,13 @@ _ENGINE = (
         default="local",
         show_default=True,
         is_eager=True,
-        help="This process; all that torchrun started, of which the first writes; or the workers of a Ray cluster.",
+        help="local: this process. distributed: all processes of torchrun, of which rank 0 writes. ray: a Ray cluster.",
     ),
     click.option(
         "--address",
         metavar="ADDRESS",
         callback=_for_ray,
-        help="With --engine ray: a running cluster, as 10.0.0.1:6379 or auto; by default one is started here.",
+        help="With --engine ray: address of a running cluster, such as 10.0.0.1:6379 or auto; by default a new one.",
     ),
     click.option(
         "--gpus",
@@ -95,26 +116,33 @@ _ENGINE = (
         show_default=True,
         metavar="SHARE",
         callback=_for_ray,
-        help="With --engine ray and --device cuda: the share of a GPU that each task asks for.",
+        help="With --engine ray and --device cuda: share of a GPU for each task.",
     ),
 )
 COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option(
-    "--shape", metavar="NAME", help="What one example is: pool, flatten, positions, dft, mean, tokens, cls, last."
+    "--shape", metavar="NAME", help="How outputs become rows: pool, flatten, positions, dft, mean, tokens, cls, last."
 )
 _RESIZE = click.option(
-    "--resize", type=click.Choice(["average"]), help="With --shape positions or dft: average larger maps down."
+    "--resize",
+    type=click.Choice(["average"]),
+    help="With --shape positions or dft: average larger feature maps down to the smaller size.",
 )
-_EXACT = click.option("--exact-model", is_flag=True, help="On a GPU: don't round float32 to TF32 in the models.")
+_EXACT = click.option("--exact-model", is_flag=True, help="On a GPU: run the models in full float32, without TF32.")
 _COMPARING = (
-    click.option("--layers", multiple=True, metavar="PATTERN", help="Name, glob or module type; see `netkin layers`."),
+    click.option(
+        "--layers",
+        multiple=True,
+        metavar="PATTERN",
+        help="Layers by name, glob (`*` within a level, `**` across) or type; can be repeated. See `netkin layers`.",
+    ),
     click.option(
         "--pairs",
         type=click.Choice(["all", "corresponding"]),
         default="all",
         show_default=True,
-        help="Every layer with every other, or only layers of the same name.",
+        help="Compare every layer with every other, or only layers of the same name.",
     ),
     SHAPE,
     _RESIZE,
@@ -126,9 +154,9 @@ _COMPARING = (
         default=128,
         show_default=True,
         metavar="N",
-        help="Examples that a model sees at a time.",
+        help="Batch size.",
     ),
-    click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, as 500MB or 2GB."),
+    click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB."),
     DEVICE,
     click.option(
         "--seed",
@@ -136,7 +164,7 @@ _COMPARING = (
         default=0,
         show_default=True,
         metavar="N",
-        help="Seed of --examples, and of measures that look at a sample.",
+        help="Random seed for --examples and for measures that use a sample of rows.",
     ),
 )
 
@@ -144,13 +172,16 @@ _COMPARING = (
 def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
     """Refuse --chunks without --errors, where they would do nothing."""
     if typed(context, "chunks") and not context.params["errors"]:
-        raise click.UsageError("--chunks goes with --errors, which asks for standard errors.")
+        raise click.UsageError("--chunks needs --errors.")
     return chunks
 
 
 _ERRORS = (
     click.option(
-        "--errors", is_flag=True, is_eager=True, help="Standard errors, from leaving out one chunk of examples in turn."
+        "--errors",
+        is_flag=True,
+        is_eager=True,
+        help="Compute standard errors, by the jackknife over chunks of examples.",
     ),
     click.option(
         "--chunks",
@@ -159,7 +190,7 @@ _ERRORS = (
         show_default=True,
         metavar="K",
         callback=_refuse_alone,
-        help="With --errors: the number of chunks.",
+        help="With --errors: number of chunks.",
     ),
     _EXACT,
 )
@@ -170,17 +201,19 @@ _SKETCHING = (
         default=5,
         show_default=True,
         metavar="N",
-        help="Seeds over which values are averaged; STATISTICS have their own.",
+        help="Number of random seeds over which values are averaged; a STATISTICS file has its own.",
     ),
     click.option(
-        "--independent-buckets", is_flag=True, help="Buckets of its own for each task, also where tasks share data."
+        "--independent-buckets",
+        is_flag=True,
+        help="Use independent random buckets for each task, even where tasks share data.",
     ),
 )
 
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, QUIET)
+    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
 
 
 def engine_options(command: Command) -> Command:
@@ -190,29 +223,39 @@ def engine_options(command: Command) -> Command:
 
 def collecting_options(command: Command) -> Command:
     """Give a command the options of a pass whose statistics are kept; without a measure all linear ones are served."""
-    measures = _measures([], "Those to be served; without any all linear ones. See `netkin measures`.")
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, QUIET)
+    measures = _measures(
+        [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
+    )
+    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
-    text = "Measures of sketches; without any sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS."
+    text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, QUIET)
+    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM, QUIET)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, QUIET)
+    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM, QUIET)
+
+
+def pictures(stem: str, drawn: str = "the tables") -> Option:
+    """Return what gives a command the options --report, --figure and --title; `stem` begins the names of examples."""
+    page = click.option("--report", type=FILE, help=f"Write an HTML report to this file, such as {stem}.html.")
+    text = f"Draw {drawn} to this file, such as {stem}.png, {stem}.svg or {stem}.pdf."
+    figure = click.option("--figure", type=FILE, help=text)
+    return lambda command: page(figure(TITLED(command)))
 
 
 def _data(required: bool = True) -> Option:
     return click.option(
-        "--data", required=required, metavar="DATA", help="The examples both models see; see `netkin data`."
+        "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin data`."
     )
 
 
-def _measures(default: list[str], text: str = "Several may be given; see `netkin measures`.") -> Option:
+def _measures(default: list[str], text: str = "Measure to compute; can be repeated. See `netkin measures`.") -> Option:
     return click.option(
         "--measure", "measures", multiple=True, default=default, show_default=True, metavar="NAME", help=text
     )

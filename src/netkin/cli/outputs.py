@@ -14,12 +14,13 @@ from typing import Any
 
 import click
 
+from netkin.cli.running import TITLE
 from netkin.errors import FileFault, MissingExtra
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
 FORCE = click.option(
-    "--force", is_flag=True, help="Write also over a file that holds something else, or that this command reads."
+    "--force", is_flag=True, help="Overwrite files that hold something else, or that this command reads."
 )
 
 
@@ -45,7 +46,7 @@ class Outputs:
         from netkin import files
 
         if not path.absolute().parent.is_dir():
-            raise click.BadParameter(f"there is no folder {str(path.parent)!r} to write into.", param_hint=option)
+            raise click.BadParameter(f"the folder {str(path.parent)!r} does not exist.", param_hint=option)
         endings = {"page": PAGES, "figure": FIGURES}.get(kind)
         if endings and path.suffix.lower() not in endings:
             named = " or ".join(endings) if kind == "page" else ", ".join(endings)
@@ -74,8 +75,9 @@ class Outputs:
         """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 
-        self.write(page, lambda path, **how: report(result, path, **how), f"report: open {page}")
-        self.write(figure, lambda path, **how: plot(result, path=path, **how), f"figure in {figure}")
+        title = click.get_current_context().meta.get(TITLE)
+        self.write(page, lambda path, **how: report(result, path, title=title, **how), f"report: open {page}")
+        self.write(figure, lambda path, **how: plot(result, path=path, title=title, **how), f"figure in {figure}")
 
     def show(self, text: Callable[[], str]) -> None:
         """Print a result."""

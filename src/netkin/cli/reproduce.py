@@ -25,26 +25,26 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.Choice(["cpu", "gpu"]),
     default="cpu",
     show_default=True,
-    help="Minutes on a CPU, or the paper's setting as far as the data go.",
+    help="cpu: small, takes minutes. gpu: the paper's setting, as far as the data allow.",
 )
-@click.option("--data", type=DATA, metavar="DIR", help="Folder of the data sets; NETKIN_DATA if not given.")
+@click.option("--data", type=DATA, metavar="DIR", help="Folder of the data sets; by default the variable NETKIN_DATA.")
 @click.option(
     "--checkpoints",
     type=DATA,
     metavar="DIR",
-    help="Folder of networks that authors published; NETKIN_CHECKPOINTS if not given.",
+    help="Folder of networks published by the authors; by default the variable NETKIN_CHECKPOINTS.",
 )
-@click.option("--out", type=FOLDER, metavar="DIR", help="Folder for the records; reproductions/results if not given.")
+@click.option("--out", type=FOLDER, metavar="DIR", help="Folder for the records; by default reproductions/results.")
 @DEVICE
-@click.option("--again", is_flag=True, help="Measure also what is recorded already.")
+@click.option("--again", is_flag=True, help="Measure recorded claims again.")
 @click.option(
-    "--list", "listing", is_flag=True, help="Show the table of claims, their numbers and verdicts, and measure nothing."
+    "--list", "listing", is_flag=True, help="Show the table of claims with their numbers and verdicts; measure nothing."
 )
 @click.option(
     "--page",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write all that is recorded as a page for the browser to this file.",
+    help="Write an HTML page of all recorded claims to this file.",
 )
 @FORCE
 @QUIET
@@ -53,12 +53,12 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
 def reproduce(
     names: tuple[str, ...], listing: bool, page: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Measure what papers claim, beside a control in which it should fail, and record what was found.
+    """Reproduce claims of papers, each with a control in which it should fail, and record the results.
 
-    Without a name, show the table of what is recorded. Each claim, and each trained network, is kept as soon as it is
-    finished, so that an interrupted run goes on where it was; recorded claims are not measured again unless asked or
-    their code has changed. The claims are code in the folder `reproductions` of netkin's repository; run this inside a
-    checkout. The exit code is 1 if a claim could not be measured; one that does not hold is a result.
+    Without a name, show the table of recorded claims. Each claim and each trained network is saved as soon as it is
+    finished, so an interrupted run resumes where it stopped; recorded claims are measured again only with --again or if
+    their code has changed. The claims are in the folder `reproductions` of netkin's repository; run this command inside
+    a checkout. The exit code is 1 if a claim could not be measured; a claim that is not reproduced is no error.
     """
     listing = listing or not (names or page)
     Outputs(force).check("--page", page, "page")
@@ -81,8 +81,8 @@ def checkout(start: Path) -> Path:
         if (folder / "reproductions" / "claims.py").is_file():
             return folder
     raise SourceError(
-        "`netkin reproduce` runs the folder 'reproductions' of netkin's repository, and no checkout of it holds "
-        f"{str(start)!r}; clone the repository and run this inside."
+        "`netkin reproduce` needs the folder 'reproductions' of netkin's repository, and "
+        f"{str(start)!r} is not in a checkout of it; clone the repository and run this command inside."
     )
 
 

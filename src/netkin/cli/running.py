@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 REFUSED = 1
 INTERRUPTED = 130
-ARGUMENTS, SILENT = "netkin.arguments", "netkin.silent"
+ARGUMENTS, SILENT, TITLE = "netkin.arguments", "netkin.silent", "netkin.title"
+DRAWN = ("report", "figure", "files")  # the options by which pages and figures are asked for
 Result = TypeVar("Result")
 
 
@@ -54,7 +55,7 @@ def called(
     refuse_absent_device(options["device"])
     specs = [spec for spec in (a, b) if spec]
     models = loaded_models(specs)
-    chosen = _chosen(a, b, options)
+    chosen = _chosen(specs, options)
     balanced = options.pop("balanced")
     batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
     with crashes_refused(specs, models):
@@ -66,7 +67,8 @@ def _called_by_name(
 ) -> Result:
     """Call the library with names alone: models and data are loaded where they are used."""
     described = data and described_data(data, batch_size, options, options.pop("balanced"))
-    return function(a, b, data=described, **options | _chosen(a, b, options))
+    chosen = _chosen([spec for spec in (a, b) if spec], options)
+    return function(a, b, data=described, **options | chosen | {"transforms": _one_or_each(options["transforms"])})
 
 
 def described_data(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
@@ -86,8 +88,10 @@ def ray_engine(address: str | None, gpus: float, place: Worked | None) -> Ray:
     return Ray(address, job=job, overwrite=place is not None and place.force, gpus=gpus)
 
 
-def _chosen(a: str, b: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(options[name]) or None for name in ("measures", "layers")} | {"names": _names(a, b)}
+def _chosen(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    names = model_names(specs, options["names"])
+    chosen: dict[str, Any] = {name: list(options[name]) or None for name in ("measures", "layers")}
+    return chosen | {"names": (names[0], names[-1]), "transforms": functions_of(options["transforms"], len(specs))}
 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
@@ -131,7 +135,7 @@ def loaded(
 
 def _refuse_balanced(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
-        raise click.UsageError("--balanced goes with --examples N, which says how many.")
+        raise click.UsageError("--balanced needs --examples N, the number of examples.")
 
 
 def how_far(save: Path | None) -> str:
@@ -142,7 +146,11 @@ def how_far(save: Path | None) -> str:
         state = None if save is None else read(save)
     except NetkinError:  # it had not begun
         state = None
-    return f"{state.condition}, with {state.progress} done in {save}; the same command continues." if state else ""
+    return (
+        f"{state.condition}, with {state.progress} done in {save}; run the same command again to resume."
+        if state
+        else ""
+    )
 
 
 @contextmanager
@@ -154,9 +162,32 @@ def telling_how_far(save: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(how_far(save) or str(stop)) from stop
 
 
-def _names(a: str, b: str | None) -> tuple[str, str]:
-    """Return the names of both models: what was typed, numbered where that is the same twice."""
-    return (f"{a} (1)", f"{b} (2)") if a == b else (a, b or a)
+def model_names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
+    from netkin.sources.names import numbered
+
+    if given and len(given) != len(specs):
+        models = "1 model" if len(specs) == 1 else f"{len(specs)} models"
+        raise click.UsageError(f"--name is given once for each model, or not at all; got {len(given)} for {models}.")
+    if len(set(given)) < len(given):
+        raise click.UsageError(f"names of models must differ; got {', '.join(given)}.")
+    return list(given) or numbered(specs)
+
+
+def functions_of(specs: Sequence[str], models: int) -> Any:
+    """Return the functions that --transform names: none, one for all models, or one for each."""
+    from netkin.sources.names import find_function
+
+    for spec in specs:
+        if not all(spec.partition(":")):
+            raise click.UsageError(f"--transform is written package.module:function; got {spec!r}.")
+    if len(specs) not in (0, 1, models):
+        raise click.UsageError(f"--transform is given once for all models, or once for each; got {len(specs)}.")
+    return _one_or_each([find_function(spec) for spec in specs])
+
+
+def _one_or_each(given: Sequence[Any]) -> Any:
+    return list(given) if len(given) > 1 else next(iter(given), None)
 
 
 @contextmanager
@@ -181,7 +212,7 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
                 raise
             raise ForwardError(
                 f"{running[0]}: {_in_short(fault)}. "
-                "Choose data of the size and channels it takes; `netkin data` tells how."
+                "Choose data of the size and channels that the model takes; see `netkin data`."
             ) from fault
 
 
@@ -227,6 +258,8 @@ def refusing(command: Callable[..., None]) -> Callable[..., None]:
 
         context = click.get_current_context(silent=True)
         silent = context is not None and context.meta.get(SILENT)
+        if context is not None and context.meta.get(TITLE) and not any(options.get(name) for name in DRAWN):
+            raise click.UsageError("--title needs --report or --figure.")
         try:
             with commanded(_command_line()), showing(False if silent else None):
                 command(*arguments, **options)

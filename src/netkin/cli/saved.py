@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.collect import held_by
-from netkin.cli.options import FILE, JSON, example
+from netkin.cli.options import FILE, JSON, TITLED, example
 from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
-from netkin.cli.running import refusing
+from netkin.cli.running import TITLE, refusing
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ PAUSE = 0.5  # seconds between two looks
 @JSON
 @refusing
 def show(file: Path, json: bool) -> None:
-    """Say what kind of result FILE holds, how it came to be, and which arrays it has.
+    """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
-    Only the header is read, however large the file is, and no model is needed. A claim's record, which is JSON, is read
-    whole.
+    Only the header is read, so large files are shown at once, and no model is needed.
     """
     from netkin import files
 
@@ -101,16 +100,17 @@ def _cut(text: str) -> str:
 
 @click.command(epilog=example("report ab.netkin --out ab.html"))
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@click.option("--out", type=FILE, help="The page to write; by default the first FILE's name ending in .html.")
+@click.option("--out", type=FILE, help="HTML file to write; by default the name of the first FILE with .html.")
+@TITLED
 @FORCE
 @JSON
 @refusing
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
-    """Make one page for the browser of what is saved in each FILE.
+    """Write one HTML report of saved results.
 
-    That is comparisons, the series of one run, a ranking, a federation, or several ways to learn tasks in a row. Such a
-    file is written by the option --save of `netkin compare`, `stitch`, `dynamics`, `recommend`, `federate` and
-    `learn-tasks`, or by `save` in Python.
+    Each FILE was written by --save of `netkin compare`, `stitch`, `tasks`, `atoms`, `dynamics`, `recommend`, `federate`
+    or `learn-tasks`, or by `save` in Python. Several files may be comparisons or accuracies of tasks; other results
+    have a report of their own.
     """
     from netkin.reporting import report as write_report
     from netkin.results import load
@@ -120,11 +120,12 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     for file in files:
         if held_by(file) == "statistics":
             raise ValueFault(
-                f"{str(file)!r} holds statistics, from which values are still to be read; "
-                f"`netkin compare {file} --report {page}` does so."
+                f"{str(file)!r} holds statistics and no values yet; "
+                f"`netkin compare {file} --report {page}` computes them."
             )
     saved = [load(file) for file in files]
-    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, overwrite=force)
+    title = click.get_current_context().meta.get(TITLE)
+    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, title=title, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
@@ -137,11 +138,17 @@ def _joined(saved: list[Any]) -> list[Any]:
     found: list[Any] = []
     for result in saved:
         if isinstance(result, Federation):
-            raise ValueFault(f"a federation ({result.title}) fills a page by itself; give it a command of its own.")
+            raise ValueFault(
+                f"a federation ({result.title}) needs a report of its own; run `netkin report` on that file alone."
+            )
         if isinstance(result, Series):
-            raise ValueFault(f"the series of run {result.run!r} fills a page by itself; give it a command of its own.")
+            raise ValueFault(
+                f"the series of run {result.run!r} needs a report of its own; run `netkin report` on that file alone."
+            )
         if isinstance(result, Ranking):
-            raise ValueFault(f"the ranking for {result.data} fills a page by itself; give it a command of its own.")
+            raise ValueFault(
+                f"the ranking for {result.data} needs a report of its own; run `netkin report` on that file alone."
+            )
         found += result.values() if isinstance(result, Mapping) else [result]
     return found
 
@@ -151,12 +158,12 @@ def _joined(saved: list[Any]) -> list[Any]:
 @JSON
 @refusing
 def jobs(words: tuple[str, ...], json: bool) -> None:
-    """List the jobs below a folder, the present one unless PATH names another; watch one, or cancel it.
+    """List the jobs in a folder and below (by default the current one), watch a job, or cancel it.
 
-    A job is what `--save` of `netkin stitch`, `dynamics`, `federate` and `learn-tasks`, `nk.train(save=...)` and other
-    long work leave in a folder such as ab.netkin.job: its finished parts and how far it has come. PATH of `watch` and
+    A job is the folder, such as ab.netkin.job, in which --save of `netkin stitch`, `dynamics`, `federate` and
+    `learn-tasks`, `nk.train(save=...)` and other long work keep their finished parts and progress. PATH of `watch` and
     `cancel` is that folder or the result beside it, as in `netkin jobs watch ab.netkin`. A cancelled job stops after
-    the part it is at and keeps what is finished; the same command or call continues it.
+    the current part and keeps what is finished; run the same command or call again to resume.
     """
     from netkin.jobs import cancel, list_jobs, read
 
@@ -165,7 +172,7 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
         raise click.UsageError("write `netkin jobs [FOLDER]`, `netkin jobs watch PATH` or `netkin jobs cancel PATH`.")
     if verb == "cancel":
         state = cancel(rest[0])
-        click.echo(f"asked {state.folder} to stop after this part; {state.progress} are done.", err=True)
+        click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)
     elif verb == "watch":
         _show([_watched(rest[0])] if not json else [read(rest[0])], json)
     else:
@@ -198,4 +205,4 @@ def _show(states: list[State], json: bool) -> None:
     for state in states:
         click.echo(str(state))
     if not states:
-        click.echo("no jobs here")
+        click.echo("no jobs found")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example, memory_option
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example, memory_option, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
 
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as classes.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, such as classes.html.")
-@click.option("--figure", type=FILE, help="Draw the tables into this file, such as classes.png.")
+@pictures("classes")
 @FORCE
 @JSON
 @QUIET

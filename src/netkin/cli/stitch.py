@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,10 @@ from netkin.cli.options import (
     EXAMPLES,
     FILE,
     JSON,
+    NAMES,
     QUIET,
     example,
+    pictures,
 )
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
@@ -27,6 +28,7 @@ from netkin.cli.running import (
     how_far,
     loaded,
     loaded_models,
+    model_names,
     refuse_absent_device,
     refuse_crash,
     refusing,
@@ -48,20 +50,24 @@ MOST = 6  # warnings shown
     )
 )
 @click.argument("models", nargs=-1, required=True, metavar="A B [C ...]")
-@click.option("--all", "whole", is_flag=True, help="Stitch every layer into the one of the same name.")
+@click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
-@click.option("--at", multiple=True, metavar="LAYER", help="Layer of the first model; several may be given.")
+@click.option("--at", multiple=True, metavar="LAYER", help="Layer of the first model; can be repeated.")
 @click.option(
     "--into",
     multiple=True,
     metavar="LAYER",
-    help="Layer of the second model; by default the same name as --at.",
+    help="Layer of the second model, for each --at; by default the same name as --at.",
 )
-@click.option("--layers", multiple=True, metavar="PATTERN", help="With --all: name, glob or type; see `netkin layers`.")
-@click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: those of the first model alone.")
-@click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: those of the second model alone.")
-@click.option("--data", required=True, metavar="DATA", help="Examples from which the map is found; see `netkin data`.")
-@click.option("--test", metavar="DATA", help="Examples, with labels, on which it is evaluated; by default --data.")
+@click.option(
+    "--layers", multiple=True, metavar="PATTERN", help="With --all: layers by name, glob or type; see `netkin layers`."
+)
+@click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
+@click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
+@click.option(
+    "--data", required=True, metavar="DATA", help="Examples on which the stitch is fitted; see `netkin data`."
+)
+@click.option("--test", metavar="DATA", help="Labelled examples on which the stitch is evaluated; by default --data.")
 @click.option(
     "--how",
     "hows",
@@ -69,18 +75,18 @@ MOST = 6  # warnings shown
     default=["least_squares"],
     show_default=True,
     metavar="METHOD",
-    help="least_squares, procrustes, 'reduced_rank(k=8)', 'task_loss(epochs=3)', ...; several may be given.",
+    help="Fitting method: least_squares, procrustes, 'reduced_rank(k=8)', 'task_loss(epochs=3)', ...; can be repeated.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
-              help="Similarities of the same layers, tabulated too; see `netkin measures`.")  # fmt: skip
+              help="Similarity of the layers to show beside the scores; see `netkin measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
-              help="relative_accuracy, agreement and cross_entropy if not given; also accuracy, r2, stitched_cka, "
-              "stitched_cca, stitched_svcca.")  # fmt: skip
-@click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How maps get another size.")
+              help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy; also accuracy, r2, "
+              "stitched_cka, stitched_cca, stitched_svcca.")  # fmt: skip
+@click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How feature maps are resized.")
 @EXAMPLES
-@click.option("--test-examples", type=COUNT, metavar="N", help="So many examples, drawn over the whole of --test.")
+@click.option("--test-examples", type=COUNT, metavar="N", help="Number of examples to use, sampled from all of --test.")
 @BALANCED
-@click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Examples at a time.")
+@click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
 @DEVICE
 @click.option(
     "--seed",
@@ -88,13 +94,16 @@ MOST = 6  # warnings shown
     default=0,
     show_default=True,
     metavar="N",
-    help="Seed of --examples, of random maps and of training.",
+    help="Random seed for --examples, random maps and training.",
 )
-@click.option("--name", "names", multiple=True, metavar="NAME", help="What each model is called, in their order.")
-@click.option("--save", type=FILE, help="Write the result to this file as it grows; the same command continues it.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as ab.html.")
-@click.option("--figure", type=FILE, help="Draw the tables into this file, as ab.png, ab.svg or ab.pdf.")
-@click.option("--map", "map_file", type=FILE, help="Write the stitch of one --at by one --how, for `nk.load`.")
+@NAMES
+@click.option(
+    "--save", type=FILE, help="Write the result to this file as it grows; run the same command again to resume."
+)
+@pictures("ab")
+@click.option(
+    "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
+)
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
 @FORCE
 @QUIET
@@ -128,19 +137,23 @@ def stitch(
     outputs.check("--figure", figure, "figure")
     outputs.check("--map", map_file, "stitch")
     if len(models) < 2:
-        raise click.UsageError("two models are needed, and one was given; to stitch a model with itself name it twice.")
+        raise click.UsageError(
+            "two models are needed, and one was given; to stitch a model with itself, name it twice."
+        )
     if map_file and (len(models), len(at), len(options["hows"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --how.")
     made: list[Stitch] = []
     layers = _layers(len(models), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
     if explains:
-        _explain(models, _names(models, names), json, **asked, **options)
+        _explain(models, model_names(models, names), json, **asked, **options)
         return
     asked |= {"save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitched(models, _names(models, names), each=made.append if map_file else None, **asked, **options)
+        found = _stitched(
+            models, model_names(models, names), each=made.append if map_file else None, **asked, **options
+        )
     if save:
         click.echo(f"saved to {save}", err=True)
     if map_file and not made:
@@ -171,9 +184,9 @@ def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: t
 def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...], layers: Any) -> Any:
     """Return which layers are joined, as the library calls it."""
     if whole == bool(at):
-        raise click.UsageError("say either --all, or --at LAYER for one.")
+        raise click.UsageError("give either --all, or --at LAYER.")
     if at and (matrix or layers):
-        raise click.UsageError(f"{'--matrix' if matrix else '--layers'} goes with --all.")
+        raise click.UsageError(f"{'--matrix' if matrix else '--layers'} needs --all.")
     if into and len(into) != len(at):
         raise click.UsageError(f"each --at has one --into, or none has; got {len(at)} and {len(into)}.")
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
@@ -217,7 +230,7 @@ def _loaded(
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
-        raise click.UsageError("--test-examples goes with --test; without it, stitches are judged on --examples.")
+        raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
     networks = loaded_models(specs)
     seed, balanced = options["seed"], options.pop("balanced")
     fitting = loaded(data, batch_size, options["examples"], seed, balanced, specs)
@@ -228,16 +241,6 @@ def _loaded(
             refuse_crash(spec, model, batches)
     several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
     return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
-
-
-def _names(specs: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return the models' names: those given, or what was typed, numbered where that is the same twice."""
-    if given and len(given) != len(specs):
-        raise click.UsageError(f"each model has one --name, or none has; got {len(given)} for {len(specs)} models.")
-    if len(set(given)) < len(given):
-        raise click.UsageError(f"models have different names; got {', '.join(given)}.")
-    times = Counter(specs)
-    return list(given) or [f"{spec} ({i})" if times[spec] > 1 else spec for i, spec in enumerate(specs, start=1)]
 
 
 def _has_values(found: Comparison) -> bool:

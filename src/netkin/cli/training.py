@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, recipe_settings
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, pictures, recipe_settings
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
 from netkin.errors import FileFault
@@ -34,29 +34,43 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
     ),
 )
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Labelled examples to learn from; see `netkin data`.")
-@click.option("--test", required=True, metavar="DATA", help="Labelled examples of the same classes to test on.")
-@click.option("--tasks", type=COUNT, default=5, show_default=True, metavar="N", help="Tasks of equally many classes.")
+@click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin data`.")
+@click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
 @click.option(
-    "--order", type=click.IntRange(min=0), metavar="SEED", help="Draw the order of the classes from this seed."
+    "--tasks",
+    type=COUNT,
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Number of tasks, each with the same number of classes.",
+)
+@click.option(
+    "--order", type=click.IntRange(min=0), metavar="SEED", help="Shuffle the order of the classes with this seed."
 )
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=["atoms"], show_default=True,
-              help="Several may be given.")  # fmt: skip
+              help="Learning method; can be repeated.")  # fmt: skip
 @click.option(
-    "--atoms", type=COUNT, metavar="M", help="Of atoms: how many in a layer; enough for exact filters if left."
+    "--atoms",
+    type=COUNT,
+    metavar="M",
+    help="For atoms: number of atoms per layer; by default enough for exact filters.",
 )
-@click.option("--strength", type=float, metavar="X", help="Of ewc: the factor of its penalty.")
-@click.option("--examples", type=COUNT, metavar="N", help="Of ewc and replay: examples that are kept of each task.")
+@click.option("--strength", type=float, metavar="X", help="For ewc: factor of the penalty.")
+@click.option("--examples", type=COUNT, metavar="N", help="For ewc and replay: number of examples kept from each task.")
 @RECIPE
+@click.option("--head", metavar="LAYER", help="Layer that is replaced by the heads; by default the last linear layer.")
 @click.option(
-    "--head", metavar="LAYER", help="The layer in whose place the heads stand; by default the last linear one."
+    "--seeds",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run with seeds 0 to N - 1; with 2 or more, standard errors are shown.",
 )
-@click.option("--seeds", type=COUNT, default=1, show_default=True, metavar="N", help="Seeds 0 to N - 1; errors from 2.")
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Write DIR/METHOD.netkin; finished tasks lie beside, and the same command continues.")  # fmt: skip
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
-@click.option("--figure", type=FILE, help="Draw the accuracy matrices into this file, as tasks.png, .svg or .pdf.")
+              help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
+@pictures("tasks", "the accuracy matrices")
 @FORCE
 @QUIET
 @JSON
@@ -65,10 +79,11 @@ def learn_tasks(
     model: str, methods: tuple[str, ...], save: Path | None, report: Path | None, figure: Path | None, force: bool,
     json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Learn tasks one after another with MODEL, test every task after each, and say what was learnt and forgotten.
+    """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
-    A task is some of the classes of --data, and each has a head of its own. ACC is the mean accuracy over all tasks at
-    the end, BWT what was gained on earlier tasks since (below 0: forgotten), FWT what was known of a task before it.
+    Each task is a group of the classes of --data, with its own head. ACC is the mean accuracy over all tasks at the
+    end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
+    on tasks before they are learnt.
     """
     outputs = Outputs(force, model, options["data"], options["test"])
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
@@ -137,7 +152,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     for name in given:
         if not any(name in own for own in found.values()):
             takers = " or ".join(method for method, own in OPTIONS.items() if name in own)
-            raise click.UsageError(f"--{name} goes with --method {takers}.")
+            raise click.UsageError(f"--{name} needs --method {takers}.")
     return found
 
 
@@ -148,38 +163,58 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 )
 @click.argument("model")
 @click.option(
-    "--data", required=True, metavar="DATA", help="Labelled examples, dealt out to clients; see `netkin data`."
+    "--data", required=True, metavar="DATA", help="Labelled examples, divided among the clients; see `netkin data`."
 )
-@click.option("--test", metavar="DATA", help="Examples to test on, dealt out by the same classes.")
-@click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="How many clients there are.")
-@click.option("--classes", type=COUNT, required=True, metavar="N", help="How many classes each client has.")
+@click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
+@click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
+@click.option("--classes", type=COUNT, required=True, metavar="N", help="Number of classes per client.")
 @click.option("--deal", type=click.Choice(["random", "groups"]), default="random", show_default=True,
-              help="Classes drawn for each client, or cut into groups of which each goes to several.")  # fmt: skip
-@click.option("--equal", is_flag=True, help="As many examples for each client; the others are left out.")
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fedavg", show_default=True)
-@click.option("--atoms", type=COUNT, metavar="M", help="Take convolutions apart first, into M atoms a layer.")
-@click.option("--coefficients", type=click.Choice(SOURCES), help="Personal atoms, and where coefficients come from.")
-@click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N")
-@click.option("--share", type=float, default=1.0, show_default=True, metavar="SHARE", help="Of the clients in a round.")
+              help="Draw classes for each client, or split classes into groups that clients share.")  # fmt: skip
+@click.option("--equal", is_flag=True, help="Give all clients the same number of examples; the rest is unused.")
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fedavg", show_default=True,
+              help="Federated algorithm.")  # fmt: skip
+@click.option("--atoms", type=COUNT, metavar="M", help="Decompose convolutions first, into M atoms per layer.")
+@click.option(
+    "--coefficients", type=click.Choice(SOURCES), help="Train personal atoms; where the shared coefficients come from."
+)
+@click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N", help="Number of rounds.")
+@click.option(
+    "--share",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the clients that take part in each round.",
+)
 @RECIPE
-@click.option("--head", metavar="LAYER", help="The layer that is the head; by default the last linear one.")
+@click.option("--head", metavar="LAYER", help="Layer that is the head; by default the last linear layer.")
 @click.option("--pull", type=float, default=0.1, show_default=True, metavar="X",
-              help="Of fedprox and ditto: the factor of ½ ‖w − w received‖² in the loss.")  # fmt: skip
-@click.option("--head-epochs", type=COUNT, metavar="N", help="Of fedrep: epochs for what is personal, in each round.")
-@click.option("--public", metavar="DATA", help="Examples that no client owns, for pretraining.")
-@click.option("--pretrain-epochs", type=COUNT, default=10, show_default=True, metavar="N", help="Epochs on --public.")
+              help="For fedprox and ditto: factor of ½ ‖w − w received‖² in the loss.")  # fmt: skip
+@click.option(
+    "--head-epochs", type=COUNT, metavar="N", help="For fedrep: epochs for the personal weights in each round."
+)
+@click.option("--public", metavar="DATA", help="Public examples for pretraining.")
+@click.option(
+    "--pretrain-epochs",
+    type=COUNT,
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Epochs of pretraining on --public.",
+)
 @click.option("--finetune", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Epochs that each client trains by itself at last.")  # fmt: skip
+              help="Epochs of local fine-tuning for each client at the end.")  # fmt: skip
 @click.option("--test-every", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="With --test: test all clients after every N rounds; 0 for the end alone.")  # fmt: skip
+              help="With --test: test all clients every N rounds; 0 to test only at the end.")  # fmt: skip
 @DEVICE
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Seed of random weights, of dealing, of draws of clients and of their orders.")  # fmt: skip
+              help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
 @click.option(
-    "--save", type=FILE, help="Write the result to this file; rounds lie beside it, and the same command continues."
+    "--save",
+    type=FILE,
+    help="Write the result to this file, and finished rounds beside it; run the same command again to resume.",
 )
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as users.html.")
-@click.option("--figure", type=FILE, help="Draw accuracies and similarity into this file, as users.png, .svg or .pdf.")
+@pictures("users", "accuracies and similarity")
 @FORCE
 @QUIET
 @JSON
@@ -187,10 +222,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 def federate(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
-    """Let clients train MODEL together, each on examples of its own classes, and show what becomes of them.
+    """Simulate federated learning of MODEL, with clients that have examples of different classes.
 
-    With --coefficients the atoms of each client are its own and those tell which clients are alike; --atoms makes a
-    network of atoms of any with convolutions. A federation continues with more --rounds too.
+    With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
+    first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
     outputs = Outputs(force, model, options["data"], options["test"], options["public"])
     outputs.check("--save", save, "federation")

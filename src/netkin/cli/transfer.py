@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
-from netkin.cli.options import DEVICE, FILE, JSON, QUIET, example, task_options
+from netkin.cli.options import DEVICE, FILE, JSON, QUIET, TRANSFORM, example, pictures, task_options
 from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.cli.running import crashes_refused, functions_of, loaded, loaded_models, refuse_absent_device, refusing
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ DEFAULT = "h_score_regularised"
     "scores",
     multiple=True,
     metavar="NAME",
-    help=f"Several may be given; the first decides the rank, by default {DEFAULT}. {SCORES}",
+    help=f"Transferability score; can be repeated. The first decides the rank, by default {DEFAULT}. {SCORES}",
 )
 @click.option(
     "--examples",
@@ -46,25 +46,23 @@ DEFAULT = "h_score_regularised"
     default=2_000,
     show_default=True,
     metavar="N",
-    help="So many examples, drawn over the whole of --data by --seed; 0 for all.",
+    help="Number of examples to use, sampled from all of --data with --seed; 0 for all.",
 )
-@click.option("--no-errors", is_flag=True, help="No standard errors, for which each score is computed once per chunk.")
+@click.option("--no-errors", is_flag=True, help="Skip standard errors, which need each score once per chunk.")
 @click.option(
     "--chunks",
     type=click.IntRange(min=2),
     default=20,
     show_default=True,
     metavar="K",
-    help="Chunks of examples, left out in turn for standard errors.",
+    help="Number of chunks of examples for the jackknife standard errors.",
 )
-@click.option(
-    "--layer", metavar="NAME", help="The layer whose outputs are the features; by default the one before last."
-)
+@click.option("--layer", metavar="NAME", help="Layer whose outputs are the features; by default the last but one.")
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of --examples.")
-@click.option("--save", type=FILE, help="Write the ranking to this file, as which.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as which.html.")
-@click.option("--figure", type=FILE, help="Draw the scores into this file, as which.png, which.svg or which.pdf.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@TRANSFORM
+@click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
+@pictures("which", "the scores")
 @FORCE
 @QUIET
 @JSON
@@ -79,10 +77,10 @@ def recommend(
     json: bool,
     **options: Any,
 ) -> None:
-    """Rank pretrained MODELs by how much they promise for your data, without training any of them.
+    """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
-    Every model runs once over the examples, which reach a Hugging Face model as its own folder says. A model that can't
-    be run on them is listed last, with the reason. NAME is what the table calls a model, instead of MODEL itself.
+    Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
+    model that cannot run on them is listed last, with the reason. NAME is the model's name in the table.
     """
     named = _named(models)
     outputs = Outputs(force, *named.values(), data)
@@ -108,7 +106,7 @@ def _named(models: tuple[str, ...]) -> dict[str, str]:
         found = None if Path(one).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", one)
         name, model = found.groups() if found else (one, one)
         if name in named:
-            raise NameClash(f"two models are named {name!r}; write NAME=MODEL to give each a name of its own.")
+            raise NameClash(f"two models are named {name!r}; write NAME=MODEL to give each its own name.")
         named[name] = model
     return named
 
@@ -130,6 +128,7 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
         layers=options["layer"],
         device=options["device"],
         seed=options["seed"],
+        transforms=functions_of(options["transforms"], 1),
     )
 
 
@@ -140,9 +139,8 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
 @task_options
-@click.option("--save", type=FILE, help="Write the comparisons to this file, as tasks.netkin.")
-@click.option("--report", type=FILE, help="Write a page for the browser to this file, as tasks.html.")
-@click.option("--figure", type=FILE, help="Draw the blocks of all pairs into this file, as tasks.png, .svg or .pdf.")
+@click.option("--save", type=FILE, help="Write the comparisons to this file, such as tasks.netkin.")
+@pictures("tasks", "the blocks of all pairs")
 @FORCE
 @JSON
 @refusing
@@ -155,16 +153,16 @@ def tasks(
     json: bool,
     **options: Any,
 ) -> None:
-    """Compare tasks block by block: models of any architecture, each with its own data of any size.
+    """Compare tasks, block by block: models of any architecture, each with its own data of any size.
 
-    Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets, and
-    all pairs, also each task with itself, are read from these sketches; values are means over --seeds. STATISTICS is a
-    file of such sketches, which `netkin collect` wrote for one model.
+    Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
+    (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
+    sketches that `netkin collect` wrote for one model.
     """
     given = dict(map(_taken_apart, tasks))
     if len(given) < len(tasks):
         names = [_taken_apart(one)[0] for one in tasks]
-        raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each a name of its own.")
+        raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
     outputs = Outputs(force, *(part for parts in given.values() for part in parts))
     outputs.check("--save", save, "comparisons")
     outputs.check("--report", report, "page")
@@ -217,5 +215,6 @@ def _compared(
             made[name] = opened(Path(parts[0]))
             warn_of_missing(made[name])
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
+    options["transforms"] = functions_of(options["transforms"], 1)
     with crashes_refused(list(specs.values()), list(models.values())):
         return compare_tasks(made, **options, share_buckets=not independent_buckets)

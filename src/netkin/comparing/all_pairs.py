@@ -13,7 +13,9 @@ from torch import nn
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
+from netkin.comparing.model_blocks import ModelBlock
+from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded
+from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
 from netkin.errors import MemoryLimit, ValueFault
@@ -70,10 +72,12 @@ class AllPairs:
             return self._elsewhere(running, measures)
         if self._is_tried_first:
             try:
-                return self._pass(ModelBlock(tuple(self.given), tuple(self.pairs.of)), measures, self.given, self.data)
+                return self._pass(self._everything, measures, self.given, self.data)
             except MemoryLimit:
                 if not self._is_repeatable:
                     raise
+        if weights_alone(measures):
+            return self._pass(self._everything, measures, self._live(self._everything.models), self.data)
         planner = self._planner(measures)
         ways, _ = planner.ways(self.rows, keeps=self.engine == "local")
         return self._through(ways[planner.chosen(ways)], measures, planner)
@@ -89,6 +93,14 @@ class AllPairs:
             made: list[Comparison] = call.compare(measures, {})
             self.failed = call.failed
             return made
+
+    @property
+    def _everything(self) -> ModelBlock:
+        return ModelBlock(tuple(self.given), tuple(self.pairs.of))
+
+    def _live(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return models, of which those given by name are loaded."""
+        return {name: loaded(self.given[name], name, list(self.given)) for name in names}
 
     @property
     def _is_tried_first(self) -> bool:
@@ -108,7 +120,12 @@ class AllPairs:
             raise ValueFault(
                 "many models take several passes, and a stream can be read only once; pass a loader or a list."
             )
-        return Planner(self.given, self.options, self.pairs, self.study, measures, self.data, self.examples)
+        running = named_engine(self.engine)
+        with running.working():
+            made = Planner(self.given, self.options, self.pairs, self.study, measures, self.data, self.examples)
+            if isinstance(running, PassEngine):
+                made.study = replace(made.study, limit=running.least(made.study.limit))
+        return made
 
     def _through(self, way: PairsWay, measures: Sequence[Measure], planner: Planner) -> list[Comparison]:
         """Go a way: take its passes one after the other."""
@@ -137,12 +154,11 @@ class AllPairs:
 
     def _runners(self, block: ModelBlock, way: PairsWay, limit: int) -> dict[str, Any]:
         """Return what runs in a pass: models given by name are loaded, and forgotten when no pass in a row has them."""
-        names = list(self.given)
         keeps = set(self.given) if way.keeps_rows else set(block.models)
         self.models = {name: one for name, one in self.models.items() if name in keeps}
         for name in block.models:
             if name not in self.models:
-                model = loaded(self.given[name], name, names)
+                (model,) = self._live([name]).values()
                 self.models[name] = self._cached(name, model, limit) if way.keeps_rows else model
         return {name: self.models[name] for name in block.models}
 
@@ -178,9 +194,8 @@ class AllPairs:
         """Return how long it takes to read the measures of two models, after a few batches."""
         first = self.pairs.of[0]
         block = ModelBlock(first, (first,))
-        things = {name: loaded(self.given[name], name, list(self.given)) for name in first}
         request = Request(
-            things, self.options, Pairs(block.pairs, self.pairs.which), self.study, self.data, self.examples
+            self._live(first), self.options, Pairs(block.pairs, self.pairs.which), self.study, self.data, self.examples
         )
         batches = []
         for batch in request._feed(measures):

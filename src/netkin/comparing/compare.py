@@ -17,7 +17,7 @@ from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Runner, Subject
-from netkin.errors import InflatedWarning, NameClash, ValueFault
+from netkin.errors import InflatedWarning, NameClash, ValueFault, outside
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, showing
@@ -25,11 +25,14 @@ from netkin.representations.cutting import known_layer
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
+from netkin.sources.names import also_called, by_name
 from netkin.statistics.collector import Study
 
 __all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "merge"]
 
 
+@also_called(measures="measure")
+@by_name(models="a b", data="data")
 def compare(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -100,6 +103,8 @@ def compare(
         return request.compare(found_measures(measures), dict(zip(pair, shown, strict=True)))[0]
 
 
+@also_called(measures="measure")
+@by_name(models="a b", data="data")
 def explain(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -166,6 +171,8 @@ def explain(
     return request.explain(found_measures(measures))
 
 
+@also_called(measures="measure")
+@by_name(models="a b", data="data")
 def collect(
     a: nn.Module | Mapping[str, Any] | Subject,
     b: nn.Module | Mapping[str, Any] | Subject | None = None,
@@ -302,6 +309,7 @@ def _places(given: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(given, ("a", "b"), strict=False))
 
 
+@by_name(models="a b", data="data")
 def model_directions(
     a: nn.Module,
     layer: str,
@@ -360,5 +368,5 @@ def model_directions(
         statistics = Request(given, options, wanted, study, data, examples).collect([find("svcca")], {})
     moments = statistics.pair(find("svcca"), ("a", layer), (pair[1], other))
     if moments.few_examples:
-        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=2)
+        warnings.warn(moments.few_examples, InflatedWarning, stacklevel=outside())
     return svcca_directions(moments, variance=variance, by=by)

@@ -19,9 +19,12 @@ from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
+from netkin.sources.names import also_called, by_name
 from netkin.statistics.collector import Study
 
 
+@also_called(measures="measure")
+@by_name(models="models", data="data")
 def compare_many(
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,

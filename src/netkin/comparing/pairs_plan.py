@@ -8,18 +8,18 @@ once; where a sample of the examples may stand for all, that is a third way. The
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from netkin.comparing.alignment import Alignment, Pairs
+from netkin.comparing.alignment import Pairs
 from netkin.comparing.feed import Feed
-from netkin.comparing.planning import Plan, _Findings, make_plan, needs_of
+from netkin.comparing.model_blocks import ModelBlock, Pair, blocks_of, largest_fit, pass_plan
+from netkin.comparing.planning import Plan, _Findings, needs_of
 from netkin.comparing.request import Options, Request
 from netkin.comparing.subjects import Subject
 from netkin.errors import MemoryLimit
@@ -31,39 +31,9 @@ from netkin.representations.shapes import name_of as shape_name
 from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study
 
-RESULT = 6_000  # bytes of a comparison beside its numbers, as measured
+GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
+RESULT = 9_000  # bytes of a comparison beside its numbers, as measured
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
-Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class ModelBlock:
-    """Models that run together in one pass, and those pairs of them that meet in it."""
-
-    models: tuple[str, ...]
-    pairs: tuple[Pair, ...]
-
-
-def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
-    """Return blocks of at most `2 * size` models, in which every pair is once; those in a row share models.
-
-    Example:
-        >>> [block.models for block in blocks_of([("a", "b"), ("a", "c"), ("b", "c")], 1)]
-        [('a', 'b'), ('a', 'c'), ('b', 'c')]
-    """
-    names = list(dict.fromkeys(name for pair in pairs for name in pair))
-    count = -(-len(names) // size)
-    if count < 3:
-        return [ModelBlock(tuple(names), tuple(pairs))]
-    group = {name: place * count // len(names) for place, name in enumerate(names)}
-    found: dict[tuple[int, int], list[Pair]] = {}
-    for a, b in pairs:
-        i, j = sorted((group[a], group[b]))
-        # the pairs inside a group go with the pass of this group and the next, so that no pass has two such sets
-        home = (i, j) if i != j else (min(i, (i + 1) % count), max(i, (i + 1) % count))
-        found.setdefault(home, []).append((a, b))
-    ordered = sorted(found, key=lambda place: (place[0], place[1] if place[0] % 2 else -place[1]))
-    return [ModelBlock(tuple(name for name in names if group[name] in place), tuple(found[place])) for place in ordered]
 
 
 # --- what the plan knows ----------------------------------------------------------------------------------------------
@@ -180,6 +150,7 @@ class Planner:
         self.sizes: dict[str, int] = {}  # bytes of the models that are loaded when they are needed
         self.inputs, self.batch, self.batches, self.learning = 0, 1, 0, 0
         self.total: int | None = None
+        self._plans: dict[Any, Plan | None] = {}
         self.speed = Speed(0.0, _operation_seconds())
         with random_states_kept(data=[data]):
             for first, names in self.kinds.items():
@@ -223,6 +194,8 @@ class Planner:
         for count in counts:
             prefix = "sample, " if count != self.total else ""
             for name, kept in (("blocks", False), ("rows kept", True)):
+                if kept and prefix + "blocks" in found and found[prefix + "blocks"].runs_once:
+                    continue  # nothing would be saved
                 reason = "" if keeps else "several processes share the data"
                 if kept and (reason := reason or self.keepable):
                     why[prefix + name] = reason
@@ -233,8 +206,6 @@ class Planner:
                     why[prefix + name] = str(fault)
         if not found:
             raise MemoryLimit(why["blocks"])
-        for name in [name for name, way in found.items() if way.runs_once and not way.keeps_rows]:
-            found.pop(name.replace("blocks", "rows kept"), None)  # nothing is saved by keeping rows
         return found, why
 
     def chosen(self, ways: Mapping[str, PairsWay]) -> str:
@@ -261,7 +232,7 @@ class Planner:
                 f"{what} need {size_in_words(held)}, and the limit is {size_in_words(self.study.limit)}; use fewer "
                 "`layers=` or `examples=`, or a higher `memory=`."
             )
-        size = _largest(lambda one: self._priced(one, examples, rows) is not None, most // 2 + most % 2)
+        size = largest_fit(lambda one: self._priced(one, examples, rows) is not None, min(most // 2 + most % 2, GROUP))
         if size == 0:
             self._pass_plan(1, examples, rows)  # which refuses
         blocks = blocks_of(self.pairs.of, size)
@@ -285,24 +256,18 @@ class Planner:
 
     def _priced(self, size: int, examples: int | None, rows: int) -> Plan | None:
         """Return the plan of the largest pass of two groups of `size` models; None where it does not fit."""
-        try:
-            return self._pass_plan(size, examples, rows)
-        except MemoryLimit:
-            return None
+        key = (size, examples, rows)
+        if key not in self._plans:
+            try:
+                self._plans[key] = self._pass_plan(*key)
+            except MemoryLimit:
+                self._plans[key] = None
+        return self._plans[key]
 
     def _pass_plan(self, size: int, examples: int | None, rows: int) -> Plan:
-        heavy = sorted(self.layers, key=lambda name: -sum(one.width**2 for one in self.layers[name]))[: 2 * size]
-        whole = len(heavy) == len(self.layers)
-        own = heavy if whole else heavy[:size]
-        pairs = list(combinations(own, 2)) + ([] if whole else [(a, b) for a in own for b in heavy[size:]])
-        names = {name: [one.name for one in self.layers[name]] for name in heavy}
-        rectangles = Pairs(pairs, self.pairs.which).rectangles(names)
-        alignment = Alignment([one for name in heavy for one in self.layers[name]], rectangles)
         left = self.study.limit - rows - self._loaded(size, rows > 0)
-        study = replace(
-            self.study, layers=alignment.layers, rectangles=alignment.rectangles, examples=examples, limit=left
-        )
-        return make_plan(needs_of(self.measures), study)
+        study = replace(self.study, examples=examples, limit=left)
+        return pass_plan(self.layers, self.pairs.which, study, self.measures, size)
 
     def _operations(self, blocks: Sequence[ModelBlock], examples: int | None) -> int | None:
         """Return the multiply-adds of the statistics of all passes: of every layer in every pass, and of every pair."""
@@ -335,20 +300,6 @@ def _architecture(name: str, thing: Any, options: Options) -> Any:
     if isinstance(thing, nn.Module) and not isinstance(thing, Subject):
         return type(thing), tuple((key, tuple(one.shape)) for key, one in thing.state_dict().items()), *chosen
     return name, *chosen
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, 0 if none does; smaller ones than that fit, too."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _bytes_of(batch: Any) -> int:

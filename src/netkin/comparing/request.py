@@ -252,11 +252,13 @@ class Request:
 
 
 def name_of(data: Any) -> str:
-    """Return what a result calls its data: their own name, or their type's."""
+    """Return what a result calls its data: the attribute `name` of them or of a loader's data set, or their type."""
     if data is None:
         return "recorded"
     name = getattr(data, "name", None)
     if isinstance(name, str):
         return name
     inner = getattr(data, "dataset", None)
+    if isinstance(own := getattr(inner, "name", None), str):
+        return own
     return type(inner).__name__ if inner is not None else type(data).__name__

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from netkin.representations import Reader, guest, model_lock, model_precision, r
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
 from netkin.representations.inputs import Forward, Transform, length_if_known
-from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, matching_names, modules, split_call, unwrapped
 from netkin.representations.shapes import Shape, is_plain
-from netkin.sources.models import remark_on
+from netkin.sources.datasets import load_data
+from netkin.sources.models import load_model, remark_on
 
 Keep = Callable[[str, Tensor], Any]
 Tensors = Mapping[str, Tensor]
@@ -58,6 +58,13 @@ class Subject:
     transform: Any = None
     device: Any = None
     weights: Tensors | None = None
+
+    def __post_init__(self) -> None:
+        """Load what is given by its name."""
+        if isinstance(self.thing, str):
+            object.__setattr__(self, "thing", load_model(self.thing))
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", load_data(self.data))
 
 
 class Runner(ABC):
@@ -305,7 +312,7 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
     wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
     if not wanted or not all(isinstance(one, str) for one in wanted):
         raise ValueFault(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
-    found = {str(one): [layer for layer in known if layer == one or fnmatchcase(layer, str(one))] for one in wanted}
+    found = {str(one): [one] if one in known else matching_names(known, str(one)) for one in wanted}
     for one, matching in found.items():
         if not matching:
             raise UnknownName(f"{name!r} has no layer {one!r}{did_you_mean(one, known) or '.'}")

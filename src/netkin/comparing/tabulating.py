@@ -24,6 +24,7 @@ from netkin.statistics.collector import READ
 NUMBERS_AND_NAMES = r"'[^']*'|[\d,.]*\d(e[+-]?\d+)?"  # in which cautions of one kind differ
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE = 128  # pairs that are prepared together, at most
+TOGETHER = 256  # pairs of models that are read together without each chunk in turn
 FEW_CHUNKS = 8  # below which a standard error is itself a rough number
 
 
@@ -44,14 +45,17 @@ def comparisons_of(
     interruption: Interruption | None = None,
 ) -> list[Comparison]:
     """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
-    interruption = interruption or Interruption(False)
-    every = [Tables(statistics, measures, *pair) for pair in pairs]
-    for tables in every:
-        tables.fill(interruption)
-    if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
-        with interruption.ending("measuring"):
-            _replicate(statistics, every)
-    return [tables.comparison(interruption.ended) for tables in every]
+    interruption, made = interruption or Interruption(False), list[Comparison]()
+    step = TOGETHER if statistics.study.chunks else 1
+    for start in range(0, len(pairs), step):
+        every = [Tables(statistics, measures, *pair) for pair in pairs[start : start + step]]
+        for tables in every:
+            tables.fill(interruption)
+        if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
+            with interruption.ending("measuring"):
+                _replicate(statistics, every)
+        made += [tables.comparison(interruption.ended) for tables in every]
+    return made
 
 
 def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:

@@ -14,6 +14,7 @@ from netkin.errors import ForwardError, NetkinError, ShapeError
 from netkin.progress import ProgressOption, reported
 from netkin.representations.guests import guest, model_lock, random_states, random_states_kept
 from netkin.representations.hooks import (
+    Repeats,
     apart,
     is_plain_tensor,
     keeping,
@@ -34,7 +35,7 @@ from netkin.representations.inputs import (
     repeated,
     transformed,
 )
-from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, named_outright, refuse_lazy, split_call, unwrapped
 from netkin.representations.nesting import copied
 from netkin.representations.shapes import (
     Shape,
@@ -52,8 +53,10 @@ from netkin.representations.shapes import (
     without_examples,
 )
 from netkin.settings import exact_products
+from netkin.sources.names import by_name
 
 
+@by_name(models="model", data="data")
 def activations(
     model: nn.Module,
     layers: Spec = None,
@@ -107,7 +110,7 @@ class Reader:
     layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
     latest rows `spaces` holds the size of the map whose places they are, and `valid` which tokens they are, examples ×
     tokens, where a mask leaves some out. `left_out` holds, for each default layer that gives no rows, the reason as a
-    sentence without its full stop.
+    sentence without its full stop; `repeats` notices those that a glob stands for and that give what another one gave.
 
     `axes` says which axis of a layer's output counts the examples, or None; `learning_passes` counts the extra runs, of
     few examples, that it took to learn this. A reader that is given the `axes` of another one for the model needs none.
@@ -143,7 +146,9 @@ class Reader:
         for one in shape.values() if isinstance(shape, Mapping) else [shape]:
             name_of(one)
         self.model, self.shape, self.forward, self.transform = model, shape, forward, transform
+        layers = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
         self.layers, self.by_default, self._keep = choose(model, layers), layers is None, keep
+        self.repeats = Repeats(() if layers is None else set(self.layers) - set(named_outright(layers)))
         self._taps, self.gradients = taps, {}  # type: Any, dict[Any, dict[str, Tensor]]
         self.shapes: dict[str, str] = {}
         self.spaces: dict[str, tuple[int, ...]] = {}
@@ -179,7 +184,7 @@ class Reader:
         ran = [name for name, value in outputs.items() if value is not None]
         if not self.batches or ran != self.ran:  # else all is as in the batch before
             self.ran, self._sorted = ran, self._ordered(ran)
-            self._note_idle({*outputs, *self.left_out})
+            self._note_idle({*outputs, *self.left_out, *self.repeats.found})
             self._refuse_other_calls(self._sorted)
         rows = {name: outputs[name] for name in self._sorted}
         if self._keep is None:
@@ -206,6 +211,8 @@ class Reader:
         if self._few:
             held = [] if unrecordable(output) else axes_of_length(main_tensor(output, name), self._few)
             self._outputs[name] = held
+            return None
+        if self.repeats.names and self.repeats(name, output, learning=self.batches == 0):
             return None
         output = output if self._taps is None else self._taps.take(name, output)
         if is_plain_tensor(output):  # nearly always
@@ -264,6 +271,7 @@ class Reader:
     def _forget(self) -> None:
         """Begin anew, as if nothing had run."""
         self.axes, self.left_out, self._few_axes = {}, {}, None
+        self.repeats.forget()
 
     def _learn_axes(self, batch: Any) -> None:
         """Run another number of examples than the batch has, and note which axes have that length."""
@@ -340,7 +348,7 @@ class Reader:
                 self.left_out[name] = f"{layer_label(name)} did not run in batch 0"
 
     def _refuse_other_calls(self, names: list[str]) -> None:
-        absent = [] if self.by_default else [name for name in self.layers if name not in names]
+        absent = [] if self.by_default else [name for name in self.layers if name not in {*names, *self.repeats.found}]
         if absent:
             raise ForwardError(
                 f"{layer_label(absent[0])} did not run in batch {self.batches}; choose layers that always run."

@@ -21,6 +21,7 @@ from torch.nn.functional import conv2d, pad
 from netkin.arrays import refuse_non_finite
 from netkin.errors import UnknownName, ValueFault
 from netkin.representations.layers import layer_label, modules, refuse_lazy, unwrapped
+from netkin.sources.names import by_name
 
 
 class AtomConv2d(nn.Module):
@@ -192,6 +193,7 @@ def _atoms_in_words(model: nn.Module, name: str) -> str:
     return f"{len(layer.atoms)} atoms of {layer.kernel_size[0]} × {layer.kernel_size[1]}"
 
 
+@by_name(models="model")
 def decompose(
     model: nn.Module, atoms: int | None = None, *, fused: bool = True, train_only: str | Sequence[str] = ()
 ) -> Decomposed:

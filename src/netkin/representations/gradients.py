@@ -25,6 +25,7 @@ from netkin.representations.layers import Spec, layer_label, unwrapped
 from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, replaced_at
 from netkin.representations.shapes import Shape
 from netkin.settings import plain_recurrence
+from netkin.sources.names import by_name
 
 TARGETS = ("tempered", "labels", "predicted")
 OUTPUTS = ("categorical", "multilabel", "continuous")
@@ -111,6 +112,7 @@ class Target:
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
 
+@by_name(models="model", data="data")
 def gradients(
     model: nn.Module,
     layers: Spec = None,

@@ -167,6 +167,34 @@ def apart(value: Any, output: Tensor) -> Any:
     return value.clone() if same else value
 
 
+class Repeats:
+    """Notices which of the layers `names` give the very tensor that another layer has given, unchanged.
+
+    Where tensors do not count their changes (inference mode), none is noticed.
+    """
+
+    def __init__(self, names: Iterable[str]):
+        self.names, self.found = set(names), set[str]()
+        self._given: dict[int, tuple[ref[Tensor], int]] = {}
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.found.clear()
+        self._given.clear()
+
+    def __call__(self, name: str, output: Any, learning: bool) -> bool:
+        """Tell whether a layer repeats another one; `learning` that this is the batch to learn it from."""
+        if not learning or not self.names or unrecordable(output):
+            return name in self.found
+        tensor = main_tensor(output, name)
+        if not tensor.is_inference():
+            earlier, version = self._given.get(id(tensor), (None, -1))
+            if earlier is not None and earlier() is tensor and version == tensor._version and name in self.names:
+                self.found.add(name)
+            self._given[id(tensor)] = (ref(tensor), tensor._version)
+        return name in self.found
+
+
 def _watches(root: nn.Module) -> list[Watch]:
     owners = [getattr(hook, "__self__", None) for hook in root._forward_pre_hooks.values()]
     return [owner for owner in owners if isinstance(owner, Watch)]

@@ -23,6 +23,7 @@ what is inside them does not run as modules.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -35,10 +36,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.sources.names import by_name
 
+IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
 Spec = str | type[nn.Module] | Iterable[str | type[nn.Module]] | None
 
 
+@by_name(models="model")
 def layers(model: nn.Module) -> list[str]:
     """Return the names of the layers that netkin compares by default.
 
@@ -80,9 +84,11 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
     """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
 
-    None gives the default layers. A type may also be named, as ``"Conv2d"``. In a glob, ``*`` also crosses dots.
-    ``"relu#2"`` is the second call of `relu` in a forward, ``"relu"`` stands for all of its calls. A list of plain
-    names keeps its order; all else comes in the order of registration.
+    None gives the default layers. A type may also be named, as ``"Conv2d"``. In a glob, ``*`` and ``?`` stay between
+    two dots, as in ``"layer*"`` for ``layer1`` to ``layer4``, and ``**`` crosses them, as in ``"layer1.**"``; a glob
+    leaves out a layer that only passes on the output of another one that it matches. ``"relu#2"`` is the second call of
+    `relu` in a forward, ``"relu"`` stands for all of its calls. A list of plain names keeps its order; all else comes
+    in the order of registration.
     """
     if spec is None:
         return layers(model)
@@ -93,6 +99,11 @@ def choose(model: nn.Module, spec: Spec = None) -> list[str]:
         order = {name: place for place, name in enumerate(known)}
         chosen.sort(key=lambda name: (order[split_call(name)[0]], split_call(name)[1] or 0))
     return [name for name in chosen if split_call(name)[1] is None or split_call(name)[0] not in chosen]
+
+
+def named_outright(spec: Spec) -> list[str]:
+    """Return the texts of a spec, of which some may be names and others globs."""
+    return [spec] if isinstance(spec, str) else [one for one in _listed(spec) if isinstance(one, str)]
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -234,16 +245,61 @@ def _matching(known: dict[str, nn.Module], one: Any) -> list[str]:
             f"no layer named {one!r}: {_runs_whole(known[''])} runs as a whole, and only its own output, '', can be "
             "recorded; pass the model it was made from, or `torch.export.unflatten(torch.export.export(model, ...))`."
         )
-    return of_type or _globbed(names, one)
+    return of_type or _globbed(known, names, one)
 
 
-def _globbed(names: list[str], glob: str) -> list[str]:
+def _globbed(known: dict[str, nn.Module], names: list[str], glob: str) -> list[str]:
     stem, call = split_call(glob)
-    found = [name for name in names if fnmatchcase(name, stem)]
+    found = matching_names(names, stem)
     if not found:
-        near = did_you_mean(stem, names) or ";"
-        raise UnknownName(f"no layer named {glob!r}{near} `nk.layers(model)` and `netkin layers MODEL` list them.")
+        raise UnknownName(f"no layer named {glob!r}{_hint(names, stem)}")
+    found = [name for name in found if _source(known, name) not in found]
     return [name if call is None else f"{name}#{call}" for name in found]
+
+
+def matching_names(names: Iterable[str], glob: str) -> list[str]:
+    """Return the names that a glob stands for; ``*`` and ``?`` do not cross dots, ``**`` does.
+
+    Example:
+        >>> names = ["layer1", "layer1.0", "layer1.0.conv", "fc"]
+        >>> matching_names(names, "layer*"), matching_names(names, "**.conv"), matching_names(names, "layer1.**")
+        (['layer1'], ['layer1.0.conv'], ['layer1.0', 'layer1.0.conv'])
+    """
+    parts = re.split(r"(\*\*\.|\*\*|\*|\?|\[[^\]]+\])", glob)
+    rules = {"**.": r"(?:.*\.)?", "**": ".*", "*": "[^.]*", "?": "[^.]"}
+    rules |= {part: "[^" + part[2:] if part[1] == "!" else part for part in parts if part.startswith("[") and part[1:]}
+    pattern = re.compile("".join(rules.get(part) or re.escape(part) for part in parts), re.DOTALL)
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+def _hint(names: list[str], glob: str) -> str:
+    """Return how a refusal of a glob goes on: what comes close, and where all names are."""
+    deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
+    if deeper:
+        every = re.sub(r"\*+", "**", glob)
+        return f" at that level; {every!r}, which crosses dots, stands for {len(deeper)}, such as {deeper[0]!r}."
+    return f"{did_you_mean(glob, names) or ';'} `nk.layers(model)` and `netkin layers MODEL` list them."
+
+
+def _source(known: dict[str, nn.Module], name: str) -> str | None:
+    """Return the layer whose output a plain `nn.Sequential` passes on, or a part of one that computes nothing."""
+    module, (above, _, own) = known[name], name.rpartition(".")
+    if _is_chain(module):
+        return next((_source(known, one) or one for one in _working(module, name)), None)
+    if isinstance(module, IDLE) and _is_chain(known[above]):
+        before = list(children(known[above])).index(own)
+        return next((_source(known, one) or one for one in _working(known[above], above, before)), None)
+    return None
+
+
+def _is_chain(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:
+    """Return the parts of a chain that compute something, up to the one at `stop`, the last one first."""
+    parts = list(children(chain).items())[:stop]
+    return [_joined(name, key) for key, part in reversed(parts) if not isinstance(part, IDLE)]
 
 
 def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:

@@ -134,7 +134,9 @@ class Compression:
     def notes(self) -> tuple[str, ...]:
         """What the numbers alone do not say, each sentence after the layers that it is about."""
         said = dict.fromkeys(note for row in self.layers for note in row.notes)
-        return tuple(f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
+        left_out = [f"left out: {self.provenance['left out']}"] if "left out" in self.provenance else []
+        told = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)
+        return (*told, *left_out)
 
 
 def compression_from(content: Mapping[str, Any]) -> Compression:

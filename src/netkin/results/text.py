@@ -1,22 +1,16 @@
-"""Results as plain text that fits a terminal.
-
-Layers whose names do not fit get numbers, so that a shortened name is never taken for another.
-"""
+"""Results as plain text that fits a terminal."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from netkin.results.labels import (
     NOT_ASKED,
-    brief,
     by_name,
     column_label,
     has_classes,
@@ -27,8 +21,8 @@ from netkin.results.labels import (
     listed_pairs,
     listing,
     pair_label,
-    told_apart,
 )
+from netkin.results.text_grid import fits, grid, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from netkin.results.comparison import Comparison
@@ -80,9 +74,9 @@ def _numbers(table: Values, width: int) -> list[str]:
     if not has_errors(table):
         return grid(*sides, plain, width)
     both, spread = with_errors(table.values, table.to_errors()), error_cells(table.to_errors())
-    if _fits(*sides, both, width):
+    if fits(*sides, both, width):
         return grid(*sides, both, width)
-    below = ["standard errors", *grid(*sides, spread, width)] if _fits(*sides, spread, width) else []
+    below = ["standard errors", *grid(*sides, spread, width)] if fits(*sides, spread, width) else []
     return [*grid(*sides, plain, width), *below]
 
 
@@ -219,66 +213,16 @@ def _style(values: np.ndarray) -> str:
     return f".{1 - math.floor(math.log10(largest))}f" if 1e-3 <= largest < 0.1 else ".1e"
 
 
-def grid(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> list[str]:
-    """Return the lines of a table with named rows and columns, none longer than `width`."""
-    if not (rows and columns):
-        return ["no layers"]
-    lines = _block(list(rows), list(columns), entries)
-    return lines if len(lines[0]) <= width else list(_numbered(rows, columns, entries, width))
-
-
-def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> Iterator[str]:
-    """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
-    cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
-    whole, limit = _listed(brief(rows)), max(width // 3, 12)
-    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
-    labels = [_cut(label, limit) for label in short]
-    named = _block(labels, list(columns), entries)
-    if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long
-        yield from named
-        yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
-        return
-    many = max((width - max(map(len, labels))) // cell, 1)
-    for start in range(0, len(columns), many):
-        numbers = [str(i + 1) for i in range(start, min(start + many, len(columns)))]
-        yield from _block(labels, numbers, [line[start : start + many] for line in entries], cell)
-    yield from _legend(rows, columns, labels == whole, width)
-
-
-def _legend(rows: Sequence[str], columns: Sequence[str], readable: bool, width: int) -> Iterator[str]:
-    """Say what the numbers stand for, unless the rows' labels say it."""
-    if not readable:
-        yield wrapped(f"rows: {', '.join(_listed(rows))}", width)
-    same = tuple(rows) == tuple(columns)
-    yield wrapped("columns have the numbers of the rows" if same else f"columns: {', '.join(_listed(columns))}", width)
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    return [f"{i} {name}" for i, name in enumerate(names, start=1)]
-
-
-def _fits(rows: Sequence[str], columns: Sequence[str], entries: list[list[str]], width: int) -> bool:
-    return not (rows and columns) or len(_block(list(rows), list(columns), entries)[0]) <= width
-
-
-def _block(rows: list[str], columns: list[str], entries: list[list[str]], cell: int = 0) -> list[str]:
-    margin = max(map(len, rows))
-    sizes = [max(len(name) + 2, cell, *(len(line[j]) + 2 for line in entries)) for j, name in enumerate(columns)]
-    body = zip(["", *rows], [columns, *entries], strict=True)
-    lines = [(label.ljust(margin), zip(line, sizes, strict=True)) for label, line in body]
-    return [(label + "".join(entry.rjust(size) for entry, size in line)).rstrip() for label, line in lines]
-
-
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
     count = len(comparison.layers_a)
     yield wrapped(f"{count} networks, each with every other" if has_networks(comparison) else names, width)
-    data = f"on {comparison.data}: {comparison.examples:,} examples, seed {comparison.seed}"
+    data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
     kinds = Counter([*comparison.shapes_a.values(), *columns.values()])
     if kinds:
-        counted = ", ".join(f"{kind} ({count} layers)" for kind, count in kinds.most_common())
+        counted = ", ".join(f"{kind} ({plural(count, 'layer')})" for kind, count in kinds.most_common())
         yield wrapped(f"what one example is: {next(iter(kinds)) if len(kinds) == 1 else counted}", width)
     if not comparison.complete:
         yield wrapped("interrupted: the numbers come from a part of the data or the pairs", width)
@@ -382,19 +326,3 @@ def margin_text(match: Match) -> str:
 def _cell(value: float, style: str) -> str:
     text = HOLE if math.isnan(value) else format(value, style)
     return text.removeprefix("-") if text == "-0.00" else text
-
-
-def _cut(label: str, width: int) -> str:
-    """Keep the head, with its number, and as much of the tail as fits: the ends of layer names differ most."""
-    head = width // 2
-    return label if len(label) <= width else f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"
-
-
-def wrapped(text: str, width: int) -> str:
-    """Return a sentence in lines of `width`, all but the first indented."""
-    return textwrap.fill(text, width, subsequent_indent="   ", break_on_hyphens=False)
-
-
-def terminal_width() -> int:
-    """Return how many characters fit a line, 40 at least."""
-    return max(shutil.get_terminal_size().columns, 40)

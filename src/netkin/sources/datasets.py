@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,11 @@ NAMED = {source.name: source for source in CATALOGUE if source.load}
 def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), **options: Any) -> Batches | Borrowed:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
-    `spec` is `NAME:PLACE`; `CATALOGUE` and `netkin data` list the names and where each is looked for. Options stand
-    after the name or are given as keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR",
-    normalise="imagenet")`. Images are ``(x / 255 - mean) / std``, by default with the set's own statistics.
-    `package.module:function` is called without arguments and returns an iterable of batches, a Dataset, a DataLoader or
-    a tensor; it may lie in the current directory.
+    `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin data` list the kinds and where each is looked for. `NAME=KIND:PLACE`
+    is the same with a name of yours, by which results call the data. Options stand after the kind or are given as
+    keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are ``(x /
+    255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without arguments
+    and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current directory.
 
     `models` are the names of the models that will be fed. For `hf:DIR` text is split by the tokenizer in that folder,
     and images pass through its image processor unless `normalise` is given: so `text:FILE` means
@@ -144,6 +145,9 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
         >>> images.shape
         torch.Size([32, 1, 8, 8])
     """
+    own = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
+    if own:
+        return replace(load_data(own[2], batch_size, models=models, **options), name=own[1].strip())
     if batch_size < 1:
         raise ValueFault(f"a batch must hold at least one example; got batch_size={batch_size}.")
     head, colon, place = spec.partition(":")

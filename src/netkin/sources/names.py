@@ -1,17 +1,22 @@
-"""Specifications as text: `NAME,option=value,...` and `package.module:function`."""
+"""Specifications as text: `NAME,option=value,...`, `package.module:function`, and models and data by name."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -108,3 +113,94 @@ def in_short(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     sentence = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+
+def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
+    """Let a function take models and data by their names, too: texts as `load_model` and `load_data` read them.
+
+    `models` and `data` list its arguments. Models may also stand in a list or a mapping, there also with their data as
+    ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
+    argument `names` that is not given, the texts become the names.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def called(*given: Any, **keywords: Any) -> Any:
+            try:
+                bound = signature.bind(*given, **keywords)
+            except TypeError:
+                return function(*given, **keywords)  # which says what is wrong
+            if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
+                _load(bound.arguments, models.split(), data.split(), signature)
+            return function(*bound.args, **bound.kwargs)
+
+        return cast("Function", called)
+
+    return decorate
+
+
+def _load(given: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
+    """Put models and data in the places of their names."""
+    from netkin.sources import load_data
+
+    texts = {name: given[name] for name in models if isinstance(given.get(name), str)}
+    if texts and len(models) == 2 and "names" in signature.parameters and "names" not in given:
+        given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+    seeds = itertools.count()
+    for name in models:
+        if name in given:
+            given[name] = _models(given[name], seeds)
+    for name in data:
+        if isinstance(given.get(name), str):
+            given[name] = load_data(given[name], models=list(texts.values()))
+
+
+def _models(given: Any, seeds: Iterator[int]) -> Any:
+    """Return models in the places of their names, alone, in a list, or in a mapping."""
+    from netkin.sources import load_data, load_model
+
+    if isinstance(given, str):
+        return load_model(given, seed=next(seeds))
+    if isinstance(given, (list, tuple)) and given and all(isinstance(one, str) for one in given):
+        given = dict(zip(numbered(given), given, strict=True))
+    if not isinstance(given, Mapping):
+        return given
+    found: dict[Any, Any] = {}
+    for name, one in given.items():
+        if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str):
+            text = one[0] if isinstance(one[0], str) else ""
+            one = (one[0], load_data(one[1], models=[text]))
+        is_pair = isinstance(one, tuple) and len(one) == 2
+        found[name] = (_models(one[0], seeds), one[1]) if is_pair else _models(one, seeds)
+    return found
+
+
+def numbered(texts: Sequence[str]) -> list[str]:
+    """Return texts as names, with a number where one occurs twice.
+
+    Example:
+        >>> numbered(["netkin:digits", "netkin:digits", "netkin:vit"])
+        ['netkin:digits (1)', 'netkin:digits (2)', 'netkin:vit']
+    """
+    times = Counter(texts)
+    return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
+
+
+def also_called(**words: str) -> Callable[[Function], Function]:
+    """Let a function take some arguments by other words, too: ``also_called(measures="measure")``."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def called(*given: Any, **keywords: Any) -> Any:
+            for name, other in words.items():
+                if other in keywords and name in keywords:
+                    raise ValueFault(f"`{name}` and `{other}` are the same argument; give one of them.")
+                if other in keywords:
+                    keywords[name] = keywords.pop(other)
+            return function(*given, **keywords)
+
+        return cast("Function", called)
+
+    return decorate

@@ -153,8 +153,8 @@ def test_networks_that_cannot_be_compared_are_named():
         nk.atom_similarity(nets | {"x": nn.Sequential(nets["net0"][0])})
     with pytest.raises(ValueFault, match="'a' has no layers made of atoms; `nk.share_coefficients`, or --atoms on"):
         nk.atom_similarity({"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(3, 8, 3)})
-    with pytest.raises(ValueFault, match="'a' must be a torch module or a state dict; got str"):
-        nk.atom_similarity({"a": "net", "b": "net"})
+    with pytest.raises(ValueFault, match="'a' must be a torch module or a state dict; got int"):
+        nk.atom_similarity({"a": 1, "b": 2})
     with pytest.raises(ValueFault, match="needs two networks or more; got 1"):
         nk.atom_similarity([nets["net0"]])
     with pytest.raises(ValueFault, match="`models` are several networks, by name or in a row; got one"):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from netkin.applications.compression.sizes import (
     parameters,
 )
 from netkin.comparing.request import name_of
-from netkin.errors import ForwardError, NameClash, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption, showing
 from netkin.representations import batches_of, guest
@@ -45,10 +45,13 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression, TakenApart
+from netkin.sources.models import load_model
+from netkin.sources.names import by_name
 
 ORDERS = ("at_once", "from_the_top")
 
 
+@by_name(models="model", data="data test")
 def compress(
     model: nn.Module,
     layers: Spec,
@@ -87,7 +90,7 @@ def compress(
 
     Args:
         model: the network.
-        layers: which linear or conv layers (see `nk.layers`).
+        layers: which linear or conv layers (see `nk.layers`); of a glob those that fit, and the table names the rest.
         data: a loader, an iterable of batches or one array of inputs.
         k: directions to keep, or their share, for all layers or by layer.
         variance: the share of the input's variance to hold.
@@ -130,6 +133,8 @@ def _other(against: str | nn.Module) -> nn.Module | None:
     """Return the model that is compared with, or None for the logits."""
     if isinstance(against, nn.Module):
         return against
+    if ":" in against:
+        return load_model(against)
     if against != "logits":
         near = did_you_mean(str(against), ["logits"]) or "."
         raise UnknownName(f"`against` is 'logits' or another model; got {against!r}{near}")
@@ -155,6 +160,7 @@ class Work:
     cut: float
     size: Size
     feeding: Feeding
+    left_out: dict[str, str] = field(default_factory=dict)  # why layers that a glob names do not fit
 
     def compressed(self, from_the_top: bool) -> nn.Module:
         """Return the compressed copy of the model, with its table."""
@@ -259,21 +265,35 @@ class Work:
 
     def _layers(self) -> dict[str, Layer]:
         known = modules(self.model)
-        names = choose(self.model, self.spec)
+        names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
         for name in names:
             if split_call(name)[1] is not None:
                 raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
-        layers = {name: refuse_unfit(name, known[name]) for name in names}
-        for name, layer in layers.items():
-            refuse_hooked(name, layer)
+        fitting: dict[str, Layer] = {}
+        for name in names:
+            try:
+                fitting[name] = self._fitting(name, known)
+            except NetkinError as fault:
+                if len(names) == 1 or name in spec:
+                    raise
+                self.left_out[name] = str(fault)
+        if not fitting:
+            raise ValueFault(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
+        return fitting
+
+    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> Layer:
+        """Return a layer that can be compressed as it is asked for, else say why not."""
+        layer = refuse_unfit(name, known[name])
+        refuse_hooked(name, layer)
+        if not isinstance(self.size.k, Mapping):
+            self.size.refuse_unfit({name: layer})
         if self.other is not None:
             there = modules(self.other)
-            for name in layers:
-                if name not in there:
-                    hint = did_you_mean(name, there) or "."
-                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
-                refuse_unfit(name, there[name])
-        return layers
+            if name not in there:
+                hint = did_you_mean(name, there) or "."
+                raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
+            refuse_unfit(name, there[name])
+        return layer
 
     def _record(
         self,
@@ -315,9 +335,16 @@ class Work:
             "data digest": seen.digest.hex,
             "settings digest": settings_digest({"layers": layers, **options}),
             "call": described_call("nk.compress", **given, **options),
+            **({"left out": _in_words(self.left_out)} if self.left_out else {}),
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
+
+
+def _in_words(left_out: Mapping[str, str]) -> str:
+    """Return which layers of a glob were left out, and why the first of them."""
+    names = [*list(left_out)[:5], *([f"{len(left_out) - 5} more"] if len(left_out) > 5 else [])]
+    return f"{', '.join(names)}. Why {names[0]!r}: {left_out[names[0]]}"
 
 
 def _row(

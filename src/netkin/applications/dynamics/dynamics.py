@@ -35,15 +35,18 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
+from netkin.sources.names import also_called, by_name
 from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
 
 
+@also_called(measures="measure")
+@by_name(data="data")
 def dynamics(
     run: Any,
     data: Any = None,
-    measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
     *,
     model: Architecture | None = None,
     steps: int | Iterable[int] | None = None,
@@ -79,7 +82,7 @@ def dynamics(
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
         data: a loader, an iterable of batches or one array of inputs; none for measures of weights alone.
-        measure: one measure or several.
+        measures: one measure or several.
         model: the network that bare weights belong to (see `netkin.sources.runs.open_run`).
         steps: the steps to compare, or how many, evenly spread.
         layers: which layers (see `nk.layers`).
@@ -108,7 +111,7 @@ def dynamics(
         {'0': 50, '1': 50, '2': None}
     """
     opened = open_run(run, model, name=name).only(steps)
-    options = _Options.of(measure, layers, pairs, shape, resize, memory, seed, device, transform, forward)
+    options = _Options.of(measures, layers, pairs, shape, resize, memory, seed, device, transform, forward)
     running = named_engine(engine) if engine != "distributed" else None
     if isinstance(running, Ray):
         apart = ClusterSteps(running, opened, data, examples, options)
@@ -144,10 +147,11 @@ class RunPlan:
         return "\n".join(self.lines)
 
 
+@also_called(measures="measure")
 def explain_dynamics(
     run: Any,
     data: Any = None,
-    measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
     *,
     model: Architecture | None = None,
     steps: int | Iterable[int] | None = None,
@@ -163,7 +167,7 @@ def explain_dynamics(
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
         data: a loader, a list of batches or one array of inputs; none for measures of weights alone.
-        measure: one measure or several.
+        measures: one measure or several.
         model: the network that bare weights belong to.
         steps: the steps to compare, or how many, evenly spread.
         examples: the number of examples after which a pass ends.
@@ -176,7 +180,7 @@ def explain_dynamics(
         >>> plan.steps, plan.each.pairs, plan.passes
         ((0, 50, 100), 9, 3)
     """
-    opened, asked = open_run(run, model, name=name).only(steps), _Options.of(measure, **options)
+    opened, asked = open_run(run, model, name=name).only(steps), _Options.of(measures, **options)
     first, last = opened.steps[0], opened.steps[-1]
     each = explain(
         opened.at(first), opened.final, data, asked.measures, examples=examples, transforms=asked.transform,
@@ -216,11 +220,11 @@ class _Options:
 
     @classmethod
     def of(
-        cls, measure: Any, layers: Spec = None, pairs: Any = None, shape: Any = None, resize: str | None = None,
+        cls, measures: Any, layers: Spec = None, pairs: Any = None, shape: Any = None, resize: str | None = None,
         memory: int | None = None, seed: int = 0, device: Any = None, transform: Any = None, forward: Any = None,
     ) -> _Options:  # fmt: skip
         chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
-        found = [find(one) for one in ([measure] if isinstance(measure, str) or callable(measure) else measure)]
+        found = [find(one) for one in ([measures] if isinstance(measures, str) or callable(measures) else measures)]
         pairs = pairs or ("corresponding" if weights_alone(found) else "all")
         how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
         return cls(found, transform, how | {"pairs": pairs, "resize": resize})
@@ -235,7 +239,7 @@ class _Options:
         others = self.others
         told = {} if self.of_weights else {"data": name_of_data(data)}
         return described_call(
-            "nk.dynamics", run=run, **told, measure=[one.id for one in self.measures], layers=others["layers"],
+            "nk.dynamics", run=run, **told, measures=[one.id for one in self.measures], layers=others["layers"],
             pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
             seed=others["seed"], transform=self.transform, forward=others["forward"],
         )  # fmt: skip

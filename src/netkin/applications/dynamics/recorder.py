@@ -26,6 +26,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
+from netkin.sources.names import also_called
 
 Log = Callable[[int, dict[str, float]], Any]
 
@@ -35,10 +36,10 @@ class DynamicsRecorder:
 
     Call `probe(step)` in the training loop, once an epoch for example; with `every` only multiples of it count. What is
     kept of a layer is no more than n · min(n, d) numbers for n examples and d features (see `states`), enough for every
-    linear measure unchanged by rotation, so that `series` may be asked for other measures than `measure`, too.
+    linear measure unchanged by rotation, so that `series` may be asked for other measures than `measures`, too.
 
     `probe` is an array, a batch or anything that `nk.activations` takes; its first `examples` are read once and kept.
-    `measure` is one or several; the first is logged while training, each layer against its previous probe and, with
+    `measures` is one or several; the first is logged while training, each layer against its previous probe and, with
     ``first=True``, against its first. `log` is a function ``log(step, {name: value})`` or several. `forward` and
     `transform` are as in `nk.activations`.
 
@@ -48,7 +49,7 @@ class DynamicsRecorder:
         model: the model that is trained.
         probe: the examples on which it is probed.
         layers: which layers (see `nk.layers`).
-        measure: one measure or several.
+        measures: one measure or several.
         shape: what one example is (see `nk.shapes`).
         every: a number of steps, of which only multiples count.
         examples: how many examples of `probe` are kept; None for all.
@@ -63,7 +64,7 @@ class DynamicsRecorder:
     Example:
         >>> import torch
         >>> model = nn.Linear(4, 8)
-        >>> recorder = DynamicsRecorder(model, torch.randn(32, 4), measure="cka")
+        >>> recorder = DynamicsRecorder(model, torch.randn(32, 4), measures="cka")
         >>> for epoch in range(3):
         ...     _ = nn.init.normal_(model.weight)  # in place of an epoch of training
         ...     news = recorder.probe(epoch)
@@ -71,13 +72,14 @@ class DynamicsRecorder:
         (0, 1, 2)
     """
 
+    @also_called(measures="measure")
     def __init__(
         self,
         model: nn.Module,
         probe: Any,
         *,
         layers: Spec = None,
-        measure: str | Callable[..., Any] | Sequence[Any] = "svcca",
+        measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
         shape: Shape | Mapping[str, Shape] = None,
         every: int | None = None,
         examples: int | None = 512,
@@ -92,7 +94,7 @@ class DynamicsRecorder:
         _refuse_no_count("every", every)
         _refuse_no_count("batch", batch)
         _refuse_frequencies(shape)
-        self.measures, self.run, self.unit = state_measures(measure), run, unit
+        self.measures, self.run, self.unit = state_measures(measures), run, unit
         self.every, self.first = every, first
         self.logs: list[Log] = [log] if callable(log) else list(log)
         self._probe = Probe(model, layers, shape, forward, transform)

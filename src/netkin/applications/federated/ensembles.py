@@ -25,6 +25,7 @@ from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.sources.names import also_called
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed
@@ -36,9 +37,10 @@ Pair = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
+@also_called(measures="measure")
 def user_similarity(
     federation: Federation,
-    measure: str = "atom_cosine",
+    measures: str = "atom_cosine",
     *,
     gauge: str = "stored",
     like: nn.Module | None = None,
@@ -53,7 +55,7 @@ def user_similarity(
 
     Args:
         federation: one that has ended.
-        measure: the name of a measure.
+        measures: the name of a measure.
         gauge: of atoms: "stored" for them as they are, "orthonormal" for those that go with orthonormal coefficients.
         like: the network that was federated, for measures other than of atoms.
         data: examples for measures that need some.
@@ -61,6 +63,7 @@ def user_similarity(
     """
     if len(federation.clients) < 2:
         raise ValueFault(f"a similarity needs two clients or more; got {len(federation.clients)}.")
+    measure = measures
     if measure not in BY_ATOMS:
         return _by_networks(federation, measure, like, data, progress)
     refuse_gauge(gauge)

@@ -24,6 +24,7 @@ from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.results.federation import KIND, Federation
+from netkin.sources.names import by_name
 from netkin.training import Recipe
 from netkin.training.course import placed
 from netkin.training.recipe import recipe_of
@@ -31,6 +32,7 @@ from netkin.training.recipe import recipe_of
 USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
 
 
+@by_name(models="model")
 def federate(
     model: nn.Module,
     clients: Any,

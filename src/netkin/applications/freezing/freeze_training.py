@@ -24,6 +24,7 @@ from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
+from netkin.sources.names import also_called
 
 FORMAT = 1
 SCHEDULES = ("linear", "similarity")
@@ -49,7 +50,7 @@ class FreezeTraining:
         layers: the units, in the order in which they run.
         optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
         probe: the examples on which units are compared with their past.
-        measure: by which they are compared.
+        measures: the measure by which they are compared.
         threshold: what counts as like the past.
         patience: how many probes in a row must be like the past.
         past: how many of the last probes that is.
@@ -71,6 +72,7 @@ class FreezeTraining:
         after 4 steps: 2
     """
 
+    @also_called(measures="measure")
     def __init__(
         self,
         model: nn.Module,
@@ -80,7 +82,7 @@ class FreezeTraining:
         layers: Spec = None,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         probe: Any = None,
-        measure: Any = "cka",
+        measures: Any = "cka",
         threshold: float = 0.99,
         patience: int = 3,
         past: int = 3,
@@ -98,7 +100,7 @@ class FreezeTraining:
         if not self._units.names:
             raise ValueFault("the model has no layers with weights, and nothing to freeze.")
         similarity = {
-            "probe": probe, "measure": measure, "threshold": threshold, "patience": patience, "past": past,
+            "probe": probe, "measure": measures, "threshold": threshold, "patience": patience, "past": past,
             "every": every, "examples": examples, "shape": shape, "forward": forward,
         }  # fmt: skip
         self._schedule = self._scheduled(schedule, similarity)

@@ -24,13 +24,16 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct
+from netkin.sources.names import also_called, by_name
 
 
+@also_called(measures="measure")
+@by_name(models="model", data="data")
 def class_sensitivity(
     model: nn.Module,
     data: Any,
     classes: int | str | Sequence[int | str] | None = None,
-    measure: Any = "cca_mean",
+    measures: Any = "cca_mean",
     *,
     names: Sequence[str] | None = None,
     layers: Spec = None,
@@ -48,7 +51,7 @@ def class_sensitivity(
 
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
     of them if none are given. Where the batches carry labels, a class that is asked for and occurs in none is refused.
-    `measure` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
+    `measures` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
     value is the largest correlation that any weighted sum of the layer's units has with the logit.
 
     Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
@@ -58,7 +61,7 @@ def class_sensitivity(
         model: a classifier.
         data: a loader, an iterable of batches or one array of inputs.
         classes: which classes, by number or name; all of them by default.
-        measure: one measure or several.
+        measures: one measure or several.
         names: the classes' names, in the order of the logits.
         layers: which layers (see `nk.layers`).
         examples: the number of examples after which the pass ends.
@@ -80,7 +83,7 @@ def class_sensitivity(
     logits = Logits(classes, names, forward)
     rows = ModelRunner(name, model, layers, shape, logits.run, transform, device)
     with showing(progress):
-        comparison = compare_runners(rows, logits, data, measure, examples=examples, memory=memory, seed=seed)
+        comparison = compare_runners(rows, logits, data, measures, examples=examples, memory=memory, seed=seed)
     logits.refuse_absent()
     tables = {name: replace(table, axes=("layer", "class")) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)

@@ -26,6 +26,7 @@ from netkin import files
 from netkin.errors import ShapeError, ValueFault
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, unwrapped
 from netkin.results.weight_sparsity import LayerSparsity, WeightSparsity
+from netkin.sources.names import by_name
 
 Layer = (
     nn.Linear
@@ -222,6 +223,7 @@ def _refuse_misfit(model: nn.Module, name: str, layer: nn.Module, mask: Tensor) 
 # --- how small weights are --------------------------------------------------------------------------------------------
 
 
+@by_name(models="model")
 def epsilon_sparsity(
     model: nn.Module, epsilon: float, *, relative: bool = False, of_left: bool = False, layers: Spec = None
 ) -> float:

@@ -27,13 +27,14 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean
+from netkin.errors import EmptyLayerWarning, UnknownName, ValueFault, did_you_mean, outside
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.guests import model_lock, random_states_kept
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of
 from netkin.representations.layers import Spec
 from netkin.results.weight_sparsity import WeightSparsity
+from netkin.sources.names import by_name
 from netkin.training import Recipe, restarts
 from netkin.training.course import course_of, placed
 from netkin.training.loop import Loss, default_loss, outputs_of
@@ -45,6 +46,7 @@ ROUNDS = 100  # of SynFlow, each pruning a little more
 Scores = dict[str, Tensor]
 
 
+@by_name(data="data")
 def sparsify(
     model: nn.Module,
     sparsity: float,
@@ -222,7 +224,7 @@ def warn_of_empty(table: WeightSparsity) -> None:
             f"no weight is left in {len(empty)} of {len(table.layers)} layers: {', '.join(empty)}; their "
             "outputs are constant. Take a smaller sparsity, or another method.",
             EmptyLayerWarning,
-            stacklevel=3,
+            stacklevel=outside(),
         )
 
 

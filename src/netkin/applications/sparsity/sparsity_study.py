@@ -38,6 +38,7 @@ from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results.comparison import Comparison
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
+from netkin.sources.names import by_name
 from netkin.training import accuracy
 from netkin.training.course import arrays_in, in_order
 
@@ -50,6 +51,7 @@ Apply = Callable[[Tensor], Tensor]
 FIRST = 0.999  # the share of weights that the histograms show; the outermost bins hold the rest
 
 
+@by_name(models="models", data="data")
 def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],
     data: Any = None,

@@ -19,7 +19,7 @@ from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.applications.stitching.portions import Portion, Sampling
 from netkin.applications.stitching.task_loss import Loss, cka_rows, counted
 from netkin.arrays import refuse_non_finite, summing_dtype
-from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault
+from netkin.errors import ForwardError, InflatedWarning, NetkinError, NoValue, ShapeError, ValueFault, outside
 from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import guest, recording
@@ -86,7 +86,7 @@ class Evaluation:
 def warn_of_doubt(judged: Evaluation) -> None:
     """Warn where an evaluation is easily misread."""
     if judged.doubt:
-        warnings.warn(judged.doubt, InflatedWarning, stacklevel=3)
+        warnings.warn(judged.doubt, InflatedWarning, stacklevel=outside())
 
 
 class Answers:

@@ -24,7 +24,7 @@ from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import How, TaskLoss, Way, asked_ways
 from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import lent
-from netkin.errors import InflatedWarning, UnknownName, ValueFault
+from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
 from netkin.memory import size_in_words
 from netkin.representations import batches_of, guest
@@ -61,7 +61,7 @@ class Fit:
                 f"{how!r} meets these rows whatever they are; give more data, {10 * unknowns:,} rows or so, or choose "
                 "'ridge'.",
                 InflatedWarning,
-                stacklevel=2,
+                stacklevel=outside(),
             )
         return matched(moments, how)
 

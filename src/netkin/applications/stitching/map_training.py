@@ -23,7 +23,7 @@ from netkin.applications.stitching.evaluating import Record, Sample
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, gathered, labelled
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, counted, cut, shrink
-from netkin.errors import FileFault, ForwardError, ValueFault
+from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.batch_cka import batch_cka
@@ -360,5 +360,5 @@ def _warn_if_worse(done: Training, settings: TaskLoss) -> None:
         warnings.warn(
             f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
             f"before; take a `rate` smaller than {settings.rate:g}, or the best stitch on the way by `patience=`.",
-            stacklevel=5,
+            stacklevel=outside(),
         )

@@ -21,7 +21,7 @@ from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.ends import End, Meeting, Pair, Transformation
 from netkin.applications.stitching.evaluating import Evaluation, evaluated, warn_of_doubt
 from netkin.arrays import HALF
-from netkin.errors import FileFault, NoValue
+from netkin.errors import FileFault, NoValue, outside
 from netkin.identity import weights_digest
 from netkin.representations.cutting import Tail, run_until, tail
 from netkin.representations.guests import evaluating
@@ -327,7 +327,7 @@ def load_stitch(
         dropped = "; its evaluation is dropped, call `evaluate`" if evaluation is not None else ""
         warnings.warn(
             f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
-            stacklevel=2,
+            stacklevel=outside(),
         )
     network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=record.cuts)
     network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors

@@ -37,8 +37,10 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of, watched
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.sources.names import also_called, by_name
 
 
+@by_name(models="a b", data="data test")
 def stitch(
     a: nn.Module,
     layer_a: str,
@@ -189,6 +191,8 @@ def _made(
     return {(pair, how): fit.stitch(pair, way, seed, origin) for pair in found.meetings for how, way in ways.items()}
 
 
+@also_called(measures="measure")
+@by_name(models="a b", data="data test")
 def stitch_all(
     a: nn.Module,
     b: nn.Module,
@@ -264,6 +268,8 @@ def stitch_all(
     return found
 
 
+@also_called(measures="measure")
+@by_name(models="models", data="data test")
 def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
     data: Any,

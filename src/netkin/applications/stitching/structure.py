@@ -19,6 +19,7 @@ from netkin.errors import ShapeError, ValueFault
 from netkin.progress import ProgressOption, showing
 from netkin.representations import guest
 from netkin.representations.inputs import feed, watched
+from netkin.sources.names import by_name
 
 
 def rank(stitch: Stitch | LinearMap | Any, *, tolerance: float = 1e-5) -> int:
@@ -112,6 +113,7 @@ class Barrier:
         return "\n".join(["weight\tcross-entropy\trelative accuracy", *table, f"barrier {self.height:.4f}"])
 
 
+@by_name(data="data")
 def barrier(
     first: Stitch,
     second: Stitch,

@@ -18,6 +18,7 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
+from netkin.sources.names import also_called, by_name
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")
@@ -61,9 +62,11 @@ class NearestNetworks:
         return "\n".join(f"{name}: {others}" for name, others in told.items())
 
 
+@also_called(measures="measure")
+@by_name(models="models")
 def atom_similarity(
     models: Mapping[str, Any] | Iterable[Any],
-    measure: str = "atom_cosine",
+    measures: str = "atom_cosine",
     *,
     gauge: str = "stored",
     by_layer: bool = False,
@@ -76,7 +79,7 @@ def atom_similarity(
     Args:
         models: networks with `AtomConv2d` layers, or their state dicts, by name or in a row; each is read once. Where
             all are state dicts without coefficients, as a store of atoms has them, these are taken to be shared.
-        measure: "atom_cosine" or "atom_angular".
+        measures: "atom_cosine" or "atom_angular".
         gauge: "stored" for the atoms as they are, "orthonormal" for those that go with orthonormal coefficients.
         by_layer: whether there is a table for each layer too.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
@@ -89,6 +92,7 @@ def atom_similarity(
         >>> round(atom_similarity(nets)["0", "0"], 6)
         1.0
     """
+    measure = measures
     if measure not in MEASURES:
         raise UnknownName(
             f"all pairs at once are there by {' or '.join(map(repr, MEASURES))}; got {measure!r}. "
@@ -107,6 +111,7 @@ def atom_similarity(
     )  # fmt: skip
 
 
+@by_name(models="models")
 def nearest_networks(
     models: Mapping[str, Any] | Iterable[Any], k: int = 5, *, gauge: str = "stored", progress: ProgressOption = None
 ) -> NearestNetworks:

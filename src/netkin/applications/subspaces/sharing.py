@@ -28,6 +28,7 @@ from netkin.representations.filters import (
 )
 from netkin.representations.hooks import main_tensor
 from netkin.representations.layers import Spec, choose, modules, unwrapped
+from netkin.sources.names import by_name
 from netkin.training import Hook
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Sharing:
         return "\n".join([*lines, *(f"{name}: left as it is, {why}" for name, why in self.left.items())])
 
 
+@by_name(models="models")
 def share_coefficients(
     models: Mapping[str, nn.Module] | Iterable[nn.Module],
     atoms: int | None = None,

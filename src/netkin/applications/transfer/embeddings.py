@@ -22,11 +22,13 @@ from netkin.representations.guests import guest
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
+from netkin.sources.names import by_name
 from netkin.statistics.outer_products import LayerEmbeddings
 
 DISTRIBUTIONS = ("model", "tempered", "labels")
 
 
+@by_name(models="model", data="data")
 def layer_embeddings(
     model: nn.Module,
     data: Any,
@@ -81,6 +83,7 @@ def layer_embeddings(
     return made[0]
 
 
+@by_name(models="model", data="data")
 def mean_embedding_norm(model: nn.Module, data: Any, layers: Spec = None, **options: Any) -> dict[str, float]:
     """Return for each layer ‖μ‖, the norm of the mean over the examples of g fᵀ; options as in `layer_embeddings`.
 
@@ -99,6 +102,7 @@ def mean_embedding_norm(model: nn.Module, data: Any, layers: Spec = None, **opti
     return {name: made.embedding(name).norm for name in made.names}
 
 
+@by_name(models="model", data="data")
 def adaptation_score(model: nn.Module, data: Any, layers: Spec = None, **options: Any) -> dict[str, float]:
     """Return for each layer ``log(‖μ‖ / (‖K‖/N²))``, Eq. 48, with the exact K; options as in `layer_embeddings`.
 
@@ -109,6 +113,7 @@ def adaptation_score(model: nn.Module, data: Any, layers: Spec = None, **options
     return {name: made.embedding(name).adaptation_score for name in made.names}
 
 
+@by_name(models="model", data="data")
 def fisher_rao_norm(
     model: nn.Module,
     data: Any,

@@ -25,6 +25,7 @@ from netkin.representations.hooks import watching
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, prepared, take
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
 from netkin.representations.nesting import mapped
+from netkin.sources.names import by_name
 from netkin.statistics.numbered_rows import hashes
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
@@ -50,6 +51,7 @@ class TaskEmbedding:
         return f"TaskEmbedding of {len(self.values):,} filters, {self.examples:,} examples, y: {self.labels}"
 
 
+@by_name(models="model", data="data")
 def task2vec(
     model: nn.Module,
     data: Any,

@@ -30,6 +30,7 @@ from netkin.representations.gradients import ModelReading, Rows, Target
 from netkin.representations.inputs import Forward, Transform, batch_length, labels_of
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
+from netkin.sources.names import by_name
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
 from netkin.statistics.sketches import LayerSketches, SketchSettings, class_labels, sketched_part
 
@@ -37,6 +38,7 @@ KIND = "kernel ridge"  # of a file
 RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples
 
 
+@by_name(models="model", data="train test")
 def kernel_ridge(
     model: nn.Module,
     train: Any,

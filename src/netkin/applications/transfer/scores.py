@@ -22,6 +22,7 @@ from netkin.applications.transfer.ridge import fitted
 from netkin.errors import NoValue, UnknownName, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
+from netkin.sources.names import by_name
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.numbered_rows import hashes
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
@@ -96,6 +97,7 @@ def score(
     return register
 
 
+@by_name(models="model", data="data")
 def transfer_scores(
     model: nn.Module,
     data: Any,

@@ -22,6 +22,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Values
+from netkin.sources.names import also_called, by_name
 from netkin.statistics.sketches import LayerSketches
 
 MEASURES = ("sketched_cka", "sketched_cka_by_buckets")  # by ψ itself, and the paper's product of two sketches
@@ -30,6 +31,8 @@ CERTAIN = 5  # standard deviations above which two data sets have examples in co
 SAME, APART = "the same examples in the same buckets", "no examples in common buckets"
 
 
+@also_called(measures="measure")
+@by_name(models="tasks")
 def compare_tasks(
     tasks: Mapping[str, Any],
     measures: str | Callable[..., Any] | Sequence[Any] | None = None,

@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,7 @@ class Cluster:
         self._ray = _imported()
         if not self._ray.is_initialized():
             _connect(self._ray, address)
-        elif address not in (None, here := self._ray.get_runtime_context().gcs_address):
+        elif address not in (None, "auto", here := self._ray.get_runtime_context().gcs_address):
             raise ValueFault(
                 f"this process is connected to the Ray cluster at {here}; leave `address` out, or call "
                 "`ray.shutdown()` first."
@@ -340,8 +340,11 @@ def _connect(ray: Any, address: str | None) -> None:
         with _loopback(ray):
             ray.init(address="local", include_dashboard=False, **quiet)
         return
+    # Ray would look for a cluster on the loopback address at another address of this machine
+    local = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
     try:
-        ray.init(address=address, **quiet)
+        with _loopback(ray) if local else nullcontext():
+            ray.init(address=address, **quiet)
     except Exception as fault:  # Ray says it in several ways
         raise WorkerFault(f"found no Ray cluster at {address!r}: {in_short(fault)}") from fault
 

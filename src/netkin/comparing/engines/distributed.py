@@ -46,7 +46,7 @@ class Distributed(PassEngine):
         for name, model in models.items():
             _refuse_sharded(name, model)
         self.ranks.refuse_unlike(settings)
-        request.study = replace(request.study, limit=min(self.ranks.gathered(request.study.limit)))
+        request.study = replace(request.study, limit=self.least(request.study.limit))
         with ExitStack() as stack:
             for model in models.values():
                 if isinstance(model, DistributedDataParallel):
@@ -63,6 +63,9 @@ class Distributed(PassEngine):
             yield
         finally:
             _fill(model, own)
+
+    def least(self, number: int) -> int:
+        return int(min(self.ranks.gathered(number)))
 
     def attend(self) -> None:
         self.ranks.attend()

@@ -43,6 +43,10 @@ class PassEngine(Engine):
         """Return a context for the pass; processes that were called with other settings are refused."""
 
     @abstractmethod
+    def least(self, number: int) -> int:
+        """Return the least of the numbers that the processes say, so that all plan alike."""
+
+    @abstractmethod
     def attend(self) -> None:
         """Before each batch: hear whether another process has failed."""
 

@@ -55,6 +55,7 @@ def plot(
     *,
     steps: Sequence[int] | None = None,
     profile: bool | None = None,
+    title: str | None = None,
     caption: bool = True,
     overwrite: bool = False,
 ) -> Any:
@@ -76,6 +77,7 @@ def plot(
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
+        title: Title above the whole figure.
         caption: Whether to say below what is shown, on which data; never below axes of yours.
         overwrite: Write also over a file that is no figure of netkin's.
     """
@@ -98,6 +100,8 @@ def plot(
         figure = comparison_figure(results, measure, ax, steps, profile)
     else:
         figure = _of_training(results, measure, ax, steps)
+    if title is not None:
+        figure.suptitle(title)
     if caption and ax is None:
         caption_below(figure, figure_caption(results))
     if path is not None:

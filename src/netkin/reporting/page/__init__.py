@@ -11,6 +11,7 @@ from netkin import files
 from netkin.errors import ValueFault
 from netkin.reporting.page.comparison_page import comparison_page
 from netkin.reporting.page.compression_page import compression_page
+from netkin.reporting.page.document import retitled
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.ranking_page import ranking_page
 from netkin.reporting.page.series_page import series_page
@@ -36,18 +37,21 @@ Results = (
 )
 
 
-def report(results: Results, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def report(
+    results: Results, path: str | os.PathLike[str], *, title: str | None = None, overwrite: bool = False
+) -> Path:
     """Write a result as a single HTML page to `path`, and return the path.
 
     It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
     row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
-    file that is no page of netkin's is written over only with `overwrite`.
+    file that is no page of netkin's is written over only with `overwrite`. `title` heads the page in place of its own.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise ValueFault(f"a report is a page whose name ends in {' or '.join(ENDINGS)}; got {str(path)!r}.")
-    files.write_text(path, page(results), "page", overwrite=overwrite)
+    made = page(results) if title is None else retitled(page(results), title)
+    files.write_text(path, made, "page", overwrite=overwrite)
     return Path(path)
 
 

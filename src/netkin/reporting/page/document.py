@@ -124,6 +124,15 @@ def _head(title: str, rules: str) -> Markup:
     )
 
 
+def retitled(page: str, title: str) -> str:
+    """Return a whole page with another title, in its head and as its first heading."""
+    for name in ("title", "h1"):
+        start = page.index(f"<{name}")
+        end = page.index(f"</{name}>", start) + len(f"</{name}>")
+        page = page[:start] + tag(name, title) + page[end:]
+    return page
+
+
 def header(title: str, sentence: str, whole: str | None = None) -> Markup:
     """Return the top of a page: its title (told in full by `whole`), and the one sentence that says what was found."""
     button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
