@@ -1,4 +1,4 @@
-"""Bottom-up convergence as a number: Kendall's rank correlation of the depth of layers and their step of convergence."""
+"""Bottom-up convergence as a number: Kendall's rank correlation of layers' depth and their step of convergence."""
 
 from __future__ import annotations
 
