@@ -209,7 +209,7 @@ def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
 
 
 def has_checksum(path: Location) -> bool:
-    """Tell whether a file carries a checksum, so that what could be read of it is what was written."""
+    """Return whether a file carries a checksum, by which damage is detected."""
     with _opened(path) as file:
         return (file.metadata() or {}).get("netkin", "").startswith(_START)
 

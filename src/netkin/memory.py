@@ -54,7 +54,7 @@ def size_in_words(count: float) -> str:
 
 
 def is_cuda(device: Any) -> bool:
-    """Tell whether a device, as an object or as text, is a GPU of CUDA."""
+    """Return whether a device, as an object or as text, is a GPU of CUDA."""
     return device is not None and str(device).partition(":")[0] == "cuda"
 
 

@@ -87,7 +87,7 @@ def reporting(
 def reported(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items, and report each when the next is asked for.
+    """Yield the items, and report each when the next is requested.
 
     Args:
         items: What is gone through.

@@ -102,7 +102,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class PairsPlan:
-    """How all pairs of many models will be compared, and what that takes; `str` tells it in words.
+    """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
     concerns all but the `result`; `seconds` is what a trial with two models lets expect.
@@ -288,7 +288,7 @@ class Planner:
 
 
 def loaded(thing: Any, name: str, names: Sequence[str]) -> Any:
-    """Return a model that was given by name, or the thing itself; random weights are drawn by its place."""
+    """Return a model that was given by name, or the object itself; its index seeds random weights."""
     return load_model(thing, seed=names.index(name)) if isinstance(thing, str) else thing
 
 

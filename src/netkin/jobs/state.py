@@ -61,7 +61,7 @@ class State:
 
     @property
     def progress(self) -> str:
-        """How much is done, in words."""
+        """How much is done, as text."""
         return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
 
     def __str__(self) -> str:

@@ -230,7 +230,7 @@ def _places(names: Sequence[str]) -> dict[str, int]:
 def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
     """Return the pairs of layers that correspond, and in what; none where the columns are classes.
 
-    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been asked for.
+    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been requested.
     """
     if has_classes(comparison):
         return [], ""

@@ -131,7 +131,7 @@ def main_tensor(output: Any, name: str) -> Tensor:
 
 
 def is_plain_tensor(output: Any) -> bool:
-    """Tell whether an output is a dense floating tensor, and so the tensor that represents it."""
+    """Return whether an output is a dense floating tensor, and so the tensor that represents it."""
     return (
         isinstance(output, Tensor)
         and output.is_floating_point()
@@ -183,7 +183,7 @@ class Repeats:
         self._given.clear()
 
     def __call__(self, name: str, output: Any, learning: bool) -> bool:
-        """Tell whether a layer repeats another one; `learning` that this is the batch to learn it from."""
+        """Return whether a layer repeats another one; `learning` that this is the batch to learn it from."""
         if not learning or not self.names or unrecordable(output):
             return name in self.found
         tensor = main_tensor(output, name)

@@ -82,7 +82,7 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
 
 
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
-    """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
+    """Return the names of the layers that `spec` requests: names, globs, module types, a list of those, or None.
 
     None gives the default layers. A type may also be named, as ``"Conv2d"``. In a glob, ``*`` and ``?`` stay between
     two dots, as in ``"layer*"`` for ``layer1`` to ``layer4``, and ``**`` crosses them, as in ``"layer1.**"``; a glob

@@ -11,7 +11,7 @@ name        fits                         rows
 `tokens`    n × tokens × features        one row for each valid token
 `cls`       n × tokens × features        the first valid token of each example
 `last`      n × tokens × features        the last valid token of each example, padded left or right
-`matrix`    n × d, and n as n × 1        the output itself, whichever shape is asked for
+`matrix`    n × d, and n as n × 1        the output itself, whichever shape is requested
 =========== ============================ ==============================================================
 
 A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. Half-precision outputs are
@@ -237,7 +237,7 @@ def name_of(shape: Shape) -> str:
 
 
 def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
-    """Tell whether a shape is a function of the caller's own, which gets a layer's output as it is."""
+    """Return whether a shape is a function of the caller's own, which gets a layer's output as it is."""
     return callable(shape) and name_of(shape) not in SHAPES
 
 
@@ -314,7 +314,7 @@ class UnclearAxis(BaseException):
 
 
 def is_plain(model: nn.Module, batch: Any, length: int) -> bool:
-    """Tell whether an output whose first axis alone has the batch's `length` must hold the examples there."""
+    """Return whether an output whose first axis alone has the batch's `length` must hold the examples there."""
     if length < 3 or any(isinstance(module, _UNCLEAR) for module in model.modules()):
         return False
     sizes = [leaf.shape[1:] for _, leaf in leaves(batch) if isinstance(leaf, (Tensor, np.ndarray))]

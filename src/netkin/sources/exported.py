@@ -196,7 +196,7 @@ def _written(entries: dict[str, bytes]) -> io.BytesIO:
 
 
 def clean_program(program: Any) -> Any:
-    """Return the JSON of a program with every part of it looked at, and without what it does not need."""
+    """Return the JSON of a program with every part of it examined, and without what it does not need."""
     return _clean("", program)
 
 

@@ -42,7 +42,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 class Refused(Exception):
-    """The pickle asks for more than the reader gives."""
+    """The pickle requests more than the reader gives."""
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class _Names:
         self._left = size
 
     def spend(self, count: int) -> None:
-        """Count what is copied out of the file, which an honest one asks for once."""
+        """Count what is copied out of the file, which an honest one requests once."""
         self._left -= count
         if self._left < 0:
             raise Refused("copies of its content")
@@ -265,7 +265,7 @@ def _plain(found: Any) -> Any:
 
 
 class _TorchNames(_Names):
-    """Any name: torch decides which it allows; those that take memory or time by their arguments are looked at."""
+    """Any name: torch decides which it allows; those that take memory or time by their arguments are examined."""
 
     def __call__(self, module: str, name: str) -> Any:
         module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))

@@ -79,7 +79,7 @@ class CrossMoments(Collector):
         return list(dict.fromkeys(key for pair in self.pairs for key in pair))
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
-        """Fold in one batch: the rows, or maps n × c × places, of every layer."""
+        """Add one batch: the rows, or maps n × c × places, of every layer."""
         given = one_feed(self, rows)
         refuse_missing(self.names, given)
         for key in dict.fromkeys(x for x, _ in self.pairs):
@@ -341,7 +341,7 @@ def _some(output: Tensor, rows: int) -> Tensor:
 
 
 def _is_firm(about: Tensor) -> bool:
-    """Tell whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
+    """Return whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
     if about.shape[1] > WIDEST or len(about) < 2 * about.shape[1]:
         return False
     spreads = torch.linalg.vector_norm(about, dim=0)

@@ -238,7 +238,7 @@ class LayerSpectra(LayerMoments):
         return {name: (shift, 0.0) for name, shift in self._shifts.items()}
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
-        """Fold in one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
+        """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
         maps, start = one_feed(self, maps), self._numbers.next
         super().update(maps, numbers)
         if self._kept is not None:

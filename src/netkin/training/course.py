@@ -186,7 +186,7 @@ class Loaded:
 
     @property
     def per_epoch(self) -> int | None:
-        """How many batches an epoch has, None where the data do not say."""
+        """How many batches an epoch has, None where the length of the data is unknown."""
         if self._own_order:
             return self._rows.per_epoch
         try:

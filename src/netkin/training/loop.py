@@ -120,7 +120,7 @@ class _Training:
 
     @property
     def total(self) -> int | None:
-        """How many steps there are in all, None where the data do not say."""
+        """How many steps there are in all, None where the length of the data is unknown."""
         per_epoch = self.course.per_epoch
         return self.recipe.steps or (None if per_epoch is None else (self.recipe.epochs or 0) * per_epoch)
 

@@ -89,7 +89,7 @@ class Saving:
 def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], course: Course, test: Any
 ) -> dict[str, str]:
-    """Return what tells a training from others, by name and in words.
+    """Return what tells a training from others, by name and as text.
 
     Args:
         model: The model before its first step.

@@ -47,7 +47,7 @@ class Feeding:
 
 @dataclass
 class Inputs:
-    """The moments of layers' inputs, the examples they come from, and what the first batch told of the layers."""
+    """The moments of layers' inputs, the examples they come from, and facts about the layers from the first batch."""
 
     statistic: LayerMoments
     beside: str
@@ -81,7 +81,7 @@ class Reading:
         return torch.cat([_valid(call.rows, call.lead, self.mask) for call in self.calls[layer]])
 
     def logits(self, layer: str, number: int) -> Tensor:
-        """Return the logits beside each row of the layer."""
+        """Return the logits for each row of the layer."""
         logits = main_tensor(self.output, "").detach()
         refuse_non_finite(logits, f"the model's output in batch {number}")
         return torch.cat(

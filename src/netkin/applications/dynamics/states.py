@@ -153,7 +153,7 @@ class Moment:
 
     @property
     def layers(self) -> list[LayerSize]:
-        """The layers as a comparison knows them."""
+        """The layers as a comparison lists them."""
         return [
             LayerSize(self.name, name, state.width, len(state.rows), self.examples, state.shape)
             for name, state in self.states.items()
@@ -174,7 +174,7 @@ class StateRows(LinearRows):
 
 
 def reads_states(measure: Measure) -> bool:
-    """Tell whether a measure can be read from states."""
+    """Return whether a measure can be read from states."""
     return any(kind.kind == StateRows.kind for kind in getattr(measure.facts.reads, "collectors", ()))
 
 

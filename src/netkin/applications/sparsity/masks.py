@@ -59,7 +59,7 @@ class WeightMask(nn.Module):
 
 
 def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Layer]:
-    """Return the linear and convolutional layers of a model by name, or those of them that `layers` asks for.
+    """Return the linear and convolutional layers of a model by name, or those of them that `layers` requests.
 
     Example:
         >>> list(prunable_layers(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))))

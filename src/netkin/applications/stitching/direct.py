@@ -44,7 +44,7 @@ class LinearMap:
 def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
     """Return the map that leaves the least squared distance, ``A⁺B``; of several such the smallest.
 
-    Eq. 2 of the paper. With `affine` the layers' means are taken off first and meet each other.
+    Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
     pair = _about(moments, affine)
     return _mapped(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))

@@ -48,7 +48,7 @@ class Portion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds all that a stitch is judged by."""
+        """Whether it holds all that a stitch is evaluated by."""
         return self.head is not None and self.answers is not None and self.own is not None
 
     @property
@@ -145,7 +145,7 @@ def _refuse_uneven(shapes: list[tuple[int, ...]]) -> None:
 
 @dataclass(frozen=True)
 class InMemory:
-    """All that training needs, in memory: batches as they came, or, dealt out anew, `batch` examples each."""
+    """All that training needs, in memory: batches as they came, or regrouped, `batch` examples each."""
 
     portions: tuple[Portion, ...]
     seed: int

@@ -82,7 +82,7 @@ def share_coefficients(
     singular value decomposition of their filters side by side. Or they are the best ones of the network that `source`
     names. The coefficients are orthonormal, so that `atom_cosine` is the cosine of the filters in their shared form.
 
-    Networks that never shared a start have little in common beyond chance: read `explained` before the similarity.
+    Networks with different initialisations have little in common beyond chance: read `explained` before the similarity.
 
     Args:
         models: networks of one architecture, by name or in a row.

@@ -44,7 +44,7 @@ class PassEngine(Engine):
 
     @abstractmethod
     def least(self, number: int) -> int:
-        """Return the least of the numbers that the processes say, so that all plan alike."""
+        """Return the minimum over the processes, so that all make the same plan."""
 
     @abstractmethod
     def attend(self) -> None:

@@ -48,7 +48,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside the `with`, a fault of this rank is told to all others, which then raise it too."""
+        """Inside the `with`, a fault of this rank is sent to all others, which then raise it too."""
         try:
             yield
         except BaseException as fault:
@@ -89,7 +89,7 @@ class Ranks:
     # --- small texts --------------------------------------------------------------------------------------------------
 
     def gathered(self, fact: Any) -> list[Any]:
-        """Return what each rank has said, in their order, once all have."""
+        """Return the values of all ranks, in their order."""
         place = next(self._rounds)
         keys = [f"{place}/{rank}" for rank in range(self.count)]
         self._asked("set", keys[self.rank], json.dumps(fact))

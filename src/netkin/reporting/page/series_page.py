@@ -175,7 +175,7 @@ def _numbers(series: Series, own: np.ndarray) -> Markup:
 
 
 def settling(series: Series, measure: str) -> Markup:
-    """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them in words."""
+    """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them as text."""
     title = tag("h3", "When each layer settles")
     marks = series.marks(measure)
     if not marks:
