@@ -52,7 +52,7 @@ def compare_many(
 
     Models in a list are named 0, 1, 2, ... A text is a model by name, as `nk.load_model` takes it, which is loaded when
     its turn comes. What does not fit the memory in one pass is split into several, in each of which some models are
-    compared some others, with the same numbers; `nk.explain_many` shows how.
+    compared with some others, with the same numbers; `nk.explain_many` shows how.
 
     Args:
         models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or subjects, or a list.
