@@ -40,7 +40,7 @@ def total_memory(device: Any = None, *, root: Path = ROOT) -> int:
 
 
 def size_in_words(count: float) -> str:
-    """Return a number of bytes in the unit that people would use.
+    """Return a number of bytes in a readable unit.
 
     Example:
         >>> size_in_words(2_500_000), size_in_words(999_999_999)
@@ -59,7 +59,7 @@ def is_cuda(device: Any) -> bool:
 
 
 def _of_system(name: str, root: Path) -> int:
-    """Return a number of bytes that the system tells of; where it has no such file, its physical memory."""
+    """Return a number of bytes from a file of the system; without such a file, its physical memory."""
     found = _table(root / "proc/meminfo").get(name)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found * 1024
 
@@ -94,7 +94,7 @@ def _table(path: Path) -> dict[str, int]:
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the system says; nothing where it is not there or not for us."""
+    """Return the text of a file of the system; empty where it is absent or not readable."""
     try:
         return path.read_text()
     except OSError:

@@ -30,9 +30,9 @@ _command: ContextVar[str] = ContextVar("command", default="")
 
 @contextmanager
 def showing(progress: ProgressOption) -> Iterator[None]:
-    """Inside the `with`, work that is not told otherwise shows its progress so; None changes nothing.
+    """Inside the `with`, `progress` is the default of all calls; None changes nothing.
 
-    By this a long call hands its `progress` on to all that it calls.
+    With it a long call passes its `progress` on to all that it calls.
     """
     if not (progress is None or progress is False or callable(progress)):
         raise ValueFault(
@@ -60,7 +60,7 @@ def listening(function: Hearing) -> Iterator[None]:
 def reporting(
     total: int | None, what: str, unit: str, progress: ProgressOption = None, *, done: int = 0
 ) -> Iterator[Report]:
-    """Give an object whose `update(n)` says that n more are done; a finished `with` tells a function the end.
+    """Give an object whose `update(n)` reports that n more are done; a function is also called at the end.
 
     Args:
         total: How many there will be, None where that is not known.
@@ -104,18 +104,18 @@ def reported(
 
 
 class Report:
-    """What work in progress tells its news to."""
+    """The receiver of progress updates."""
 
     def __init__(self, update: Callable[[int], object]):
         self._update = update
 
     def update(self, count: int = 1) -> None:
-        """Say that so many more are done."""
+        """Report that so many more are done."""
         self._update(count)
 
 
 class _Several(Report):
-    """Tells several."""
+    """Forwards to several receivers."""
 
     def __init__(self, reports: Sequence[Report]):
         super().__init__(self._tell_all)
@@ -127,7 +127,7 @@ class _Several(Report):
 
 
 class _Calls(Report):
-    """Calls a function, ten times a second at most, and once more at the end if it has not heard of that."""
+    """Calls a function, ten times a second at most, and once more at the end if that was not reported."""
 
     def __init__(self, function: Callable[[int, int | None, str], object], total: int | None, what: str, done: int):
         super().__init__(self._add)

@@ -49,13 +49,13 @@ class SharedSetting:
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Let no other thread in while the `with` lasts, and tell whether none is in already."""
+        """Exclude other threads during the `with`, and yield whether none uses the setting already."""
         with self._lock:
             yield not self._users.keys() - {threading.get_ident()}
 
 
 def _nothing() -> None:
-    """Put nothing back."""
+    """Restore nothing."""
 
 
 def exact_products() -> Any:

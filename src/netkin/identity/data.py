@@ -24,7 +24,7 @@ GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 
 class DataDigest:
-    """What tells a set of numbered examples from others, whatever their batches, the order of these and their device.
+    """A digest of a set of numbered examples, independent of batches, their order and their device.
 
     An example's hash is that of its content and its number, and the digest is the sum of them modulo 2⁶⁴; so parts
     can be digested apart and merged. Another order of examples, another precision or any other bit gives another
@@ -50,7 +50,7 @@ class DataDigest:
         self._pending: list[tuple[Tensor, Any]] = []  # contents and numbers
 
     def update(self, batch: Any, numbers: Any) -> None:
-        """Add the examples of a batch; `numbers` says which each of them is in the whole data."""
+        """Add the examples of a batch; `numbers` are their indices in the whole data."""
         numbers = _numbers(numbers)
         if not len(numbers):
             return
@@ -101,7 +101,7 @@ class DataDigest:
 
     @classmethod
     def from_json(cls, text: str) -> DataDigest:
-        """Return the digest that `to_json` told of; more examples can be added to it."""
+        """Return the digest that `to_json` wrote; more examples can be added to it."""
         found = json.loads(text)
         made = cls(labels=bool(found["labels"]))
         made._sum = int(found["digest"], 16)
@@ -130,7 +130,7 @@ class DataDigest:
 
 
 class UnorderedDigest:
-    """What tells a set of examples, inputs and labels, from others, in whatever order and batches they come.
+    """A digest of a set of examples, inputs and labels, independent of their order and batches.
 
     Unlike `DataDigest` it numbers nothing, so that a shuffled loader gives the same.
 

@@ -83,7 +83,7 @@ def settings_digest(value: Any, *, strict: bool = True) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a setting as a text for people that changes with it: functions have their name and their digest.
+    """Return a setting as readable text that changes with it: functions have their name and their digest.
 
     Example:
         >>> in_words({"conv": "pool", "fc": [1, None]})
@@ -101,7 +101,7 @@ def in_words(value: Any) -> str:
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """Return a text of 24 hex digits that changes with what a function does, as far as that can be seen.
+    """Return a text of 24 hex digits that changes with a function's code, as far as it can be inspected.
 
     Of a function written in Python these count: its code, constants, defaults, the values it closes over and the plain
     global values it reads; of a method also its object, of a partial its arguments, of a callable object its

@@ -34,7 +34,7 @@ class TensorBoardLog:
             self.writer.add_scalar(f"{self.prefix}/{name}", value, step)
 
     def finish(self, recorder: DynamicsRecorder) -> None:
-        """Draw each layer against its own final state, and see that everything is written."""
+        """Draw each layer against its own final state, and flush the log."""
         series = recorder.series(pairs="corresponding")
         for measure in series.measures if self.figure else ():
             self.writer.add_figure(f"{self.prefix}/{measure}", series.plot(measure), series.final_step)

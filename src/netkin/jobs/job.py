@@ -34,7 +34,7 @@ Computed = Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, np.ndarray]
 
 
 class Cancelled(KeyboardInterrupt):
-    """A running job was asked to stop: to all that is running the same as Ctrl-C."""
+    """A running job was cancelled; handled like Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Part:
 class Job:
     """One piece of long work, whose finished parts lie in a folder; the same job continues with the parts missing.
 
-    `identity` says what all parts depend on: digests of weights, data, settings and functions, as texts or numbers by
+    `identity` holds what all parts depend on: digests of weights, data, settings and functions, as texts or numbers by
     name (see `netkin.identity`). Another `kind`, or finished parts of another identity, are refused in a sentence that
     names what differs. Its top-level names are fixed; a value that is a mapping may gain entries, as when models are
     added. What only one part depends on belongs into the part's name.
@@ -61,8 +61,8 @@ class Job:
     KeyboardInterrupt. Without a folder the parts stay in memory.
 
     Args:
-        folder: Where the parts lie; it is made. For the job that makes a result, `Job.beside(path, ...)`.
-        kind: What is done, in a word, as "sweep".
+        folder: Where the parts are saved; it is created. For the job that makes a result, `Job.beside(path, ...)`.
+        kind: The kind of work in one word, as "sweep".
         identity: What all parts depend on.
         call: The call or the command that does it.
         overwrite: Whether to begin anew where there is another job, or another result, whose parts are then deleted.
@@ -130,13 +130,13 @@ class Job:
         return sum(self._seconds.values())
 
     def expect(self, names: Iterable[str]) -> None:
-        """Say which parts there will be; those that are there already are done."""
+        """Declare which parts there will be; those already saved are done."""
         self._expected = set(names)
         self._finished = {name for name in self._expected if self._has(name)}
         self._write()
 
     def advance(self, done: int, total: int | None, unit: str) -> None:
-        """Say how far work is that keeps no parts, as a training after so many "steps"; a request to cancel ends it."""
+        """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
         self._state = replace(self._state, done=done, total=total, unit=unit)
         self._write()
         self.check()
@@ -172,7 +172,7 @@ class Job:
         """Keep a finished part at once, in the place of one of the same name.
 
         Args:
-            name: What tells the part from all others of the job.
+            name: The unique name of the part.
             values: Texts, finite numbers, lists and mappings.
             arrays: Named arrays.
             seconds: How long it took; by default the time since the last part, or since the job began.
@@ -202,14 +202,14 @@ class Job:
         return self.keep(name, values, arrays)
 
     def drop(self, name: str) -> None:
-        """Forget a part, such as the standing of a training that is finished."""
+        """Delete a part, such as the state of a training that is finished."""
         self._held.pop(name, None)
         if self.folder is not None:
             self._path(name).unlink(missing_ok=True)
         self._finished.discard(name)
 
     def check(self) -> None:
-        """End the work by `Cancelled` if that was requested; `find` and `part` do so as well."""
+        """Raise `Cancelled` if that was requested; `find` and `part` do so as well."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")
@@ -392,7 +392,7 @@ def _read_part(path: Path, name: str) -> Part:
 
 
 def _file_name(name: str) -> str:
-    """Return a name that any file system takes: a readable beginning, and what tells long ones apart."""
+    """Return a name that any file system takes: a readable beginning, and a digest for long ones."""
     written = quote(name, safe=" ,=()'+@")
     if len(written) <= LONGEST and written == written.lower().strip() and written:
         return written

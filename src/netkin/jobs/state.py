@@ -51,7 +51,7 @@ class State:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process lives: that can be seen on its own machine; elsewhere its last heartbeat tells."""
+        """Whether the process is alive: checked directly on its own machine, elsewhere by its last heartbeat."""
         return _exists(self.pid) if self.host == socket.gethostname() else self.age < SILENT
 
     @property
@@ -123,7 +123,7 @@ def list_jobs(folder: str | os.PathLike[str] = ".") -> list[State]:
 
 
 def cancel(path: str | os.PathLike[str]) -> State:
-    """Ask the job at `path` to stop after the part it is at, and return its state; what is finished is kept."""
+    """Request that the job at `path` stops after its current part, and return its state; finished parts are kept."""
     state = read(path)
     if state.condition != "running":
         raise ValueFault(

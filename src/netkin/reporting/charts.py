@@ -63,7 +63,7 @@ class Line:
 class Chart:
     """Lines above an x axis, by numbers, training steps or names; `up` is the axis of their values.
 
-    `title` says what the whole shows, `across` what stands along the x axis.
+    `title` is its title, `across` the label of the x axis.
     """
 
     title: str
@@ -75,13 +75,13 @@ class Chart:
 
     @property
     def lefts(self) -> list[float]:
-        """Where the places stand, from 0 at the left to 1 at the right."""
+        """The positions, from 0 at the left to 1 at the right."""
         if self.along is None:
             return [(k + 0.5) / len(self.places) for k in range(len(self.places))]
         return [self.along.place(place) for place in self.places]
 
     def aside(self, k: int) -> float:
-        """Return how far to the side line `k` stands, as a share of the width, so that bars do not hide each other."""
+        """Return the horizontal offset of line `k`, as a share of the width, so that bars do not hide each other."""
         barred = any(line.bar(place) for line in self.lines for place in range(len(self.places)))
         if self.along is not None or not barred:
             return 0.0
@@ -95,7 +95,7 @@ class Chart:
                 for place in self.places]  # fmt: skip
 
     def ticks(self) -> list[tuple[float, str, str]]:
-        """Return what stands below the x axis: where, in few letters, and in full."""
+        """Return the ticks of the x axis: position, short label and full label."""
         if self.along is None:
             every, lefts, short = math.ceil(len(self.places) / NAMED) or 1, self.lefts, shortened(self.names, 16)
             return [(lefts[k], short[k], self.names[k]) for k in range(0, len(short), every)]
@@ -198,7 +198,7 @@ def _known(values: np.ndarray) -> list[float | None]:
 class Axis:
     """A stretch of numbers from its first end to its last, which may be the smaller one.
 
-    In logarithms, powers of ten stand at equal distances.
+    In logarithms, powers of ten have equal distances.
     """
 
     low: float
@@ -206,7 +206,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Return where `value` stands, from 0 at the low end to 1 at the high end.
+        """Return the position of `value`, from 0 at the low end to 1 at the high end.
 
         Example:
             >>> Axis(0, 10).place(2.5), Axis(1, 100, logarithmic=True).place(10), Axis(2, 0).place(0.5)
@@ -285,14 +285,14 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
 
 @dataclass(frozen=True)
 class StepAxis:
-    """Where the steps of a series stand, between 0 and 1."""
+    """The positions of a series' steps, between 0 and 1."""
 
     steps: tuple[int, ...]
     logarithmic: bool
 
     @classmethod
     def of(cls, steps: Sequence[int]) -> StepAxis:
-        """Return the axis on which the steps stand more evenly.
+        """Return the axis on which the steps are spaced more evenly.
 
         Example:
             >>> StepAxis.of([0, 10, 100, 1000]).logarithmic, StepAxis.of([0, 100, 200, 300]).logarithmic
@@ -311,7 +311,7 @@ class StepAxis:
 
     @property
     def places(self) -> list[float]:
-        """Where the steps stand."""
+        """The positions of the steps."""
         return [self.place(step) for step in self.steps]
 
     @property
@@ -320,7 +320,7 @@ class StepAxis:
         return next((step for step in self.steps if step > 0), 1)
 
     def place(self, step: float) -> float:
-        """Return where any step stands: 0 for the first, 1 for the last.
+        """Return the position of any step: 0 for the first, 1 for the last.
 
         Example:
             >>> StepAxis((0, 100, 400), logarithmic=False).place(100)

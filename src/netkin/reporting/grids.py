@@ -118,7 +118,7 @@ def trimmed(grid: Grid, columns: Sequence[int]) -> Grid:
 def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
     """Return the heatmaps of a comparison, or of `measure` alone; tables of one name share their scale.
 
-    Where each layer meets one other at most, they are lists: pairs of layers by all tables of one name.
+    Where each layer is compared with at most one other, they are lists: pairs of layers by all tables of one name.
     """
     tables = list(comparison.tables.values()) if measure is None else [comparison.table(measure)]
     scales, pairs = scales_of(tables), listing(comparison)

@@ -44,7 +44,7 @@ _TO_RGB = np.array(
 
 @dataclass(frozen=True)
 class Scale:
-    """The ends of a measure's scale and its direction; `worth` says that its values judge stitches."""
+    """The ends of a measure's scale and its direction; `worth` is whether its values are scores of stitches."""
 
     low: float
     high: float

@@ -35,7 +35,7 @@ CHANCE = 0.05  # an order that chance brings about more often only leans one way
 
 
 def number(value: float) -> str:
-    """Return a number with four decimals, or as a power of ten where that would say too little.
+    """Return a number with four decimals, or as a power of ten where that would be too coarse.
 
     Example:
         >>> number(0.83125), number(1.5e-7), number(-0.0)
@@ -72,14 +72,14 @@ def bound(value: float) -> str:
 
 
 def direction(table: Values) -> str:
-    """Return whether more is closer, or better."""
+    """Return as text whether more is closer, or better."""
     if is_worth(table):
         return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
 
 def meaning_of(table: Values) -> tuple[str, str]:
-    """Return what a value says and what it can't see, as declared with the measure; else what its conventions tell."""
+    """Return a measure's meaning and limits, as declared with the measure; else what follows from its conventions."""
     if table.means:
         return table.means, table.cannot_see
     what = "better stitches" if is_worth(table) else "closer layers"
@@ -89,7 +89,7 @@ def meaning_of(table: Values) -> tuple[str, str]:
 
 
 def range_of(table: Values) -> str:
-    """Say between which numbers the values lie."""
+    """Return the range of the values as text."""
     low, high = table.bounds
     if math.isinf(high):
         return "unbounded" if math.isinf(low) else f"from {bound(low)} up"
@@ -97,7 +97,7 @@ def range_of(table: Values) -> str:
 
 
 def shortened(names: Sequence[str], limit: int = LONGEST) -> list[str]:
-    """Return names of at most `limit` letters, cut in their middle; those that would look alike get their number.
+    """Return names of at most `limit` letters, cut in their middle; those that would be equal get their number.
 
     Example:
         >>> shortened(["conv", "encoder.block.attention.self.query"], limit=12)
@@ -117,7 +117,7 @@ def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
 
 
 def grouped_reasons(counted: Mapping[str, int]) -> list[str]:
-    """Return why values are missing, each reason with its number of pairs; what is said alike of layers is said once.
+    """Return why values are missing, each reason with its number of pairs; equal reasons of layers are joined.
 
     Example:
         >>> grouped_reasons({"layer 'a' is constant (width 8)": 3, "layer 'b' is constant (width 16)": 2})
@@ -141,7 +141,7 @@ def _reason(rest: str, own: Sequence[tuple[str, str, int]]) -> str:
 
 
 def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> str:
-    """Return the one sentence that says what the first measure found; `names` are shorter ones of the models."""
+    """Return one sentence with the result of the first measure; `names` are shorter ones of the models."""
     if not comparison.tables:
         return "This comparison holds no measure."
     table = next(iter(comparison.tables.values()))
@@ -256,7 +256,7 @@ def _comparison_caption(comparison: Comparison) -> str:
 
 
 def verdict(trend: Trend) -> str:
-    """Return which way the order runs; where chance may well have made it, that it leans that way at most."""
+    """Return the direction of the order as text; more cautious where the p-value is high."""
     if is_unclear(trend):
         return "no clear order"
     way = "bottom-up" if trend.tau > 0 else "top-down"
@@ -264,7 +264,7 @@ def verdict(trend: Trend) -> str:
 
 
 def is_unclear(trend: Trend) -> bool:
-    """Return whether τ is 0 or no farther from it than its own error, and chance would do as much."""
+    """Return whether τ is 0 or within its standard error of it, and the p-value is high."""
     return not trend.tau or (trend.p > CHANCE and abs(trend.tau) <= (trend.error or 0))
 
 
@@ -274,7 +274,7 @@ def tau(trend: Trend) -> str:
 
 
 def series_headline(series: Series) -> str:
-    """Return the one sentence that says what was found: in which order the layers settle."""
+    """Return one sentence with the result: in which order the layers converge."""
     if not series.layers:
         count = len(series.comparisons[-1].layers_a)
         steps = f"{len(series)} {series.unit}s"
@@ -306,7 +306,7 @@ def settling_rule(series: Series, measure: str) -> str:
 
 
 def scale_of_tau() -> str:
-    """Return what Kendall's τ says."""
+    """Return what Kendall's τ means."""
     return (
         "Kendall's τ says how far the order of settling follows depth: 1 if every layer settles after all layers below "
         "it, 0 if depth tells nothing, −1 if the top layers come first. After ± stands its standard error, from "

@@ -86,7 +86,7 @@ def activations(
         transform: a function of the inputs of a batch.
         device: where the matrices are put; None for the CPU.
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32, as torch does in convolutions
-            unless told otherwise.
+            unless set otherwise.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
@@ -123,7 +123,7 @@ class Reader:
         layers: which layers, as `choose` reads it; None for the default ones.
         shape: what one example is, for all layers or by name; None for `pool` and `mean`.
         forward: runs the model on a batch; None to call it with the batch's inputs.
-        transform: changes the inputs before this model sees them.
+        transform: changes the inputs before they are given to this model.
         keep: what to keep of (layer, rows) while the model runs; None for the rows. In the first batch it may be called
             for a layer, and again once the axes are learnt; what it returned last is kept.
         axes: the axes of the examples, as far as another reader has learnt them.

@@ -228,7 +228,7 @@ def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
 
 
 class _Uncut(Exception):
-    """Says why a model can't be cut."""
+    """The reason why a model can't be cut."""
 
 
 class _Enclosing(fx.Tracer):

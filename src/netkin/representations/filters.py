@@ -255,7 +255,7 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
 
 
 def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomConv2d], dict[str, str]]:
-    """Return a copy of a model, its layers with filters by name, and which convolutions have none to speak of."""
+    """Return a copy of a model, its layers with filters by name, and which convolutions have none."""
     refuse_lazy(unwrapped(model))
     made, left = copy.deepcopy(unwrapped(model)), dict[str, str]()
     found: dict[str, nn.Conv2d | AtomConv2d] = {}
@@ -325,7 +325,7 @@ def with_atoms(
 
 
 def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another, wherever the model has it."""
+    """Replace a module by another everywhere in the model."""
     places = [(one, key) for one in model.modules() for key, child in one._modules.items() if child is old]
     if not places:
         raise ValueFault("the model is itself the convolution; put it into an `nn.Sequential`.")

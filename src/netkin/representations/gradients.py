@@ -184,7 +184,7 @@ class ModelReading:
     def run(
         self, take: Take, data: Any, layers: Spec = None, examples: int | None = None, progress: ProgressOption = None
     ) -> None:
-        """Run the model over data, and hand out the rows of each batch while it is in evaluation mode.
+        """Run the model over data in evaluation mode, and yield the rows of each batch.
 
         Args:
             take: called with each batch, and with the features and gradients of its examples by layer. Default layers
@@ -210,7 +210,7 @@ class ModelReading:
 
 
 class Taps:
-    """Where gradients are taken in a forward: a layer's output is noted, and the model goes on with a copy of it.
+    """Where gradients are taken in a forward pass: a layer's output is stored, and the model continues with a copy.
 
     The copy keeps in-place steps after the layer away from what was noted.
     """
@@ -298,7 +298,7 @@ def logits_of(output: Any) -> Tensor:
 
 @contextmanager
 def pulling() -> Iterator[None]:
-    """Tell in a sentence why a gradient can't be taken, such as a step in place over what it needs."""
+    """Inside the `with`, raise a clear error where a gradient can't be taken, such as a step in place over what it needs."""
     try:
         yield
     except RuntimeError as fault:

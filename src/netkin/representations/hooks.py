@@ -201,7 +201,7 @@ def _watches(root: nn.Module) -> list[Watch]:
 
 
 def end_forward(root: nn.Module) -> None:
-    """Tell those who watch a model that its forward has ended, where torch does not."""
+    """Notify the watchers of a model that its forward pass has ended, where torch does not."""
     for watch in _watches(root):
         watch.end(root)
 
@@ -222,7 +222,7 @@ def one_forward(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run compiled modules uncompiled and transformers unfused inside the `with`, so that hooks see every module."""
+    """Run compiled modules uncompiled and transformers unfused inside the `with`, so that hooks run for all modules."""
     with ExitStack() as stack:
         stack.enter_context(unfused_attention())
         for module in model.modules():

@@ -192,7 +192,7 @@ def length_if_known(batch: Any) -> int | None:
 
 
 def examples_in(data: Any, examples: int | None = None) -> int | None:
-    """Return how many examples `data` will give, up to `examples`, as far as it says so."""
+    """Return how many examples `data` will give, up to `examples`, if that is known."""
     known: int | None = None
     if isinstance(data, (Tensor, np.ndarray, Mapping)):
         known = length_if_known(data)

@@ -168,7 +168,7 @@ def split_call(name: str) -> tuple[str, int | None]:
 
 
 def layer_label(name: str) -> str:
-    """Return the words for the layer `name` in a sentence."""
+    """Return the text for the layer `name` in a sentence."""
     return f"layer {name!r}" if name else "the model's own output"
 
 

@@ -51,7 +51,7 @@ _UNCLEAR = (nn.Embedding, torch.jit.ScriptModule, torch.fx.GraphModule)
 
 
 class TokenMask:
-    """Which tokens of a batch are valid, counted once, on the device that the mask came on, whatever layers ask.
+    """Which tokens of a batch are valid, counted once, on the device of the mask, for all layers.
 
     Nothing waits for a GPU if the mask came on the CPU; what layers need is moved to their device once.
     """
@@ -207,7 +207,7 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
 
 
 def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
-    """Return the gradient at a layer's output in the rows of the shape `name`, as `rows_of` told it.
+    """Return the gradient at a layer's output in the rows of the shape `name`, as given by `rows_of`.
 
     What is averaged in an output is summed in its gradient: a step of the average, made at all places alike.
     """
@@ -340,7 +340,7 @@ def example_axis(here: list[int], there: list[int] | None) -> int | None:
 
 
 def without_examples(output: Tensor, length: int, learnt: bool) -> str:
-    """Return the words for an output in which the examples were not found; `learnt` tells of the extra pass."""
+    """Return the text for an output in which the examples were not found; `learnt` is about the extra pass."""
     fact = f"gives an output of shape {tuple(output.shape)} for a batch of {length} examples"
     if learnt or not axes_of_length(output, length):
         return f"{fact}, and none of its axes counts them"

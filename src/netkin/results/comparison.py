@@ -150,7 +150,7 @@ class Comparison:
     ) -> Any:
         """Return the heatmaps as a matplotlib figure, drawn into `ax` or written to `path` where one is given.
 
-        With standard errors, or where `profile` is True, the profile of corresponding layers stands below them.
+        With standard errors, or where `profile` is True, the profile of corresponding layers is drawn below them.
 
         Args:
             measure: the only one to draw; all of them if not given.
@@ -210,7 +210,7 @@ class Comparison:
     def numbers(self, measure: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
         """Yield `NUMBERS` for each value and each hole requested, of `measure` or of all.
 
-        The reason says why there is no value or, beside a value, why it has no standard error.
+        The reason is why there is no value or, with a value, why it has no standard error.
         """
         for table in self.tables.values() if measure is None else [self.table(measure)]:
             arrays = (table.values, table.to_errors(), *table.interval())

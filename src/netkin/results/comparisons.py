@@ -37,12 +37,12 @@ class Cells:
 
     @property
     def column(self) -> str:
-        """What tells this table from others of its name: how layers were stitched, or the whole id."""
+        """What distinguishes this table from others of its name: how layers were stitched, or the whole id."""
         return column_label(self.facts)
 
     @property
     def block(self) -> str:
-        """The tables that stand side by side with this one go by the same word."""
+        """The name that this table shares with those shown side by side."""
         return self.facts.name if is_worth(self.facts) else "similarity"
 
     def written(self, i: int, j: int) -> str:
@@ -91,7 +91,7 @@ class Spread:
 
     @property
     def is_profile(self) -> bool:
-        """Whether each layer stands beside one other at most, so that a list says it all."""
+        """Whether each layer is compared with at most one other, so that a list is enough."""
         rows = [i for i, _ in self.pairs]
         return len(rows) == len(set(rows))
 
@@ -107,7 +107,7 @@ class Spread:
         return found
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the tables as text: layers by methods, or layers by layers where each meets many."""
+        """Yield the tables as text: layers by methods, or layers by layers where each is compared with many."""
         for word, side_by_side in self.blocks().items():
             if self.is_profile:
                 labels = [self.label(i, j) for i, j in self.pairs]
@@ -162,7 +162,7 @@ def _picked(table: Values, rows: Sequence[str], columns: Sequence[str]) -> Any:
 class Comparisons(Mapping[Pair, Comparison]):
     """The comparisons of several models with each other, by the names of the two: ``many["seed0", "seed1"]``.
 
-    `failed` tells why models were left out, by their names: engines that do the work in tasks go on with the others.
+    `failed` holds the reasons why models were left out, by name: engines that work in tasks continue with the others.
     """
 
     pairs: Mapping[Pair, Comparison]
@@ -224,7 +224,7 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return one number for each pair of models, models × models in the order of `models`.
 
         It is the mean over layers of the same name; for models that share no name, the mean over each row's best match.
-        NaN stands where nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
+        NaN means that nothing was compared: on the diagonal (unless a model was compared with itself), for a missing
         pair, for a pair with nothing but holes, and for the other direction of a measure that is not symmetric.
         """
         models = {name: place for place, name in enumerate(self.models)}

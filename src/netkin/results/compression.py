@@ -132,7 +132,7 @@ class Compression:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers alone do not say, each sentence after the layers that it is about."""
+        """Notes on the numbers, each sentence after the layers that it is about."""
         said = dict.fromkeys(note for row in self.layers for note in row.notes)
         left_out = [f"left out: {self.provenance['left out']}"] if "left out" in self.provenance else []
         told = (f"{', '.join(row.layer for row in self.layers if note in row.notes)}: {note}" for note in said)

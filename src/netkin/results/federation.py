@@ -29,7 +29,7 @@ PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round: who was asked, whose update counted, why each other did not, and the mean loss of their training.
+    """One round: the selected clients, whose updates were used, why the others were not, and the mean training loss.
 
     `accuracy` is that of each client after the round, where clients were tested then.
     """

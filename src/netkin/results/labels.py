@@ -154,7 +154,7 @@ def has_networks(comparison: Comparison) -> bool:
 
 
 def is_worth(table: Values) -> bool:
-    """Return whether a table says what stitches are worth, and not how similar layers are."""
+    """Return whether a table holds scores of stitches, and not similarities of layers."""
     return table.kind == "worth"
 
 
@@ -174,7 +174,7 @@ def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
 
 
 def column_label(table: Values) -> str:
-    """Return what tells a table from others of its name: how layers were stitched, or the whole id."""
+    """Return what distinguishes a table from others of its name: how layers were stitched, or the whole id."""
     return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
 
 

@@ -311,7 +311,7 @@ COLLECTORS = (
 
 
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
-    """Return what was saved at `path`, whatever its kind.
+    """Return the result that was saved at `path`, of any kind.
 
     A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies`, `TaskEnsembles`
     or `Claim`, also as a JSON document; statistics to compare from, and single collectors; a recording to make series

@@ -26,7 +26,7 @@ SENTENCE = 40  # letters of a name of a model, up to which sentences hold it who
 
 @dataclass(frozen=True)
 class Behind:
-    """How far a model is behind the first: the difference, its standard error, and whether that tells them apart.
+    """How far a model is behind the first: the difference, its standard error, and whether it is significant.
 
     The difference is taken chunk by chunk, so that what moves both models alike does not count. `clear` is whether the
     95 % interval of the difference leaves out zero; None where there is no error.
@@ -90,7 +90,7 @@ class Ranking:
 
     @property
     def lead(self) -> Match:
-        """The first model and its value; `second`, `margin`, `margin_error` and `clear` tell its lead over the next."""
+        """The first model and its value; `second`, `margin`, `margin_error` and `clear` are its lead over the next."""
         found = self.tables[self.score].best_matches()
         if not found:
             raise NoValue(f"{self.score!r} has a value for none of the {len(self._given)} models.")
@@ -138,7 +138,7 @@ class Ranking:
         return {model: one for model, one in found.items() if not math.isnan(one.value)}
 
     def unclear(self) -> tuple[str, ...]:
-        """Return the models, by rank, that the score does not tell from the first."""
+        """Return the models, by rank, that the score does not separate from the first."""
         return tuple(model for model, one in self.behind().items() if model != self.best and not one.clear)
 
     @property
@@ -164,7 +164,7 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """What was ranked for what."""
+        """The title: which models were ranked for which data."""
         return f"{plural(len(self), 'model')} for {self.data}"
 
     def __str__(self) -> str:
@@ -197,7 +197,7 @@ class Ranking:
         return [self.score, "behind", *self.scores[1:], "parameters"]
 
     def cells(self) -> list[list[str]]:
-        """Return what stands in these columns, a row for each model by rank."""
+        """Return the content of these columns, a row for each model by rank."""
         order = [self._given.index(model) for model in self.models]
         behind = [self.behind().get(model, Behind(math.nan)) for model in self.models]
         columns = [_texts(self._row(s)[order], self.tables[s].to_errors()[0][order]) for s in self.scores]

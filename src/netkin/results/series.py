@@ -68,7 +68,7 @@ class Series:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader must know before the numbers, each sentence once."""
+        """The warnings, each sentence once."""
         said = list(dict.fromkeys(warning for comparison in self.comparisons for warning in comparison.warnings))
         failed = {name[7:]: why for name, why in self.provenance.items() if name.startswith(f"failed {self.unit} ")}
         said += [f"{step} has failed and is left out: {why}" for step, why in failed.items()]
@@ -105,7 +105,7 @@ class Series:
         return series_as_text(self)
 
     def table(self, measure: str | None = None) -> Values:
-        """Return the final step's table of `measure`, which says what its numbers are."""
+        """Return the final step's table of `measure`, with its labels and facts."""
         return self.comparisons[-1].table(measure)
 
     def to_numpy(self, measure: str | None = None) -> np.ndarray:

@@ -89,7 +89,7 @@ class TaskAccuracies:
     def fwt(self) -> np.ndarray:
         """FWT of each seed: ``1/(T - 1) Σ_{j > 1} R[j - 1, j] - R[0, j]``, before a task against the start.
 
-        The head of a task that has not come is untrained, so that this tells little about heads of their own; how much
+        The head of a task that has not come is untrained, so that this is of little use for separate heads; how much
         earlier tasks helped is better seen against method "separate". NaN for one task.
         """
         if len(self.tasks) < 2:
@@ -116,7 +116,7 @@ class TaskAccuracies:
         return f"TaskAccuracies({self.method!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
     def table(self, seed: int | None = None) -> Values:
-        """Return the accuracy matrix of a seed, or the mean over all: rows say after which task, columns on which."""
+        """Return the accuracy matrix of a seed, or the mean over all: tested tasks in columns, after each task in rows."""
         if seed is not None and seed not in self.seeds:
             raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
         chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]
@@ -228,7 +228,7 @@ class TaskEnsembles:
         return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
 
     def members_of(self, task: str, seed: int | None = None) -> tuple[str, ...]:
-        """Return the tasks whose networks stand beside that of a task, for a seed, by default the first."""
+        """Return the tasks whose networks are in the ensemble of a task, for a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
         if task not in self.tasks or chosen not in self.seeds:
             raise UnknownName(f"no task {task!r} of seed {chosen!r} here{did_you_mean(task, self.tasks) or '.'}")

@@ -36,7 +36,7 @@ DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures fr
 
 
 def comparison_as_text(comparison: Comparison) -> str:
-    """Return all tables of a comparison under a heading that says what was compared on what."""
+    """Return all tables of a comparison under a heading with the models and the data."""
     width = terminal_width()
     parts = ["\n".join(_heading(comparison, width))]
     parts += list(_tables(comparison, width))
@@ -57,7 +57,7 @@ def heading_as_text(comparison: Comparison) -> str:
 
 
 def values_as_text(table: Values) -> str:
-    """Return one measure's table under a line that says what its numbers are."""
+    """Return one measure's table under a line that describes its numbers."""
     width, pairs = terminal_width(), listed_pairs([table])
     return _list_as_text([table], pairs, width) if pairs else _matrix_as_text(table, width)
 
@@ -125,7 +125,7 @@ def _summary_cells(means: np.ndarray) -> list[list[str]]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things, as in "1 pair" and "2,000 pairs"."""
+    """Return a number with its noun, as in "1 pair" and "2,000 pairs"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -238,14 +238,14 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
 
 
 def direction(table: Values) -> str:
-    """Say which way a measure's numbers run."""
+    """Return the direction of a measure as text."""
     if is_worth(table):
         return f"{worth_of(table)} ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
 
 
 def worth_of(table: Values) -> str:
-    """Say what it is that a table values: models for some data, or stitches."""
+    """Return what a table scores: models for some data, or stitches."""
     return "promise of a model" if table.axes[1] == "model" else "worth of a stitch"
 
 

@@ -31,7 +31,7 @@ NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at 
 
 
 class Match(tuple[str, float]):
-    """A layer's closest layer and the value there, as a pair ``(layer, value)`` that knows how sure the choice is.
+    """A layer's closest layer and the value there, as a pair ``(layer, value)`` with the certainty of the choice.
 
     `error` is the value's standard error; `second` the second best layer, `margin` how much closer the best one is,
     and `margin_error` the standard error of that difference. `clear` is whether the 95 % interval of the margin
@@ -67,7 +67,7 @@ class Match(tuple[str, float]):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Values:
-    """What one measure says about every pair of layers, and how it came to say so.
+    """The values of one measure for every pair of layers, with their provenance.
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
 

@@ -56,7 +56,7 @@ def _value(option: str, value: Any, known: Mapping[str, Any], name: str) -> Any:
 
 
 def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
-    """Return the function that `spec` names; `known` are the words before a colon that mean something else to us."""
+    """Return the function that `spec` names; `known` are the prefixes that mean something else."""
     module_name, _, name = spec.partition(":")
     with current_directory_importable():
         module = _module(module_name, spec, list(known))
@@ -189,7 +189,7 @@ def numbered(texts: Sequence[str]) -> list[str]:
 
 
 def also_called(**words: str) -> Callable[[Function], Function]:
-    """Let a function take some arguments by other words, too: ``also_called(measures="measure")``."""
+    """Let a function take some arguments by other names, too: ``also_called(measures="measure")``."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)

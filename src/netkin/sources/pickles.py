@@ -42,7 +42,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 class Refused(Exception):
-    """The pickle requests more than the reader gives."""
+    """The pickle needs more than the reader supports."""
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _zipped_pickle(file: BinaryIO) -> bytes:
 
 
 class _Rest:
-    """A file from which no more is asked than it holds."""
+    """A file that is never read beyond its end."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.readline = file, size, file.readline
@@ -176,13 +176,13 @@ def refuse_nested(keys: Iterable[Any]) -> None:
 
 
 class StandIn:
-    """Stands for what a name makes; takes its state without believing it."""
+    """A placeholder for an object made by a name; its state is accepted but not used."""
 
     def __init__(self, *_: Any) -> None:
         pass
 
     def take(self, state: Any) -> None:
-        """Take no notice of the state that the file gives it."""
+        """Ignore the state in the file."""
 
 
 class _Dtype(StandIn):
@@ -193,7 +193,7 @@ class _Dtype(StandIn):
 
 
 class _Array(StandIn):
-    """Stands for an array until its bytes arrive."""
+    """A placeholder for an array until its bytes are read."""
 
     values: np.ndarray
 
@@ -203,13 +203,13 @@ class _Array(StandIn):
 
 
 class _Names:
-    """Answers names by stand-ins; what these write anew may not be more than the file holds."""
+    """Replaces names by placeholders, which may not copy more than the size of the file."""
 
     def __init__(self, size: int) -> None:
         self._left = size
 
     def spend(self, count: int) -> None:
-        """Count what is copied out of the file, which an honest one requests once."""
+        """Count the bytes copied out of the file, which a valid one needs once."""
         self._left -= count
         if self._left < 0:
             raise Refused("copies of its content")

@@ -18,7 +18,7 @@ RATIO = 100
 
 
 def refuse_absent(path: Path, what: str = "file") -> None:
-    """Refuse a path that is no file, with the nearest name beside it."""
+    """Refuse a path that is no file, and suggest the most similar name in its folder."""
     try:
         if path.is_dir():
             raise SourceError(f"{str(path)!r} is a folder; name the {what} in it.")
@@ -31,7 +31,7 @@ def refuse_absent(path: Path, what: str = "file") -> None:
 
 
 def near(path: Path) -> str:
-    """Return a question for the name beside `path` that is nearest to its own, or an empty string."""
+    """Return a suggestion of the most similar name in the folder of `path`, or an empty string."""
     beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     return did_you_mean(path.name, beside)
 

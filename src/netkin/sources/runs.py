@@ -117,7 +117,7 @@ def built(architecture: Architecture) -> nn.Module:
 
 
 def step_in(name: str, *, bare: bool = True) -> tuple[int, str] | None:
-    """Return the step that a name tells and its unit, or None.
+    """Return the step in a name and its unit, or None.
 
     A number after `step`, `iter`, `checkpoint`, `ckpt` or `batch` counts before one after `epoch`, and that before the
     last number of the name, a bare one, where `bare` allows it; `10k` is 10,000.

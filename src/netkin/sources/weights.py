@@ -127,7 +127,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def refuse_hostile(path: Path) -> None:
-    """Refuse a file saved by torch that `torch.load(weights_only=True)` should not see, for all its care."""
+    """Refuse a file saved by torch that is not safe even for `torch.load(weights_only=True)`."""
     try:
         # the tar layout of torch before 0.4 was the one that got code past `weights_only` in torch before 2.6
         if _is_tar(path):

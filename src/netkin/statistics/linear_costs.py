@@ -21,7 +21,7 @@ WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spe
 
 @dataclass(frozen=True)
 class LinearSettings(Settings):
-    """What the linear measures want: precision, sums, and what reading them will hold in memory."""
+    """What the linear measures need: precision, sums, and the memory for reading them."""
 
     precise: bool = False  # products in float64
     debiased: bool = False  # the debiasing sums
@@ -158,7 +158,7 @@ def _cross_entries(x: LayerSize, y: LayerSize) -> int:
 
 
 def views(study: Study) -> list[tuple[LayerSize, Grid]]:
-    """Return every layer on every grid on which it meets others."""
+    """Return every layer on every grid on which it is compared."""
     found: dict[tuple[Key, Grid], None] = {}
     for left, right in study.rectangles:
         grid = common_grid(study.layers[left[0]].space, study.layers[right[0]].space)

@@ -118,7 +118,7 @@ class Moments:
 
     @property
     def swapped(self) -> Moments:
-        """The same pair seen from the other side, sharing what each side has computed."""
+        """The same pair with its sides swapped, sharing what each side has computed."""
         cross = None if self._cross is None else self._cross.mH
         return Moments(self.y, self.x, cross, self._norm_product, self._centred)
 
@@ -158,8 +158,8 @@ class Moments:
     def unbiased(self) -> tuple[Tensor, Tensor, Tensor]:
         """``n(n-3) HSIC₁`` of the two layers, of x with itself and of y with itself: zero where only rounding is left.
 
-        From sums about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``. One example far from the others
-        makes these cancel; then the rows are used, where they were kept.
+        From sums about the means, where ``1ᵀK̃1 = -Σ‖xᵢ‖²`` and ``1ᵀK̃L̃1 = Σ‖xᵢ‖²‖yᵢ‖²``. One example far from the
+        others makes these cancel; then the rows are used, where they were kept.
         """
         x, y = self.x, self.y
         owns = [self._hsic(side.squared, side.norm_squares, side, side) for side in (x, y)]
@@ -186,7 +186,7 @@ class Moments:
 
     @staticmethod
     def prepare(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
-        """Decompose what measures will ask of pairs, each given with its measures: matrices of one shape together.
+        """Compute the decompositions that measures need of pairs; matrices of one shape together.
 
         A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
         """

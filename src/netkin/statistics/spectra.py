@@ -62,7 +62,7 @@ View = tuple[Key, Grid]
 class Spectra(Moments):
     """A pair of layers in blocks, one for each frequency of their maps; the linear measures read it like any moments.
 
-    `pwcca` and `cka_debiased` alone have no value here: they look at single units, or need sums that are not kept.
+    `pwcca` and `cka_debiased` alone have no value here: they depend on single units, or need sums that are not kept.
     """
 
     @classmethod
@@ -207,7 +207,8 @@ class LayerSpectra(LayerMoments):
     def off_block_share(self, name: Key, other: Key | None = None) -> float:
         """Return which share of the energy of a layer's covariance lies off its blocks, from the sample.
 
-        The blocks are those of the grid on which it meets the layer `other`; by default those of its own grid.
+        The blocks are those of the grid on which it is compared with the layer `other`; by default those of its own
+        grid.
         """
         self.settle()
         if self._kept is None or not self._kept.n:
@@ -325,7 +326,7 @@ class LayerSpectra(LayerMoments):
         return step if self.precision == torch.float64 else 2 * step
 
     def _begin(self, maps: Mapping[Key, Tensor]) -> None:
-        """Find out, now that sizes are known, on which grids the layers meet."""
+        """Find out, now that sizes are known, on which grids the layers are compared."""
         given = {name: shift.to(maps[name].device) for name, (shift, _) in self.given_frame.items()}
         self._shifts = given or {name: first_shift(array, self.precision) for name, array in maps.items()}
         joined = (

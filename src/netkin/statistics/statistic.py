@@ -29,7 +29,7 @@ _RENAMED = {"_Incomplete": "IncompleteBatch"}
 
 
 def _known_as(full_name: str) -> str:
-    """Return the name by which files know a class: one of netkin by its own name, wherever its module was or is."""
+    """Return the name of a class in files: one of netkin by its own name, wherever its module was or is."""
     package, *_, name = full_name.split(".")
     return f"netkin.{_RENAMED.get(name, name)}" if package == "netkin" else full_name
 
@@ -70,7 +70,7 @@ class Stored:
 
 
 class Statistic(Stored, ABC):
-    """A small, mergeable summary of data that have been seen and forgotten."""
+    """A small, mergeable summary of data, which need not be kept."""
 
     kind: ClassVar[str]
 
@@ -94,7 +94,7 @@ class Statistic(Stored, ABC):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Return the statistic that was written to `path`; it goes on as if never stopped."""
+        """Return the statistic that was written to `path`; it can be updated further."""
         header, arrays = files.read(path, kind=cls.kind)
         with files.damage_reported(path):
             return cls._restored({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, header)

@@ -110,7 +110,7 @@ class Arrays:
 
     @property
     def state(self) -> Tensor:
-        """Where the generator stands, before an epoch is drawn."""
+        """The state of the generator before an epoch is drawn."""
         return self.generator.get_state()
 
     def load(self, state: Tensor) -> None:
@@ -144,7 +144,7 @@ class Arrays:
         return rebuilt(self.arrays, {0: chosen, **{i: one[pick.rows] for i, one in enumerate(self.arrays) if i}})
 
     def digest(self) -> str:
-        """Return what tells the examples from others."""
+        """Return a digest of the examples."""
         found = DataDigest(labels=True)
         found.update(self.arrays, range(self.count))
         return f"{found.count:,} examples, digest {found.hex}"
@@ -196,7 +196,7 @@ class Loaded:
 
     @property
     def state(self) -> Tensor:
-        """Where the generator of the order stands."""
+        """The state of the generator of the order."""
         return self._rows.state if self._own_order else torch.empty(0)
 
     def load(self, state: Tensor) -> None:
@@ -215,7 +215,7 @@ class Loaded:
         return batches
 
     def digest(self) -> str:
-        """Return what tells the examples from others, in whatever order they come; this reads all of them."""
+        """Return a digest of the examples, independent of their order; this reads all of them."""
         total = count = 0
         for batch in DataLoader(self.data, self.recipe.batch) if self._own_order else self.data:
             length = batch_length(batch)

@@ -60,7 +60,7 @@ def train(
         hooks: Objects with some of the methods of `Hook`, or functions of ``(model, step)``.
         save: A file that the state of the training is written to after each epoch. Where there is one of the same
             training, it goes on from there, bit for bit as if it had not stopped; that of another, or one that another
-            process is at, is refused. `netkin jobs` tells how far it is, and cancels it.
+            process is at, is refused. `netkin jobs` shows its progress, and cancels it.
         every: Save after so many steps, not after each epoch.
         overwrite: Begin anew where `save` holds another training, or anything else.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.

@@ -23,10 +23,10 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained; a network, its data and a seed beside it make a training that can be repeated.
+    """How a network is trained; with a network, its data and a seed a training can be repeated.
 
     Args:
-        epochs: How often all examples are seen; either this or `steps`.
+        epochs: Number of passes over the examples; either this or `steps`.
         steps: How many updates there are, whatever number of epochs that makes.
         batch: Examples in a batch, for data that come as arrays or as a data set.
         optimizer: "sgd", "adam", "adamw", or a function of the parameters that returns an optimizer of torch.
@@ -34,7 +34,7 @@ class Recipe:
         momentum: That of "sgd".
         nesterov: Whether the momentum of "sgd" is Nesterov's.
         decay: The weight decay.
-        schedule: How the rate goes: "constant", "steps" (a tenth after half, a hundredth after three quarters),
+        schedule: Of the learning rate: "constant", "steps" (a tenth after half, a hundredth after three quarters),
             "linear" or "cosine" (down to `end`), or a function of an optimizer that returns a scheduler of torch. It
             changes after each epoch where `epochs` are given, after each step where `steps` are.
         warmup: For how many epochs (or steps) the rate first rises in a straight line.
@@ -149,7 +149,7 @@ class Recipe:
 
 
 class Hook:
-    """What looks at a training, or changes it, on its way; override what you need.
+    """Callbacks that observe or change a training; override what you need.
 
     Any object with some of these methods is a hook, and so is a function of ``(model, step)``, which is called after
     each step. Steps and epochs are counted from 1. `settings` tells a hook from others of its class: a training that
@@ -165,7 +165,7 @@ class Hook:
     settings: Any = None
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Come in before the first step, and again where a saved training goes on."""
+        """Called before the first step, and again where a saved training resumes."""
 
     def loss(self, model: nn.Module, inputs: Any, outputs: Any, step: int) -> Tensor | None:
         """Return what is added to the loss of this step, or None."""
@@ -174,13 +174,13 @@ class Hook:
         """Change the gradients before they are clipped and used."""
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        """Look at the weights, or change them, after an update; no graph is built here."""
+        """Called after an update, to read or change the weights; no graph is built here."""
 
     def after_epoch(self, model: nn.Module, record: Record) -> None:
         """Read the record of an epoch that is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the hook must know to go on later: tensors, numbers, texts, lists and mappings."""
+        """Return the state that the hook needs to resume: tensors, numbers, texts, lists and mappings."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -38,9 +38,9 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the training flag, hooks, and
 
 @dataclass
 class Saving:
-    """The file of a training that can stop and go on, and the job beside it; without a path neither.
+    """The file of a training that can be resumed, and the job beside it; without a path neither.
 
-    The job's folder, as ``run.netkin.job``, says how far the training is and keeps other processes away.
+    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes.
     """
 
     path: Location | None
@@ -78,7 +78,7 @@ class Saving:
             return unpacked(header["state"], arrays)
 
     def write(self, state: Mapping[str, Any]) -> None:
-        """Write where the training stands: nested mappings and lists of tensors, numbers and texts."""
+        """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
         if self.path is not None:
             values, arrays = packed(state)
             progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for people
@@ -89,7 +89,7 @@ class Saving:
 def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], course: Course, test: Any
 ) -> dict[str, str]:
-    """Return what tells a training from others, by name and as text.
+    """Return what identifies a training, by name and as text.
 
     Args:
         model: The model before its first step.
@@ -185,7 +185,7 @@ def seed_all(model: nn.Module, seed: int, epoch: int) -> None:
 
 
 def random_state(model: nn.Module) -> dict[str, Any]:
-    """Return where the generators of torch, NumPy and Python stand."""
+    """Return the states of the generators of torch, NumPy and Python."""
     of_numpy: Any = np.random.get_state()
     name, keys, *rest = of_numpy
     state: dict[str, Any] = {

@@ -63,7 +63,7 @@ def plot(
 
     With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF. A
     series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go the
-    lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for 95 %
+    lines alone. Below the heatmaps of a comparison is the `profile` of its corresponding layers with bars for 95 %
     intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking becomes
     a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside the
     similarity of its clients, of which the lines alone go into `ax`; tasks learnt one after another their accuracy
@@ -78,7 +78,7 @@ def plot(
         steps: Steps of a series to draw.
         profile: Whether to draw the profile.
         title: Title above the whole figure.
-        caption: Whether to say below what is shown, on which data; never below axes of yours.
+        caption: Whether to write a caption below the figure; never below your own axes.
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)

@@ -84,7 +84,7 @@ def heatmap_into(ax: Any, grid: Grid, names: tuple[str, str], *, best: bool = Tr
 
 
 def bar_beside(axes: Any, image: Any, grid: Grid) -> None:
-    """Put the bar of colours beside one pair of axes or several; close is up, as everywhere."""
+    """Put the colour bar beside one pair of axes or several; the close end is up."""
     figure = image.axes.figure
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03)
     bar.outline.set_visible(False)
@@ -241,7 +241,7 @@ def name_axis(axis: Any, layers: Sequence[str], model: str, upright: bool = Fals
 
 
 def write_words(write: Any, words: str, **style: Any) -> None:
-    """Write words as they are: a dollar sign in a name starts no formula."""
+    """Write text literally: a dollar sign in a name starts no formula."""
     write(words.replace("$", r"\$"), **style)
 
 

@@ -184,7 +184,7 @@ def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]
 
 
 def _names(comparison: Comparison, grid: Grid) -> tuple[str, str]:
-    """Return what stands beside the rows and below the columns."""
+    """Return the labels of the rows and of the columns."""
     apart = told_apart([comparison.a, comparison.b])
     a, b = apart[comparison.a], apart[comparison.b]
     return (f"{a} {'→' if grid.scale.worth else 'and'} {b}", "") if grid.listed else (a, b)

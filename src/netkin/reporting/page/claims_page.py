@@ -37,7 +37,7 @@ def claims_page(claims: Iterable[Claim]) -> str:
 
 
 def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
-    """Return the claims by paper and by id; under an id stand its scales."""
+    """Return the claims by paper and by id; an id has its scales."""
     papers: dict[str, dict[str, list[Claim]]] = {}
     for claim in claims:
         papers.setdefault(claim.paper, {}).setdefault(claim.id, []).append(claim)
@@ -45,7 +45,7 @@ def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """Return as text how many claims hold, at the largest scale at which each was measured; identities stand apart."""
+    """Return as text how many claims hold, at the largest measured scale of each; identities are counted separately."""
     parts = [_counted([one for one in claims if one.kind == EMPIRICAL], "claim")]
     parts += [_counted([one for one in claims if one.kind == IDENTITY], "identity")]
     return "; ".join(filter(None, parts))

@@ -134,7 +134,7 @@ def retitled(page: str, title: str) -> str:
 
 
 def header(title: str, sentence: str, whole: str | None = None) -> Markup:
-    """Return the top of a page: its title (told in full by `whole`), and the one sentence that says what was found."""
+    """Return the top of a page: its title (in full in `whole`), and one sentence with the main result."""
     button = tag("button", "Dark or light", type="button", id="theme", class_="controls")
     top = tag("div", tag("span", "netkin report", class_="brand"), button, class_="top")
     return tag("header", top, tag("h1", title, title=whole), tag("p", sentence, class_="headline"))
@@ -166,7 +166,7 @@ def facts(texts: Iterable[str]) -> Markup:
 
 
 def warnings(said: Sequence[str]) -> Markup | None:
-    """Return what to know before reading the numbers, or None where there is nothing."""
+    """Return the warnings to read before the numbers, or None where there are none."""
     if not said:
         return None
     title = tag("summary", f"Before you read the numbers ({len(said)})")
@@ -197,7 +197,7 @@ def _asset(filename: str) -> str:
 
 
 def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
-    """Return the section that says how the numbers of a comparison came to be; `names` are shorter ones of models."""
+    """Return the section with the provenance of a comparison; `names` are shorter ones of models."""
     models = {} if has_networks(comparison) else {"a": comparison.a, "b": comparison.b}
     return section(
         _general(comparison),
@@ -253,7 +253,7 @@ def _counted(layers: Sequence[str]) -> str:
 
 
 def grouped(facts: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return facts in which what is said alike of several layers is said once.
+    """Return facts without repetition for several layers.
 
     Example:
         >>> grouped({"cut after 'in'": "stopped after 'in'", "cut after 'out'": "stopped after 'out'"}, ["in", "out"])
@@ -278,7 +278,7 @@ def _fact_row(words: str, said: str, own: Sequence[str], layers: Sequence[str]) 
 
 
 def common_facts(comparison: Comparison) -> dict[str, Any]:
-    """Return what a comparison says of its data and its making."""
+    """Return the facts of a comparison about its data and provenance."""
     shapes = sorted({*comparison.shapes_a.values(), *comparison.shapes_b.values()})
     data = {
         "data": comparison.data,

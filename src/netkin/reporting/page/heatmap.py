@@ -44,7 +44,7 @@ def heatmap(grid: Grid, caption: str) -> Markup:
 
 
 def values_class(grids: Sequence[Grid]) -> str:
-    """Return whether values stand in the cells before any script runs: where they are few enough to be read."""
+    """Return the CSS class that shows values in the cells where they are few enough to be read, or hides them."""
     return "values-shown" if max((len(grid.columns) for grid in grids), default=0) <= FEW else "values-hidden"
 
 
@@ -228,7 +228,7 @@ def reason_list(told: Sequence[str], summary: str, who: str = "") -> Markup | No
 
 
 def shared_reasons(grids: Sequence[Grid]) -> tuple[list[str], Markup | None]:
-    """Return the reasons that several measures give, and the list that says each once.
+    """Return the reasons that several measures share, and the list with each of them once.
 
     A layer that is constant has no value by any measure; the page says so once.
     """
@@ -277,7 +277,7 @@ def embedded_tables(tables: Sequence[tuple[str, str, Values]]) -> dict[str, Any]
 
 
 def embedded_series(series: Series, axis: StepAxis) -> dict[str, Any]:
-    """Return the numbers of a series as the page says them, with four decimals, so that many steps stay small."""
+    """Return the numbers of a series as the page shows them, with four decimals, so that many steps stay small."""
     final = series.comparisons[-1]
     read_off = {"warnings": list(series.warnings), "complete": series.complete}
     places = [[final.layers_a.index(layer), final.layers_b.index(layer)] for layer in series.layers]

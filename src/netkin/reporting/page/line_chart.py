@@ -36,7 +36,7 @@ def figure_of_curve(title: str, curve: Curve, note: str = "") -> Markup | None:
 
 
 def line_chart(chart: Chart, labels: bool = False, upwards: str = "") -> Markup:
-    """Return the chart; with `labels`, the lines' names stand at their ends; `upwards` names the axis of the values."""
+    """Return the chart; with `labels`, lines have their names at their ends; `upwards` names the axis of the values."""
     words = f"{chart.title}; the arrow keys go from point to point, + and − zoom"
     facts = {"x": [round(x, 4) for x in chart.lefts], "names": chart.names, "up": [chart.up.low, chart.up.high]}
     facts |= {"across": chart.across, "lines": [_facts(k, chart) for k in range(len(chart.lines))]}
@@ -103,7 +103,7 @@ def _whisker(x: float, low: float, high: float) -> Markup:
 
 
 def shape(kind: int) -> str:
-    """Return the shape of a line's dots; where colours begin again it changes, so that lines are told apart."""
+    """Return the shape of a line's dots; where colours begin again it changes, so that lines can be distinguished."""
     return SHAPES[(kind + kind // KINDS) % 2]
 
 

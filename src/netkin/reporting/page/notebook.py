@@ -53,7 +53,7 @@ def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
 
 
 def ranking_view(ranking: Ranking) -> str:
-    """Return a ranking as HTML for a notebook: what it says and its table."""
+    """Return a ranking as HTML for a notebook: its summary and its table."""
     rows = [[name(model), *cells] for model, cells in zip(ranking.models, ranking.cells(), strict=True)]
     notes = [*ranking.reasons(), *(f"warning: {warning}" for warning in ranking.warnings)]
     words = tag("p", f"{ranking.data}, {ranking.examples:,} examples. {ranking.conclusion}")
