@@ -25,14 +25,14 @@ from safetensors.numpy import save
 
 from netkin.errors import FileFault
 
-LOCKS = find_spec("fcntl") is not None  # without them it can't be told which unfinished files are still being written
+LOCKS = find_spec("fcntl") is not None  # without them it is unknown which unfinished files are still being written
 if LOCKS:
     import fcntl
 
 FORMAT = 2  # 1: no checksums, and tables without kind, axes and unit
 UNFINISHED = ".unfinished"
 AGAIN = "take another copy of the file, or make it anew"
-GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every page of ours
+GENERATOR = b'<meta name="generator" content="netkin'  # near the top of every netkin page
 MARK = "netkin"  # in the metadata of figures and weights
 SIGNATURES = {b"\x89PNG": "figure", b"%PDF": "figure", b"<?xml": "figure", b"<svg": "figure"}
 WORDS = {"comparisons": "set of comparisons", "compressed": "compressed model", "claim": "record of a claim"}

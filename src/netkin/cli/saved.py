@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST = 100  # characters of a value
 UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
-LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training tells a reader nothing
+LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training is of no use to a reader
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 

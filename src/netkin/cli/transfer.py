@@ -182,7 +182,7 @@ def _taken_apart(task: str) -> tuple[str, list[str]]:
         ('t', ['netkin:tiny10,width=4@w.pt', 'images,size=64:DIR'])
     """
     name, equals, rest = task.partition("=")
-    # an option such as width=4 belongs to what stands before it
+    # an option such as width=4 belongs to what precedes it
     found = [name, *re.split(r",(?!\w+=)", rest, maxsplit=1)]
     if equals and name and rest and len(found) == 2 and held_by(rest) == "statistics":
         return name, [rest]

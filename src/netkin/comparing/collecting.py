@@ -59,7 +59,7 @@ class Pass:
         self._digest = DataDigest()
         self._of_weights = [need for need in self.needs if need.feeds == {"weights"}]
         self._paired = any(kind.pairs_rows for need in self.needs for kind in need.candidates)
-        self._numbered = self._paired  # whether one number tells an example, whichever model sees it
+        self._numbered = self._paired  # whether one number identifies an example for all models
         self._seen: dict[str, int] = {}  # examples of each model, where their data differ
         self._reducing = [need for need in self.needs if all(kind.reduces for kind in need.candidates)]
         self._reducers: dict[tuple[int, int], Collector] = {}  # by the place of their need, and the number of rows

@@ -78,7 +78,7 @@ class Runner(ABC):
     device: Any = None  # where its rows are made, if it is known beforehand
     resizes = False  # whether its feature maps may be averaged down to the size of others
     targets: Sequence[Target] = ()  # the losses whose gradients are wanted
-    has_content = True  # whether its batches tell what an example is
+    has_content = True  # whether its batches identify the examples
     names_layers = True  # whether its layers were chosen by the user
 
     @property

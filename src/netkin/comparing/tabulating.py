@@ -161,7 +161,7 @@ class Tables:
             for measure in able:
                 if self.mirrored and measure.facts.symmetric and (y, x) in seen:
                     continue  # its value is there already
-                with suppress(NoValue):  # which is told when the pair is measured
+                with suppress(NoValue):  # which is reported when the pair is measured
                     pair = self._read(measure, x, y, read, without)
                     given.setdefault(id(pair), (pair, []))[1].append(measure)
             seen.add((x, y))
@@ -287,7 +287,7 @@ class Tables:
     def _exactness(self, measure: Measure) -> str:
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         for x, y in self.wanted:
-            with suppress(NoValue):  # of pairs that do not meet
+            with suppress(NoValue):  # of pairs that are not compared
                 collector, a, b = self.statistics.place(measure, (self.a, x), (self.b, y))
                 found.setdefault(id(collector), (collector, []))[1].append((a, b))
         told = [collector.exactness_of(pairs) for collector, pairs in found.values()]

@@ -21,7 +21,7 @@ from netkin.errors import ValueFault
 from netkin.progress import command
 
 PLAIN = (bool, int, float, complex, str, bytes)
-_SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr tells all
+_SPOKEN = (type(None), torch.dtype, torch.device, slice, range, PurePath, type(...))  # whose repr is complete
 
 
 def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.dtype | None = None) -> str:

@@ -114,7 +114,7 @@ class _SparsityEvents:
         self._unused = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        self._end()  # of a training that was interrupted, which the Trainer does not tell
+        self._end()  # of a training that was interrupted, which the Trainer does not report
         self.penalty = CKASparsityLoss(model, **self.options)
         self._handle = self.penalty.model.register_forward_hook(functools.partial(self._add, args), with_kwargs=True)
         path = checkpoint_file(args, state, SPARSITY)

@@ -396,5 +396,5 @@ def _file_name(name: str) -> str:
     written = quote(name, safe=" ,=()'+@")
     if len(written) <= LONGEST and written == written.lower().strip() and written:
         return written
-    # file systems that do not tell A from a would confuse two parts
+    # case-insensitive file systems would confuse two parts
     return f"{written[:LONGEST].strip()} {blake2b(name.encode(), digest_size=8).hexdigest()}"

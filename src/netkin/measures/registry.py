@@ -26,7 +26,7 @@ from netkin.settings import exact_matrix_products
 INVARIANCES = ("rotation", "scaling", "translation", "invertible")
 RIGID = frozenset({"rotation", "scaling", "translation"})
 AFFINE = frozenset(INVARIANCES)
-RANK = (  # of `Side.kept`, on which everything that whitens stands
+RANK = (  # of `Side.kept`, on which all whitening depends
     "rank: eigenvalues above max(n, p)·eps·λmax, eps of the products, "
     "and above ε²/3·(1 + √(p/n))²·max Σx², ε of the data"
 )

@@ -284,7 +284,7 @@ def series_headline(series: Series) -> str:
     for threshold, measure in [(mark, m) for m in series.measures for mark in series.marks(m)]:
         try:
             return f"{general}. {_found(series, series.bottom_up(threshold, measure), threshold, measure)}"
-        except NoValue:  # all layers get there together: the next mark may tell them apart
+        except NoValue:  # all layers get there together: the next mark may separate them
             continue
     return f"{general}."
 

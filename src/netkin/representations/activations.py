@@ -300,7 +300,7 @@ class Reader:
             if axis is None:
                 return self._leave_out(name, output)
             output = output.movedim(axis, 0) if axis else output
-        # the model itself runs in the precision that its user has set; shapes of ours take no products
+        # the model itself runs in the precision that its user has set; netkin's shapes take no products
         with exact_products() if custom else nullcontext():
             try:
                 rows, self.shapes[name] = rows_of(output, shape, self._mask)

@@ -311,7 +311,7 @@ def _counting(node: fx.Node) -> fx.Node | None:
 
 
 def _is_end(node: fx.Node) -> bool:
-    # in-place steps whose result is not read are dropped too; `agrees` tells when that was wrong
+    # in-place steps whose result is not read are dropped too; `agrees` detects when that was wrong
     return node.op in ("placeholder", "output")
 
 

@@ -298,7 +298,7 @@ def logits_of(output: Any) -> Tensor:
 
 @contextmanager
 def pulling() -> Iterator[None]:
-    """Inside the `with`, raise a clear error where a gradient can't be taken, such as a step in place over what it needs."""
+    """Raise a clear error where a gradient can't be taken inside the `with`, as after a step in place."""
     try:
         yield
     except RuntimeError as fault:

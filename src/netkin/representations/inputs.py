@@ -53,7 +53,7 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
         return model(inputs)
     except Exception:
         raise
-    except BaseException:  # what stops a forward half way: torch tells the hooks of an `Exception` alone
+    except BaseException:  # what stops a forward half way: torch calls the hooks after an `Exception` only
         end_forward(model)
         raise
 
@@ -80,7 +80,7 @@ def _misfit(model: nn.Module, keywords: dict[Any, Any]) -> str:
         signature.bind(**keywords)
     except TypeError as fault:
         return f"{fault}"
-    except ValueError:  # no signature that Python knows
+    except ValueError:  # no signature available
         return ""
     return ""
 

@@ -116,7 +116,7 @@ class TaskAccuracies:
         return f"TaskAccuracies({self.method!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
     def table(self, seed: int | None = None) -> Values:
-        """Return the accuracy matrix of a seed, or the mean over all: tested tasks in columns, after each task in rows."""
+        """Return the accuracy matrix of a seed, or the mean over all: trained tasks in rows, tested in columns."""
         if seed is not None and seed not in self.seeds:
             raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.seeds))}.")
         chosen = self.accuracies if seed is None else self.accuracies[[self.seeds.index(seed)]]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from netkin.results.values import Match, Values
 
 HOLE = "–"
-NAMED = 5  # best matches that are told one by one
+NAMED = 5  # best matches that are listed one by one
 NO_DATA = "from the weights alone: no data were run"
 DEBIASED = {"cka": "cka_debiased", "cka_rbf": "cka_rbf_debiased"}  # measures free of the bias of others
 

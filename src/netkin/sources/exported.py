@@ -117,7 +117,7 @@ _ARITHMETIC = {
     *("floor", "ceiling", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"),
 }
 _MOST_BITS = 4096
-# what torch knows the archive by; it compares these and runs nothing in them
+# by which torch identifies the archive; it compares these and runs nothing in them
 _MARKS: tuple[str, ...] = ("archive_format", "archive_version", "byteorder", ".data/version", "version")
 _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _REFUSED_ARGUMENTS = {"as_operator": "a function as argument", "as_custom_obj": "an object of its own"}

@@ -66,7 +66,7 @@ def vet_torch_file(path: Path) -> None:
     """Raise `Refused` for a file saved by torch that would take memory or time out of proportion; nothing runs."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        if file.read(4) == b"PK\x03\x04":  # as torch tells its two layouts apart
+        if file.read(4) == b"PK\x03\x04":  # as torch distinguishes its two layouts
             refuse_bomb(file, str(path), size)
             pickled = _zipped_pickle(file)
             _Reader(io.BytesIO(pickled), _TorchNames(len(pickled)), _Storages(None)).load()

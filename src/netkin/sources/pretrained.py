@@ -104,7 +104,7 @@ def _refuse_oversized(transformers: Any, kind: Any, folder: Path) -> None:
         with torch.device("meta"):
             config = _from_folder("AutoConfig", folder)
             empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
-    except Exception:  # what is wrong is told when the model itself is built
+    except Exception:  # faults are reported when the model itself is built
         return
     numbers = sum(weight.numel() for weight in empty.parameters())
     if numbers > max(HARMLESS // 4, _NUMBERS_IN_A_BYTE * held):

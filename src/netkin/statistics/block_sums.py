@@ -20,7 +20,7 @@ from netkin.statistics.sides import CovarianceSide
 from netkin.statistics.statistic import Stored
 
 Parts = list[tuple[int, slice]]  # which rows, sorted by chunk, belong to which chunk
-SAMPLE = 256  # rows whose median stands for that of all
+SAMPLE = 256  # rows whose median estimates that of all
 
 
 class Columns(NamedTuple):
@@ -100,7 +100,7 @@ class CrossSums(Stored):
     @classmethod
     def starting(cls, left: Sequence[Key], right: Sequence[Key], layers: Mapping[Key, LayerSums]) -> CrossSums:
         x, y = layers[left[0]].own, layers[right[0]].own
-        # a layer without space meets the zero frequency of a map, and that alone
+        # a layer without space is paired with the zero frequency of a map only
         blocks, dtype = min(x.shape[1], y.shape[1]), torch.promote_types(x.dtype, y.dtype)
         size = [sum(layers[name].own.shape[-1] for name in side) for side in (left, right)]
         return cls(left, right, layers, torch.zeros(len(x), blocks, *size, dtype=dtype, device=x.device))

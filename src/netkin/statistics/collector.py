@@ -296,7 +296,7 @@ class Numbers(Stored):
     """The numbers of the examples and rows that a collector has seen: counted as they come, unless given."""
 
     next: int = 0
-    given: bool = False  # whether the numbers come from outside, and so tell examples apart
+    given: bool = False  # whether the numbers are given by the caller, and so identify examples
     stored: ClassVar[tuple[str, ...]] = ("next", "given")
 
     def take(self, numbers: Any, count: int) -> np.ndarray:

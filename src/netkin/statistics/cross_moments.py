@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROWS = 1024  # so many are multiplied at a time in float32
 SAMPLE = 8  # times the width: rows by which a layer's shift and precision are chosen
-WIDEST = 512  # for wider layers these are too many to look at
+WIDEST = 512  # for wider layers these are too many to check
 FIRM = 1e-3  # the least eigenvalue of correlations, over the largest, from which float32 is enough
 HELD = 2**25  # bytes of a layer held on a CPU until the next batch: memory given back in between costs time
 SAFE = (1e-12, 1e12)  # sizes whose squares and sums float32 holds

@@ -174,7 +174,7 @@ class LayerKernels(Collector):
     def __init__(self, names: Sequence[Key], settings: KernelSettings, *, seed: int = 0, chunks: int = 0):
         self.names, self.settled = list(names), settings.to_json()
         self.features = LayerRows(self.names, cap=CAP, seed=seed, chunks=chunks)
-        self.gradients: LayerRows | None = None  # whose layers the first batch tells
+        self.gradients: LayerRows | None = None  # whose layers are known from the first batch
         self.release()
 
     @classmethod

@@ -28,7 +28,7 @@ class LinearSettings(Settings):
     whitens: bool = False  # each layer is decomposed
     rotates: bool = False  # wide layers are rotated into their row space
     uncentred: bool = False  # layers are looked at about the origin
-    unfit_for_spectra: str = ""  # a measure that looks at single units or debiases
+    unfit_for_spectra: str = ""  # a measure that depends on single units or debiases
 
     @classmethod
     def of(cls, measure: Any) -> LinearSettings:
@@ -100,7 +100,7 @@ def _rows_together(study: Study, fold: int) -> Callable[[LayerSize], int]:
 def price_of_rows(settings: LinearSettings, study: Study, streamed: Price) -> Price:
     """Return what all rows cost, where moments would take the price `streamed`."""
     sizes, n = study.sizes, study.examples
-    # data that do not tell how many they are begin with one batch, and are watched
+    # data of unknown length begin with one batch, and are monitored
     count = n if n is not None else max(layer.examples for layer in sizes)
     item = settings.precision(study).itemsize
     held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)

@@ -37,7 +37,7 @@ class Decomposition(NamedTuple):
     """A matrix of a pair, (blocks, m, n), whose singular values a measure requests, or its left vectors too."""
 
     matrix: Tensor
-    graded: bool = True  # whether it stands in the principal directions of both layers
+    graded: bool = True  # whether it is in the principal directions of both layers
     vectors: bool = False
 
 

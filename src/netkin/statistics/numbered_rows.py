@@ -30,7 +30,7 @@ def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = Non
         return numbers[owners] * 2**20 + within
     if count == len(numbers):
         return numbers
-    if count % len(numbers):  # examples of unequal length, told apart by nothing but their order
+    if count % len(numbers):  # examples of unequal length, identified only by their order
         return numbers[0] * 2**20 + np.arange(count)
     return (numbers[:, None] * (count // len(numbers)) + np.arange(count // len(numbers))).ravel()
 

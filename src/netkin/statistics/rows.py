@@ -39,7 +39,7 @@ from netkin.statistics.row_sides import RowsSide
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CAP = 2048  # rows that measures on rows look at: their distance matrices grow with the square
+CAP = 2048  # rows that measures on rows use: their distance matrices grow with the square
 
 
 class SampledRows:

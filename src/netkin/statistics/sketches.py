@@ -99,7 +99,7 @@ class BucketSums(Stored):
         self.buckets, self.n, self.width = buckets, 0, 0
         self.parts: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
-        self.signs: Any = None  # until the first batch tells the device
+        self.signs: Any = None  # until the device is known from the first batch
 
     def add(self, rows: Mapping[str, Tensor], placing: Placing) -> None:
         """Add rows of each part to their buckets."""

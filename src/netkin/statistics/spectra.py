@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLD = 64  # examples gathered before they are transformed
-SAMPLE = 64  # examples whose maps are kept, to tell how much lies off the blocks
+SAMPLE = 64  # examples whose maps are kept, to estimate the share off the blocks
 
 View = tuple[Key, Grid]
 
@@ -171,7 +171,7 @@ class LayerSpectra(LayerMoments):
         cross, _ = block.centred(*((y, x) if turned else (x, y)), without, False)
         cross = cross.mH if turned else cross
         first, second = (self._side((view, cross.is_complex()), without) for view in (x, y))
-        if not grid and cross.is_complex():  # a layer without space meets the zero frequency of a map alone
+        if not grid and cross.is_complex():  # a layer without space is paired with the zero frequency of a map only
             others = math.prod(x[1] or y[1]) - 1
             return Spectra(first, second, torch.cat([cross, cross.new_zeros(others, *cross.shape[1:])]))
         return Spectra(first, second, frequencies(grid, cross.device).whole(cross))

@@ -210,7 +210,7 @@ class Loaded:
             rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
             return iter(DataLoader(self.data, batch_sampler=rows))
         batches = iter(self.data)
-        # read now, so that what a loader draws at random is drawn before the random states are put back
+        # read now, so that what a loader draws at random is drawn before the random states are restored
         deque(islice(batches, skip), maxlen=0)
         return batches
 

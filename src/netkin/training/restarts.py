@@ -81,7 +81,7 @@ class Saving:
         """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
         if self.path is not None:
             values, arrays = packed(state)
-            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for people
+            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
             header = {"identity": dict(self.identity), "progress": progress, "state": values}
             files.write(self.path, KIND, header, arrays, overwrite=self.overwrite)
 

@@ -140,7 +140,7 @@ def _resumed(learner: Learner, part: Part) -> list[list[float]]:
         raise ValueError(f"its accuracies are of shape {rows.shape}")
     learner.load(unpacked(part.values["state"], arrays))
     for task in range(len(learner.tasks)):
-        learner.network(task)  # weights that do not fit are told as damage
+        learner.network(task)  # weights that do not fit are reported as damage
     return [list(map(float, row)) for row in rows]
 
 

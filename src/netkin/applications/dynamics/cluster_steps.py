@@ -38,7 +38,7 @@ from netkin.sources.runs import Checkpoint, Run
 if TYPE_CHECKING:
     from netkin.applications.dynamics.dynamics import _Options, _Study
 
-LOOKED = 16  # checkpoints that one task looks at
+LOOKED = 16  # checkpoints that one task inspects
 
 
 # --- in the process that calls ----------------------------------------------------------------------------------------

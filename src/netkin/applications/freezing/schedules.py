@@ -210,7 +210,7 @@ def _from_first_process(compute: Callable[[], Any]) -> Any:
     if dist.get_rank() == 0:
         try:
             answer[0] = compute()
-        except BaseException as raised:  # told to the others first, who wait
+        except BaseException as raised:  # sent first to the other processes, which wait
             fault, answer[1] = raised, f"{type(raised).__name__}: {raised}"
     dist.broadcast_object_list(answer, src=0)
     if fault is not None:

@@ -43,7 +43,7 @@ class Joints:
     widths: tuple[Mapping[str, int], Mapping[str, int]]
     forms: Mapping[str, str]
     cuts: Mapping[str, bool] = field(default_factory=dict)
-    unequal: bool = False  # whether maps of different sizes are to meet
+    unequal: bool = False  # whether maps of different sizes are joined
 
     def refuse(self) -> None:
         """Raise the reason of the first pair that can't be joined."""

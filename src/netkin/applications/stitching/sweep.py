@@ -223,7 +223,7 @@ class Sweep:
         self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
 
     def _stitched(self) -> None:
-        # who wants to see each stitch gets all of them
+        # a caller that receives each stitch gets all of them
         work = [key for key in self.work if self.asked.each is not None or key not in self.outcomes]
         if not work:
             return

@@ -250,7 +250,7 @@ def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
     try:
         return _number(score, evidence)
     except NoValue:
-        return np.nan  # the table then tells that there is no error, and why
+        return np.nan  # the table then states that there is no error, and why
 
 
 def _refuse_unpaired(found: Sequence[_Found], paired: bool) -> None:

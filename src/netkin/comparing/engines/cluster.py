@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 ATTEMPTS = 4  # of an errand whose worker or node is lost
-PAUSE = 1.0  # seconds between two looks at the job and at stragglers
+PAUSE = 1.0  # seconds between two checks of the job and of stragglers
 STRAGGLER = 4.0  # how many times longer than the median an errand takes that is started a second time
 LEAST = 20.0  # seconds below which nothing is a straggler
 COPIES = 2  # of a straggler, on other nodes

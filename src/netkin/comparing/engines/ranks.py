@@ -21,7 +21,7 @@ from torch import Tensor
 from netkin.errors import NetkinError, ValueFault, WorkerFault
 
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to hear of it
-PAUSES = (0.001, 0.05)  # seconds between two looks at the store, at first and at most
+PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
 _calls = itertools.count()  # the same on every rank, as every rank makes the same calls
 
 Message = tuple[dict[str, Any], dict[str, Tensor]]  # what JSON can hold, and tensors by their names

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from netkin.comparing.request import Options
 
 HOME = worker.__name__
-LOOKED = 8  # models that one task looks at
+LOOKED = 8  # models that one task inspects
 SHARES = 2  # of the data, for each task that can run at once
 Pair = tuple[str, str]
 

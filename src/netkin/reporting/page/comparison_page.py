@@ -39,7 +39,7 @@ from netkin.results.labels import column_label, has_classes, has_networks, is_of
 from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
-MOST = 5  # reasons why errors are missing, told in one place
+MOST = 5  # reasons why errors are missing, shown in one place
 CHOOSABLE = 4  # with more heatmaps than these the page offers a choice among them
 
 

@@ -38,7 +38,7 @@ from netkin.results.text import plural
 
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open
-MOST = 3  # faults of clients that are told above the numbers
+MOST = 3  # faults of clients that are listed above the numbers
 HONEST = (
     "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
     "Clients with similar atoms may have similar data, or only as many steps from the same start."

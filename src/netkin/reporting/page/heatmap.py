@@ -24,7 +24,7 @@ from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
 from netkin.results.text import plural
 
-MOST = 5  # reasons told in one place
+MOST = 5  # reasons shown in one place
 FEW = 12  # columns, up to which the cells show their values at first
 LETTER = 7.4  # pixels that a letter of a label takes at most
 FREE = 0.42  # of a cell that the line through the best matches leaves to the number

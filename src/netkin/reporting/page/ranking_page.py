@@ -81,7 +81,7 @@ def _card(ranking: Ranking, score: str) -> Markup:
     words = ", ".join(filter(None, [better, range_of(table), cost]))
     known = bool(np.isfinite(table.values).any())
     drawn = _chart(ranked) if known else tag("p", "It has a value for no model.")
-    said = ranked.conclusion if known and score != ranking.score else None  # that of the rank stands above all
+    said = ranked.conclusion if known and score != ranking.score else None  # that of the rank is above all
     note = tag("figcaption", tag("p", said), tag("p", table.conventions, class_="facts-line"))
     return tag("figure", tag("h3", score), tag("p", words, class_="facts-line"), drawn, note, class_="card curve")
 
