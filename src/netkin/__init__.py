@@ -1,8 +1,7 @@
-"""netkin measures the kinship of neural networks and puts it to use.
+"""netkin measures the similarity of neural networks, and applies it.
 
-Names are imported when they are first asked for, so that `import netkin` is light and needs no torch. `dir(netkin)`
-lists what is typed daily; `nk.shapes` holds what one example may be, and statistics, cutting and records can be reached
-by their names too.
+Names are imported on first access, so that `import netkin` is quick and needs no torch. `dir(netkin)` lists the names
+in common use; the others (statistics, cutting, records) are attributes too. `nk.shapes` defines what an example is.
 """
 
 from __future__ import annotations

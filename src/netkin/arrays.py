@@ -1,4 +1,4 @@
-"""The door: whatever people bring (NumPy, torch, anything with DLPack) becomes a float matrix, or is refused."""
+"""Validation of input arrays: NumPy, torch or DLPack arrays become float matrices, or are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
 
 
 def resolution_of(array: Any, matrix: Tensor) -> float:
-    """Return the rounding unit of the numbers in `array`; `matrix` is what the door has made of it."""
+    """Return the rounding unit of the numbers in `array`; `matrix` is the converted array."""
     name = str(getattr(array, "dtype", "")).rpartition(".")[2]
     halves = {str(dtype).rpartition(".")[2]: dtype for dtype in HALF}
     return torch.finfo(halves.get(name, matrix.dtype)).eps
@@ -123,7 +123,7 @@ def _imported(array: Any, name: str) -> Tensor:
 
 
 def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
-    """Refuse an array with masked values, under which anything may stand."""
+    """Refuse an array with masked values, whose content is undefined."""
     count = int(np.ma.count_masked(array))
     if count:
         raise ValueFault(

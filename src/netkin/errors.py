@@ -5,11 +5,11 @@ NetkinError
 ├── ValueFault (ValueError)        NaN, Inf, complex numbers, parameters out of range
 ├── NoValue (ValueError)           a measure has no value for this pair: becomes a hole with its reason
 ├── UnknownName (LookupError)      no measure, layer, model or data set of that name
-├── NameClash (ValueError)         two things want one name
+├── NameClash (ValueError)         two objects have the same name
 ├── ForwardError (RuntimeError)    a model could not be run, or ran other than expected
 ├── MemoryLimit (MemoryError)      the work does not fit the memory limit
 ├── SourceError (ValueError)       a model, data set or package of measures could not be loaded
-├── FileFault (ValueError)         a file of ours that is damaged, of another kind or from a newer netkin
+├── FileFault (ValueError)         a netkin file that is damaged, of another kind or from a newer version
 ├── MissingExtra (ImportError)     an optional package is needed; the message names the extra
 └── WorkerFault (RuntimeError)     another process that shares the work has failed
 
@@ -42,11 +42,11 @@ class NoValue(NetkinError, ValueError):
 
 
 class UnknownName(NetkinError, LookupError):
-    """No thing of that name."""
+    """No measure, layer, model or data set of that name."""
 
 
 class NameClash(NetkinError, ValueError):
-    """Two things want one name."""
+    """Two objects have the same name."""
 
 
 class ForwardError(NetkinError, RuntimeError):

@@ -1,7 +1,7 @@
-"""The one file format, and every file that is written: whole or not at all, and never over something else by surprise.
+"""The file format of netkin, and atomic writing of files, which never overwrites without permission.
 
-A file of ours is a safetensors file whose metadata hold a JSON header under ``netkin``; any safetensors reader can open
-the arrays. The header begins with a checksum of its own text and holds one of the arrays.
+A netkin file is a safetensors file whose metadata hold a JSON header under ``netkin``; any safetensors reader can open
+the arrays. The header begins with a checksum of its own text and contains one of the arrays.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def read_header(path: Location, kind: str | None = None) -> dict[str, Any]:
 
 
 def has_checksum(path: Location) -> bool:
-    """Tell whether a file carries a checksum, so that what could be read of it is what was written."""
+    """Return whether a file carries a checksum, by which damage is detected."""
     with _opened(path) as file:
         return (file.metadata() or {}).get("netkin", "").startswith(_START)
 

@@ -1,4 +1,4 @@
-"""Memory: how much of it there is and how much is free, on the host and on a GPU, and a size in words.
+"""Total and free memory of the host and of a GPU, and sizes as text.
 
 A container or a batch system may allow less than the machine has: the limits of the control groups (cgroups, version 2
 and 1) that this process belongs to count, with the groups above them.
@@ -54,7 +54,7 @@ def size_in_words(count: float) -> str:
 
 
 def is_cuda(device: Any) -> bool:
-    """Tell whether a device, as an object or as text, is a GPU of CUDA."""
+    """Return whether a device, as an object or as text, is a GPU of CUDA."""
     return device is not None and str(device).partition(":")[0] == "cuda"
 
 

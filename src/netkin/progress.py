@@ -1,4 +1,4 @@
-"""Progress: how far long work has come, as a bar in a terminal, as calls of a function, or not at all.
+"""Progress of long work: a bar in a terminal, calls of a function, or nothing.
 
 Every long call takes ``progress=``: None shows a bar where stderr is a terminal, False shows nothing, and a function is
 called as ``progress(done, total, what)``; it may raise to end the work.
@@ -87,7 +87,7 @@ def reporting(
 def reported(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items, and report each when the next is asked for.
+    """Yield the items, and report each when the next is requested.
 
     Args:
         items: What is gone through.

@@ -1,7 +1,7 @@
-"""Settings of torch that hold for the whole process: changed for a while, and put back by the last who needs them.
+"""Global settings of torch: changed temporarily, and restored by the last thread that needs them.
 
-Threads may overlap in any order. The first one that needs a setting changes it, and what it was before is put back when
-the last one leaves, so that no thread works under a setting that another has already put back.
+Threads may overlap in any order. The first one that needs a setting changes it, and the earlier value is restored when
+the last one has finished, so that no thread runs under a setting that another has already restored.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
     assert series.layers == ("conv1", "conv2", "conv3", "conv4")
     assert series.between_steps("conv4")[0, 2] == pytest.approx(1)
     assert 0.2 < series.between_steps("conv1")[0, 2] < 1
-    assert Path("atoms.html").read_text().count('class="map"') == 4
+    assert Path("atoms.html").read_text().count('class="framed"') == 4
 
 
 @pytest.mark.usefixtures("run")

@@ -241,9 +241,9 @@ def test_warnings_and_interruptions_are_told(made, wide):
 
 def test_mixed_shapes_are_counted(made, wide):
     shapes = {"conv1": "pool", "conv2": "pool", "head": "flatten"}
-    assert "what one example is: pool (5 layers), flatten (1 layers)" in str(made.comparison(shapes_a=shapes))
+    assert "what one example is: pool (5 layers), flatten (1 layer)" in str(made.comparison(shapes_a=shapes))
     classes = made.comparison(made.table(axes=("layer", "class")), shapes_a=shapes)
-    assert "what one example is: pool (2 layers), flatten (1 layers)" in str(classes)
+    assert "what one example is: pool (2 layers), flatten (1 layer)" in str(classes)
 
 
 def test_a_comparison_without_layers_says_so(made, wide):

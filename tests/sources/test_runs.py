@@ -160,7 +160,7 @@ def test_steps_are_chosen_by_name_or_number(folder):
 
 @pytest.mark.parametrize("steps, fault, words", [
     ([3, 77], UnknownName, "no step 77 in this run; it has 0, 1, 2, 3"),
-    (1, ValueFault, "in at least 2 steps; got steps=1"),
+    (1, ValueFault, "a run needs at least 2 steps; got steps=1"),
     (2.0, ValueFault, "`steps` is a list of steps or how many of them; got 2.0"),
     ("all", ValueFault, "`steps` is a list of steps or how many of them; got 'all'"),
     ([3], SourceError, "needs at least 2 checkpoints, one of them the final one; got 1: step 3"),

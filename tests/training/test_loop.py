@@ -318,7 +318,7 @@ def test_what_cannot_be_trained_is_refused(settings, fault, sentence):
 def test_a_recipe_is_a_recipe():
     with pytest.raises(ValueFault, match="settings by name as `epochs=10`; got 10"):
         train(net(), labelled(), 10)
-    with pytest.raises(ValueFault, match="every=5 says how often .* give `save=`"):
+    with pytest.raises(ValueFault, match="every=5 says how often .* say where with `save=FILE`"):
         train(net(), labelled(), epochs=1, every=5)
 
 

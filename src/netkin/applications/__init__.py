@@ -1,1 +1,1 @@
-"""Questions put to the measures, a folder each; none imports another."""
+"""Applications of the measures, one package each; none imports another."""

@@ -1,4 +1,4 @@
-"""`netkin atoms`: which of several networks are alike by their filter atoms, without data."""
+"""`netkin atoms`: the similarity of several networks by their filter atoms, without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to choose from: `netkin measures`, the `netkin layers` of a model, and `netkin data`."""
+"""Lists of what is available: `netkin measures`, `netkin layers` of a model, and `netkin data`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`netkin collect` and `netkin merge`: the statistics of a pass over the data, or over a part, kept in a file.
 
-Measures are read from them later. Here also: what such a file holds, in words and in JSON.
+Measures are read from them later. Here also: what such a file holds, as text and in JSON.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def compare(
 
 
 def _is_statistics(a: str, *others: str | None) -> bool:
-    """Tell whether the first argument is a file of statistics; beside other arguments it is refused."""
+    """Return whether the first argument is a file of statistics; beside other arguments it is refused."""
     found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
     if found and any(others):
         raise click.UsageError(

@@ -1,6 +1,6 @@
-"""`netkin demo`: two small networks trained here and now, compared with each other and with an untrained one.
+"""`netkin demo`: two small networks, trained on the spot and compared with each other and with an untrained one.
 
-What the comparisons show is put into sentences, and every word of them follows from the numbers.
+The results are also summarised in sentences that follow from the numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`netkin dynamics`: how the layers of a run came to their final state."""
+"""`netkin dynamics`: how the layers of a training run converge to their final state."""
 
 from __future__ import annotations
 

@@ -295,5 +295,5 @@ def _as_value(text: str) -> Any:
 
 
 def typed(context: click.Context, name: str) -> bool:
-    """Tell whether a parameter stood on the command line, and is not just its default."""
+    """Return whether a parameter stood on the command line, and is not just its default."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

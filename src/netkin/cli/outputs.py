@@ -60,7 +60,7 @@ class Outputs:
         self.places[option] = path
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
-        """Write a file if it is asked for, and say so on stderr; what fails waits until the numbers are shown."""
+        """Write a file if it is requested, and say so on stderr; what fails waits until the numbers are shown."""
         if path is None or not self.writes:
             return
         try:
@@ -72,7 +72,7 @@ class Outputs:
             click.echo(said, err=True)
 
     def draw(self, result: Any, page: Path | None, figure: Path | None) -> None:
-        """Write the pictures that were asked for; before the result is printed, whose reader may stop (`| head`)."""
+        """Write the pictures that were requested; before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 
         title = click.get_current_context().meta.get(TITLE)

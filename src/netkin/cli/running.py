@@ -95,7 +95,7 @@ def _chosen(specs: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_from_weights(measures: Sequence[str]) -> bool:
-    """Tell whether some measures need the weights alone, and no data."""
+    """Return whether some measures need the weights alone, and no data."""
     from netkin.comparing.planning import weights_alone
     from netkin.comparing.study import found_measures
 
@@ -217,7 +217,7 @@ def crashes_refused(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterat
 
 
 def _is_ours(fault: Exception) -> bool:
-    """Tell whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
+    """Return whether a fault arose in a statistic, which hooks call while the model runs, and not in the model."""
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(fault.__traceback__))
     return any(module.startswith("netkin.statistics.") for module in modules)
 

@@ -1,4 +1,4 @@
-"""What earlier commands left in files: `netkin show`, `netkin report` and `netkin jobs`; none of them needs torch."""
+"""Files written by earlier commands: `netkin show`, `netkin report` and `netkin jobs`; none of them needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`netkin stitch`: layers of one model joined to those of another, and what the joined network can do."""
+"""`netkin stitch`: layers of one model joined to those of another, and the accuracy of the joined network."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def stitch(
 
 
 def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
-    """Return which layers are looked at, as the library calls it."""
+    """Return which layers are examined, as the library calls it."""
     if both and (first or second):
         raise click.UsageError("--layers is for both models; leave it out beside --layers-a and --layers-b.")
     if count > 2 and (first or second):
@@ -244,7 +244,7 @@ def _loaded(
 
 
 def _has_values(found: Comparison) -> bool:
-    """Tell whether any stitch has a score."""
+    """Return whether any stitch has a score."""
     return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
 
 
@@ -283,7 +283,7 @@ def _table(found: Sequence[Comparison]) -> str:
 
 
 def _missing(found: Sequence[Comparison]) -> list[str]:
-    """Return why pairs that were asked for have no value, the commonest reason first."""
+    """Return why pairs that were requested have no value, the commonest reason first."""
     from netkin.results.labels import NOT_ASKED
     from netkin.results.text import reasons
 

@@ -1,8 +1,9 @@
-"""Alignment: which layers are set beside each other, and where they give the same rows for the same examples.
+"""Alignment: which layers are paired, and on which grid they give the same rows for the same examples.
 
-Layers with as many rows meet as they are. With ``resize="average"`` feature maps of different sizes meet at the smaller
-one: the larger map is averaged down, beside its rows at full size, and goes by a name such as ``layer1@8x8``. With the
-shape `dft` maps meet at the frequencies that they have in common, unless larger ones are to be averaged down.
+Layers with the same number of rows are compared as they are. With ``resize="average"`` feature maps of different sizes
+are compared at the smaller size: the larger map is averaged down, in addition to its rows at full size, under a name
+such as ``layer1@8x8``. With the shape `dft` maps are compared at their common frequencies, unless larger ones are
+averaged down.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ONE_ROW = (AVERAGED, COMMON, "cls", DFT, "flatten", "last", "matrix", "mean", "p
 
 
 class Pairs:
-    """The pairs asked for: `of` the models, and within each pair of models "all", "corresponding" or a list."""
+    """The pairs requested: `of` the models, and within each pair of models "all", "corresponding" or a list."""
 
     def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
         self.of = [(a, b) for a, b in of]
@@ -98,7 +99,7 @@ def size_of_weights(model: str, layer: str, tensors: Mapping[str, Tensor]) -> La
 
 
 class Alignment:
-    """Where the layers of the wanted pairs meet: `layers` by key, averaged ones included, and their `rectangles`."""
+    """The alignment of the layers of the wanted pairs: `layers` by key, averaged ones too, and their `rectangles`."""
 
     def __init__(self, layers: Iterable[LayerSize], rectangles: Iterable[Rectangle]):
         given = list(layers)
@@ -115,7 +116,7 @@ class Alignment:
                         self.rectangles.append(([self._at(x, size) for x in ours], [self._at(y, size) for y in theirs]))
 
     def pair(self, a: Key, b: Key) -> tuple[Key, Key]:
-        """Return the keys under which layers `a` and `b` meet."""
+        """Return the keys under which layers `a` and `b` are compared."""
         x, y = self.given[a], self.given[b]
         size = _common(x, y)
         if size is None:
@@ -123,13 +124,13 @@ class Alignment:
         return _at(x, size).key, _at(y, size).key
 
     def apart(self, a: Key, b: Key) -> str:
-        """Return why the layers `a` and `b` don't meet; empty if they do."""
+        """Return why the layers `a` and `b` are not compared; empty if they are."""
         x, y = self.given[a], self.given[b]
         return _apart(x, y) if _common(x, y) is None else ""
 
     @property
     def shown(self) -> list[LayerSize]:
-        """The layers as a result shows them: maps that meet others of another size at common frequencies say so."""
+        """The layers as a result shows them, with a note for maps compared at common frequencies with other sizes."""
         spaces = {key: layer.space for key, layer in self.layers.items() if layer.shape == DFT and layer.space}
         if not spaces:
             return list(self.given.values())
@@ -178,7 +179,7 @@ def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
 
 
 def _at(layer: LayerSize, size: tuple[int, ...]) -> LayerSize:
-    """Return a layer as it meets others at `size`: averaged down where that was asked for."""
+    """Return a layer as it meets others at `size`: averaged down where that was requested."""
     if size == _size(layer) or (layer.spectral and (layer.shape != AVERAGED or not size)):
         return layer
     name, share = f"{layer.name}@{'x'.join(map(str, size))}", (math.prod(size), math.prod(layer.space))

@@ -1,4 +1,4 @@
-"""`AllPairs`: all pairs of many models, compared pass by pass as the plan says, or explained."""
+"""`AllPairs`: all pairs of many models, compared pass by pass according to the plan, or explained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOUR = 3600.0
 class AllPairs:
     """One call of `compare_many` or `explain_many`.
 
-    Live models are first tried all together, as nothing is lost by it: the first batch tells whether they fit.
+    Live models are first run all together: the first batch shows whether they fit.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class AllPairs:
 
 
 class HeldExamples:
-    """Examples of data that are held in memory, so that each pass sees the same batches: all, or some of them.
+    """Examples of data that are held in memory, so that each pass gets the same batches: all, or some of them.
 
     Those with the smallest hashes of (seed, number) are taken, which no order of passes changes.
     """

@@ -1,4 +1,4 @@
-"""One pass over the data: every model runs once on each batch, and the collectors fold it in."""
+"""One pass over the data: every model runs once on each batch, and the collectors are updated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KeptLayer(NamedTuple):
 
 
 class Pass:
-    """The making of a `Statistics`: one walk over the data."""
+    """One pass over the data, which makes a `Statistics`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Pass:
         self._rounds = torch.cuda.is_available()  # as products on a GPU may be
 
     def run(self, feed: Feed) -> Statistics:
-        """Take the pass; an interruption that was asked for ends it after the batch at hand."""
+        """Run the pass; a requested interruption ends it after the current batch."""
         self._feed, self._numbered = feed, self._paired or feed.is_one
         with ExitStack() as stack:
             stack.enter_context(self.interruption.ending("reading", lambda: self.examples > 0))
@@ -151,7 +151,7 @@ class Pass:
         return count
 
     def _keep_gradients(self, runner: Runner, batch: Any) -> None:
-        """Keep the gradients of a model's latest rows, and what its examples are, where collectors ask for them."""
+        """Keep the gradients of a model's latest rows, and what its examples are, where collectors request them."""
         for target in self._targets:
             found = self._gradients.setdefault(target, {})
             found |= {(runner.name, layer): rows for layer, rows in runner.gradients(target).items()}

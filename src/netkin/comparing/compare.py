@@ -57,7 +57,7 @@ def compare(
     engine: str | Engine = "local",
     progress: ProgressOption = None,
 ) -> Comparison:
-    """Return how alike the layers of two models are, by every measure asked for, from one pass over the data.
+    """Return how similar the layers of two models are, by every measure requested, from one pass over the data.
 
     Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be mappings of
     layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
@@ -251,7 +251,7 @@ def collect(
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all parts of the data together, in whatever order they come."""
+    """Return the statistics of all parts of the data together, in any order."""
     found = list(parts)
     if not found:
         raise ValueFault("there is nothing to merge; pass at least one part.")
@@ -278,7 +278,7 @@ def compare_runners(
 ) -> Comparison:
     """Return the comparison of two runners, for those whose rows and columns are not the layers of two models.
 
-    `a` is run before `b` on each batch, so that `b` may hand out parts of what `a` has computed.
+    `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
     options = Options(None, {a.name: "a", b.name: "b"}, None, None, None, None, None)
     pairs, study = Pairs([(a.name, b.name)]), made_study(memory, seed, False, 0)
@@ -301,7 +301,7 @@ def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str
 
 
 def _is_alone(a: Any, b: Any, transforms: Any, forward: Any) -> bool:
-    """Tell whether one model meets itself; one name may mean two networks with other random weights."""
+    """Return whether one model meets itself; one name may mean two networks with other random weights."""
     return b is None or (b is a and transforms is None and forward is None and not isinstance(a, str))
 
 

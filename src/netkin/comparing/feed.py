@@ -61,11 +61,11 @@ class Feed:
 
     @property
     def is_one(self) -> bool:
-        """Whether all runners see the same data."""
+        """Whether all runners get the same data."""
         return len({id(data) for data in self._data.values()}) == 1
 
     def examples_of(self, runner: Runner) -> int | None:
-        """Return how many examples a runner will see, if that is known."""
+        """Return how many examples a runner will get, if that is known."""
         return self.expected if self.paired else examples_in(self._data[runner], self._examples)
 
     def _counted(self, examples: int | None) -> int | None:
@@ -225,7 +225,7 @@ def parsed_part(part: Any) -> tuple[int, int]:
 class CachedRunner(Runner):
     """A model whose rows of each batch are kept from pass to pass, up to `limit` bytes; beyond them it runs again.
 
-    A batch is known again as the same object, so the passes must be fed from one list. Not for shapes that tell the
+    A batch is recognised as the same object, so the passes must be fed from one list. Not for shapes that tell the
     size of a map beside its rows (``resize="average"``, ``"dft"``): only rows are kept.
     """
 

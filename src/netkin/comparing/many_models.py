@@ -1,4 +1,4 @@
-"""`compare_many` and `explain_many`: all pairs of several models, and how they will be gone through."""
+"""`compare_many` and `explain_many`: all pairs of several models, and the plan of the passes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def compare_many(
     """Return the comparisons of all pairs of several models; each model runs once on each batch, if memory allows.
 
     Models in a list are named 0, 1, 2, ... A text is a model by name, as `nk.load_model` takes it, which is loaded when
-    its turn comes. What does not fit the memory in one pass is split into several, in each of which some models meet
-    some others, with the same numbers; `nk.explain_many` shows how.
+    its turn comes. What does not fit the memory in one pass is split into several, in each of which some models are
+    compared with some others, with the same numbers; `nk.explain_many` shows how.
 
     Args:
         models: a mapping from names to models, texts for `nk.load_model`, recorded mappings or subjects, or a list.
@@ -162,7 +162,7 @@ def _all_pairs(models: Any, options: tuple[Any, ...], pairs: Any, study: Study, 
 
 
 def made_study(memory: int | None, seed: int, errors: bool, chunks: int) -> Study:
-    """Return what is asked of the statistics of a call."""
+    """Return the study of a call."""
     if errors and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2):
         raise ValueFault(f"standard errors need at least 2 chunks of the examples; got chunks={chunks!r}.")
     # without a limit the device decides, once it is known

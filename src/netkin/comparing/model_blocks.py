@@ -1,4 +1,4 @@
-"""Blocks of models that run together in a pass: which pairs meet in which, and how many models fit the memory."""
+"""Blocks of models that run together in a pass: which pairs each block compares, and how many models fit the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class ModelBlock:
-    """Models that run together in one pass, and those pairs of them that meet in it."""
+    """Models that run together in one pass, and the pairs of them that are compared in it."""
 
     models: tuple[str, ...]
     pairs: tuple[Pair, ...]
@@ -52,7 +52,7 @@ def pass_plan(
 
     Args:
         layers: the layers of each model.
-        which: the pairs of layers that meet, as `pairs` of a comparison.
+        which: the pairs of layers that are compared, as `pairs` of a comparison.
         study: the examples, the chunks and the limit.
         measures: what is to be read.
         size: how many models a group has.

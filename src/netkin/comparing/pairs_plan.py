@@ -1,8 +1,8 @@
-"""All pairs of many models: how many run together, so that each pass fits the memory, and what all passes take.
+"""All pairs of many models: how many run together, so that each pass fits the memory, and the cost of all passes.
 
-Models are split into groups; a pass runs two of them, and every pair of models meets in one pass. A model then runs in
-as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each model runs
-once; where a sample of the examples may stand for all, that is a third way. The plan takes the cheapest.
+Models are split into groups; a pass runs two of them, and every pair of models is compared in one pass. A model then
+runs in as many passes as there are other groups. Where the rows of all models fit in memory, they are kept, and each
+model runs once; where a sample of the examples is allowed, that is a third option. The plan takes the cheapest.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class PairsPlan:
-    """How all pairs of many models will be compared, and what that takes; `str` tells it in words.
+    """How all pairs of many models will be compared, and the cost; `str` describes it.
 
     `passes` counts forward passes of all models over a batch. `bytes` is all that is held at once, of which the `limit`
     concerns all but the `result`; `seconds` is what a trial with two models lets expect.
@@ -288,7 +288,7 @@ class Planner:
 
 
 def loaded(thing: Any, name: str, names: Sequence[str]) -> Any:
-    """Return a model that was given by name, or the thing itself; random weights are drawn by its place."""
+    """Return a model that was given by name, or the object itself; its index seeds random weights."""
     return load_model(thing, seed=names.index(name)) if isinstance(thing, str) else thing
 
 

@@ -1,7 +1,7 @@
-"""The plan: which collector serves which measure, what it will cost, and whether it fits; `explain` shows it.
+"""The plan: which collector is used for which measure, its cost, and whether it fits the memory; `explain` shows it.
 
-Nothing here knows a collector by name. A measure names its pair type, the pair type its candidate collectors, and each
-of these prices itself for the study at hand.
+No collector is named here. A measure names its pair type, the pair type its candidate collectors, and each of these
+estimates its own cost for the given study.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Need:
 
 
 def needs_of(measures: Sequence[Measure]) -> list[Need]:
-    """Return what must be collected for some measures, each thing once."""
+    """Return what must be collected for some measures, without duplicates."""
     needs: list[Need] = []
     for measure in measures:
         candidates = ready_collectors(measure)
@@ -80,7 +80,7 @@ def needs_of(measures: Sequence[Measure]) -> list[Need]:
 
 
 def weights_alone(measures: Sequence[Measure]) -> bool:
-    """Tell whether some measures are read from weights alone, so that no data are needed."""
+    """Return whether some measures are read from weights alone, so that no data are needed."""
     return all(need.feeds == {"weights"} for need in needs_of(measures))
 
 
@@ -191,9 +191,9 @@ def make_explanation(
     feed: Feed | None,
     study: Study,
 ) -> Plan:
-    """Return the plan for these runners; `study` tells how many examples the data will give and the memory limit.
+    """Return the plan for these runners; `study` holds the number of examples and the memory limit.
 
-    Without a `feed` the weights alone are looked at.
+    Without a `feed` the weights alone are examined.
     """
     findings = _Findings(runners, measures, pairs, study)
     if feed is None:
@@ -273,7 +273,7 @@ class _Findings:
             self.unchunked = make_plan(needs_of(self.measures), replace(self.study, chunks=0)).bytes
 
     def plan(self, refused: str = "") -> Plan:
-        """Return all that is known, in figures and in words."""
+        """Return all that is known, in figures and as text."""
         known = replace(
             self.chosen,
             widths={model: {name: one.width for name, one in found.items()} for model, found in self.layers.items()},

@@ -41,7 +41,7 @@ from netkin.statistics.collector import Study
 
 
 class Options:
-    """What is said once for all models, or for each; it makes runners of what was passed."""
+    """Options for all models, or for each; they make runners of what was passed."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Request:
         return self.engine.joined(statistics, feed.length), one.interruption
 
     def _noted(self, statistics: Statistics, measures: Sequence[Measure]) -> Statistics:
-        """Return statistics that say of what data they are, and what was asked for."""
+        """Return statistics that say of what data they are, and what was requested."""
         own = {id(one.data): one.data for one in self.runners if one.data is not None}
         every = list(own.values()) or [self.data]
         statistics.data, statistics.settings = " and ".join(map(name_of, every)), self._settings()

@@ -1,4 +1,4 @@
-"""`Statistics`: what a pass leaves. It is saved, merged and read by any measure later, without model or data."""
+"""`Statistics`: the result of a pass. It can be saved, merged, and read by any measure later without model or data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Statistics:
         self.unverified = ""  # the file without a checksum from which it was loaded
 
     def finish(self, runners: Sequence[Runner], examples: int, digest: DataDigest, ended: set[str]) -> None:
-        """Note what was seen and of what, at the end of a pass."""
+        """Record what was read, at the end of a pass."""
         self.examples, self.digest, self.ended = examples, digest, set(ended)
         self.origins = {runner.name: runner.origin for runner in runners}
         remarks = [origin["random weights"] for origin in self.origins.values() if "random weights" in origin]
@@ -100,7 +100,7 @@ class Statistics:
 
     @property
     def expected(self) -> int:
-        """How many examples all parts hold together, as far as the parts here tell."""
+        """How many examples all parts hold together, as far as it is known from these parts."""
         return max([self.study.examples or 0, *(stop for _, stop in self.ranges)])
 
     @property
@@ -225,7 +225,7 @@ class Statistics:
         files.write(path, KIND, header, arrays, overwrite=overwrite)
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return all that `from_parts` needs: a header fit for JSON, and named tensors."""
+        """Return all that `from_parts` needs: a header for JSON, and named tensors."""
         tensors: dict[str, torch.Tensor] = {}
         held = packed(self.collectors, tensors, "collectors")
         return self._header() | {"collectors": held}, tensors
@@ -314,14 +314,14 @@ def _differences(one: Statistics, other: Statistics) -> Iterator[tuple[str, Any,
 
 
 def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
-    """Return in words the measures of one part that the other lacks; all of them where it lacks none."""
+    """Return as text the measures of one part that the other lacks; all of them where it lacks none."""
     every, others = (list(chain.from_iterable(asked)) for asked in (mine, theirs))
     found = [name for name in every if name not in others] or every
     return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} others" if len(found) > NAMED else "")
 
 
 def found_measures(asked: Any) -> list[Measure]:
-    """Return the measures asked for, each once."""
+    """Return the measures requested, each once."""
     listed = [asked] if isinstance(asked, str) or callable(asked) or isinstance(asked, Measure) else asked
     found = list({measure.id: measure for measure in map(find, listed)}.values())
     if not found:
@@ -330,7 +330,7 @@ def found_measures(asked: Any) -> list[Measure]:
 
 
 def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
-    """Return how two models were compared, in words."""
+    """Return how two models were compared, as text."""
     sides = (("a", statistics.origins[a]), ("b", statistics.origins[b]))
     return {
         **{f"{what} {side}": text for side, origin in sides for what, text in origin.items()},

@@ -84,10 +84,10 @@ class Runner(ABC):
     @property
     @abstractmethod
     def origin(self) -> dict[str, str]:
-        """What it is and how it is run, in words for the provenance of a result."""
+        """What it is and how it is run, as text for the provenance of a result."""
 
     def length(self, batch: Any) -> int | None:
-        """Return the number of examples in a batch, if the batch tells."""
+        """Return the number of examples in a batch, if it is known."""
         return length_if_known(batch)
 
     @abstractmethod
@@ -304,7 +304,7 @@ class WeightsRunner(Runner):
 
 
 def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
-    """Return the recorded layers that `layers` asks for, by name or glob; all for None."""
+    """Return the recorded layers that `layers` requests, by name or glob; all for None."""
     if not known:
         raise ValueFault(f"{name!r} is an empty mapping; give it at least one layer.")
     if layers is None:

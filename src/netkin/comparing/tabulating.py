@@ -93,7 +93,7 @@ class Tables:
         self.ended = set(statistics.ended)
 
     def fill(self, interruption: Interruption) -> None:
-        """Compute every wanted value; an interruption that was asked for leaves the rest as holes."""
+        """Compute every wanted value; a requested interruption leaves the rest as holes."""
         if "measuring" not in interruption.ended:  # in the tables of another pair of models
             with interruption.ending("measuring"), torch.no_grad(), exact_products():
                 for x, y, read in reported(self._prepared(), "measuring", "pairs", total=len(self.wanted)):
@@ -115,7 +115,7 @@ class Tables:
                 self._replicate_pair(chunk, here, x, y, read)
 
     def comparison(self, ended: Set[str]) -> Comparison:
-        """Return the tables with all that says what they are, after the stages that `ended` early."""
+        """Return the tables with their provenance, after the stages that `ended` early."""
         self.ended |= ended
         layers, a, b = self.statistics.layers, self.a, self.b
         return Comparison(
@@ -264,7 +264,7 @@ class Tables:
         )
 
     def _errors(self, measure: Measure) -> dict[str, Any]:
-        """Return the replicates of a table and its chunks, or why it has none, where standard errors are asked for."""
+        """Return the replicates of a table and its chunks, or why it has none, where standard errors are requested."""
         if not self.statistics.study.chunks:
             return {}
         held = [size > 0 for size in self.sizes.get(measure.id, ())]

@@ -1,6 +1,6 @@
-"""Identity: digests by which weights, data, settings and functions are known again.
+"""Identity: digests by which weights, data, settings and functions are recognised.
 
-Results and parts of results carry them, so that what belongs to other weights or other data is noticed.
+Results and parts of results carry them, so that a mismatch of weights or data is detected.
 """
 
 from netkin.identity.data import DataDigest, UnorderedDigest

@@ -1,4 +1,4 @@
-"""The digest of data: a sum over numbered examples, so that parts can be digested apart and merged."""
+"""The digest of data: a sum over numbered examples, so that parts can be digested separately and merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thin adapters to other people's training loops and logs; each imports its package when it is used, not before."""
+"""Thin adapters to other training loops and loggers; each imports its package when it is first used."""
 
 import sys
 from importlib import import_module

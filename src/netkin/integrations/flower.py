@@ -1,7 +1,7 @@
 """Flower: a client app and a strategy by which the federated algorithms run in real federations.
 
 Both are made for the same network, algorithm and options; the weights are those of `nk.federate` up to rounding. The
-personal weights of a client lie in the state of its node, and never travel.
+personal weights of a client are kept in the state of its node, and are never sent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def client_app(
         model: the network with which all clients begin, with the same weights everywhere.
         data: a function of Flower's context that returns the client's name and its arrays ``(inputs, labels)``.
         algorithm: as in `nk.federate`.
-        test: the same of test data, on which accuracy is taken where the server asks for it.
+        test: the same of test data, on which accuracy is taken where the server requests it.
         coefficients: as in `nk.federate`.
         recipe: how the client trains in a round.
         head: the layer that is the head.
@@ -96,7 +96,7 @@ def federation_strategy(
         head: the layer that is the head.
         share: which share of the nodes is drawn for each round.
         nodes: for how many nodes a round waits at least.
-        evaluates: whether clients are asked for their accuracy after each round; their app must have `test`.
+        evaluates: whether clients report their accuracy after each round; their app must have `test`.
     """
     base = needed("flwr.serverapp.strategy", "flower", "`federation_strategy`").FedAvg
     _refuse_numbers(share, nodes)

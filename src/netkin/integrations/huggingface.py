@@ -26,13 +26,13 @@ def dynamics_callback(
 
     `options` are those of `DynamicsRecorder`, where `every` counts optimizer steps instead of epochs. `model` names the
     attribute of the trained model to look at, or is a function that finds it. Probes are written beside each checkpoint
-    that the Trainer saves, so that a run that is resumed goes on where it was.
+    that the Trainer saves, so that a resumed run continues where it stopped.
     """
     return _class("DynamicsCallback", _DynamicsEvents, "dynamics_callback")(LateRecorder(probe, model, options))
 
 
 def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
-    """Return a `TrainerCallback` that freezes the units of the `Trainer`'s model as training goes on.
+    """Return a `TrainerCallback` that freezes the units of the `Trainer`'s model during training.
 
     `options` are those of `FreezeTraining`; `steps` is the Trainer's own number unless it is given. `freezing` holds it
     once training has begun. Its state is written beside each checkpoint, so that a run that is resumed goes on where it
@@ -45,7 +45,7 @@ def sparsity_callback(**options: Any) -> Any:
     """Return a `TrainerCallback` that adds the CKA sparsity loss to the loss that the `Trainer`'s model returns.
 
     `options` are those of `CKASparsityLoss`. `penalty` holds the loss once training has begun. Its state is written
-    beside each checkpoint, so that a run that is resumed goes on where it was.
+    beside each checkpoint, so that a resumed run continues where it stopped.
     """
     return _class("SparsityLossCallback", _SparsityEvents, "sparsity_callback")(options)
 

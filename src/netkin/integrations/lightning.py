@@ -25,13 +25,13 @@ def dynamics_callback(
     `options` are those of `DynamicsRecorder`, where `every` counts optimizer steps instead of epochs. By default the
     LightningModule itself is run; `model` names the attribute that holds the network, or is a function that finds it.
     With `log` the numbers also go to the trainer's own loggers. Probes travel in Lightning's checkpoints, so that a run
-    that is resumed goes on where it was.
+    that is resumed continues where it stopped.
     """
     return _rebuilt(lightning_packages("dynamics_callback"), LateRecorder(probe, model, options), log)
 
 
 def freezing_callback(schedule: str | Mapping[str, float] = "linear", **options: Any) -> Any:
-    """Return a Lightning callback that freezes the LightningModule's units as training goes on.
+    """Return a Lightning callback that freezes the LightningModule's units during training.
 
     `options` are those of `FreezeTraining`; `steps` is what the trainer estimates unless it is given. `freezing` holds
     it once training has begun. Its state travels in Lightning's checkpoints. With several processes the strategy must

@@ -57,7 +57,7 @@ class LateRecorder:
         self.recorder: DynamicsRecorder | None = None
 
     def begin(self, trained: nn.Module, logs: list[Any], state: Mapping[str, Any], step: int) -> None:
-        """Make the recorder, go on from `state` up to `step`, and look at the model before it learns."""
+        """Make the recorder, restore `state` up to `step`, and probe the model before training."""
         self.recorder = DynamicsRecorder(self._inside(trained), self.probe, **self.options)
         self.recorder.logs += logs
         self.recorder.load_state_dict(state)
@@ -75,13 +75,13 @@ class LateRecorder:
             self.look(step)
 
     def end(self, step: int) -> None:
-        """Look a last time, and tell the logs."""
+        """Probe a last time, and finish the logs."""
         self.look(step)
         if self.recorder is not None:
             self.recorder.finish()
 
     def look(self, step: int, anyway: bool = True) -> None:
-        """Probe unless this step has been looked at: several batches may make one step."""
+        """Probe unless this step has been probed: several batches may make one step."""
         if self.recorder is not None and step not in self.recorder.steps[-1:]:
             self.recorder.probe(step, anyway=anyway)
 
@@ -106,7 +106,7 @@ class LateFreezing:
         self.freezing: FreezeTraining | None = None
 
     def begin(self, model: nn.Module, steps: Any) -> FreezeTraining:
-        """Look at the model for the first time."""
+        """Probe the model for the first time."""
         self.freezing = FreezeTraining(model, self.schedule, **{"steps": steps, **self.options})
         return self.freezing
 

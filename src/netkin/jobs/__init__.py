@@ -1,4 +1,4 @@
-"""Jobs: long work in parts, each kept on disk as soon as it is finished, to be watched, cancelled and continued.
+"""Jobs: long work in parts, each saved to disk as soon as it is finished, that can be monitored, cancelled and resumed.
 
 A terminal, a notebook and a server read the same state, without torch.
 """

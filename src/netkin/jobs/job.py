@@ -1,4 +1,4 @@
-"""`Job`: long work in parts, each kept on disk as soon as it is finished, and continued after any interruption."""
+"""`Job`: long work in parts, each saved to disk as soon as it is finished, and resumed after any interruption."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cancelled(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Part:
-    """A finished part: its values, fit for JSON, its arrays, and how many seconds it took when it was computed."""
+    """A finished part: its values, for JSON, its arrays, and how many seconds it took when it was computed."""
 
     name: str
     values: Mapping[str, Any]
@@ -209,7 +209,7 @@ class Job:
         self._finished.discard(name)
 
     def check(self) -> None:
-        """End the work by `Cancelled` if that was asked for; `find` and `part` do so as well."""
+        """End the work by `Cancelled` if that was requested; `find` and `part` do so as well."""
         if self.folder is not None and (self.folder / CANCEL).exists():
             self._state = replace(self._state, status="cancelled")
             raise Cancelled(f"cancelled: {self.state.progress} are done in {str(self.folder)!r}.")

@@ -1,4 +1,4 @@
-"""The state of a job on disk: how far it has come, and whether its process lives; and the request to cancel it."""
+"""The state of a job on disk: its progress, whether its process is alive, and the request to cancel it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class State:
 
     @property
     def progress(self) -> str:
-        """How much is done, in words."""
+        """How much is done, as text."""
         return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
 
     def __str__(self) -> str:

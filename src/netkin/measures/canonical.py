@@ -1,4 +1,4 @@
-"""Measures that whiten: canonical correlations and what is made of them; `dft_cca` of feature maps."""
+"""Measures that whiten: canonical correlations and measures derived from them; `dft_cca` of feature maps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Aligned directions: not only how alike two layers are, but which directions of one answer to which of the other.
+"""Aligned directions: which directions of one layer correspond to which of another.
 
 A layer of p units over n examples is n × p; a *direction* is a weighted sum of its units, and so again one number for
-each example. SVCCA keeps the leading principal directions of each layer, turns both sets until they pair up as well as
-can be, and orders the pairs by their correlation.
+each example. SVCCA keeps the leading principal directions of each layer, finds the pairs of directions within them that
+correlate most, and orders the pairs by their correlation.
 """
 
 from __future__ import annotations

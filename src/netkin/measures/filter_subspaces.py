@@ -1,4 +1,4 @@
-"""Measures of filters, which need weights and no data: atoms, the subspaces they span, and weights as they are."""
+"""Measures of filters, which need weights and no data: atoms, the subspaces they span, and raw weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of results: the page for any browser, figures for papers, the view in a notebook. No torch here."""
+"""Reports of results: HTML pages, figures for papers, and views in notebooks; torch is not imported."""
 
 from netkin.reporting.figures import plot
 from netkin.reporting.page import report

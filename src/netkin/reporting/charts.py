@@ -1,6 +1,6 @@
-"""What a line chart shows: named lines over numbers, training steps or names; and the axes on which they stand.
+"""The content of a line chart: named lines over numbers, training steps or names; and its axes.
 
-The axis of training steps is linear or logarithmic, as parts them more evenly, with a place for step 0 too.
+The axis of training steps is linear or logarithmic, whichever spaces them more evenly, and includes step 0.
 """
 
 from __future__ import annotations

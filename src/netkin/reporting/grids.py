@@ -1,6 +1,6 @@
-"""What a heatmap shows: named rows and columns, values and holes; of layers by layers, layers by methods, or models.
+"""The content of a heatmap: named rows and columns, values and holes; layers by layers, layers by methods, or models.
 
-And which layer of one model stands where a layer of the other does.
+Also which layer of one model corresponds to a layer of the other.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _places(names: Sequence[str]) -> dict[str, int]:
 def partners(comparison: Comparison) -> tuple[list[tuple[int, int]], str]:
     """Return the pairs of layers that correspond, and in what; none where the columns are classes.
 
-    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been asked for.
+    Of a comparison that is a list of pairs it is these; they may correspond in nothing but having been requested.
     """
     if has_classes(comparison):
         return [], ""

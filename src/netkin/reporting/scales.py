@@ -1,4 +1,4 @@
-"""The colour scale: where a measure's values stand on it, 1 always the close or the good end, and its colours.
+"""The colour scale: the position of a measure's values on it, where 1 is the close or good end, and its colours.
 
 They go from dark violet (far) to bright yellow (close), with lightness rising in even steps. Lightness alone orders
 them, so that they read the same to colour-blind people and on a black-and-white print. The anchors are given in OKLCh,

@@ -1,4 +1,4 @@
-"""Numbers, names and sentences as pages, figures and notebooks say them."""
+"""Numbers, names and sentences as text for pages, figures and notebooks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def bound(value: float) -> str:
 
 
 def direction(table: Values) -> str:
-    """Say whether more is closer, or better."""
+    """Return whether more is closer, or better."""
     if is_worth(table):
         return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
@@ -264,7 +264,7 @@ def verdict(trend: Trend) -> str:
 
 
 def is_unclear(trend: Trend) -> bool:
-    """Tell whether τ is 0 or no farther from it than its own error, and chance would do as much."""
+    """Return whether τ is 0 or no farther from it than its own error, and chance would do as much."""
     return not trend.tau or (trend.p > CHANCE and abs(trend.tau) <= (trend.error or 0))
 
 

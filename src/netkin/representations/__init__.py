@@ -1,4 +1,4 @@
-"""Things become batches of matrices: which layers, what they give, and what one example is."""
+"""Representations of models and data as batches of matrices: the layers, their outputs, and what one example is."""
 
 from netkin.representations import shapes
 from netkin.representations.activations import Reader, activations

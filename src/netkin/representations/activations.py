@@ -104,7 +104,7 @@ def activations(
 
 
 class Reader:
-    """Runs a model batch by batch and hands out each layer's rows, made on the model's device while it runs.
+    """Runs a model batch by batch and returns each layer's rows, made on the model's device while it runs.
 
     It looks only while it runs the model itself, so that two readers may share one model. `layers` are the chosen
     layers, `shapes` holds what one example is for each one that has run, `batches` counts the batches read. Of the
@@ -324,7 +324,7 @@ class Reader:
         return self.axes[name] if self.axes[name] in here else None
 
     def _leave_out(self, name: str, output: Tensor) -> None:
-        """Note why a layer without an axis of the examples gives no rows, or refuse one that is asked for."""
+        """Note why a layer without an axis of the examples gives no rows, or refuse one that is requested."""
         assert self._length is not None
         fact = f"{layer_label(name)} {without_examples(output, self._length, self._few_axes is not None)}"
         if not self._may_leave_out(name):

@@ -1,9 +1,9 @@
-"""Cutting: run a model up to a layer or from a layer on, put something else in a layer's place, or cut off its tail.
+"""Cutting: run a model up to a layer or from a layer on, replace a layer's output, or extract the tail.
 
 Unlike `activations`, these leave gradients and training mode as the caller set them. A *tail* is what a model does
 after a layer, so that nothing before the layer is computed: the modules that enclose the layer are traced with
 `torch.fx`, all others stay whole, and what does not depend on the layer's output falls away. Where a model can't be
-traced, `run_from` does the same work with hooks, and computes what comes before the layer for nothing.
+traced, `run_from` gives the same result with hooks, but also computes what comes before the layer.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def known_layer(model: nn.Module, layer: str) -> tuple[str, int | None]:
 
 
 def _is_in_sequence(model: nn.Module, layer: str) -> bool:
-    """Tell whether what follows `layer` is a plain run through the rest of nested `nn.Sequential`s."""
+    """Return whether what follows `layer` is a plain run through the rest of nested `nn.Sequential`s."""
     known = modules(model)
     if layer not in known:
         return False
@@ -175,7 +175,7 @@ class Tail:
 
     @property
     def how(self) -> str:
-        """How the model was cut, and what is wasted, in words."""
+        """How the model was cut, and what is wasted, as text."""
         if self.graph is not None:
             return f"cut after {self.layer!r}: nothing before it is computed"
         return f"hooks at {self.layer!r}: the whole model runs, what comes before is computed for nothing ({self.why})"
@@ -207,7 +207,7 @@ def tail(
 
 
 def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, forward: Forward | None = None) -> bool:
-    """Tell whether the model's output still depends on its input once the layer's `output` is fixed.
+    """Return whether the model's output still depends on its input once the layer's `output` is fixed.
 
     So it is inside a residual block: the shortcut carries the model's own features past the layer. What says only which
     tokens count, or where they stand, may go past it.
@@ -219,7 +219,7 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
 
 
 def agrees(found: Tail, output: Tensor, batch: Any, whole: Any) -> bool:
-    """Tell whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
+    """Return whether a tail, given the layer's own output, gives `whole`, as the whole model does."""
     try:
         answers = found(output.clone(), batch)
     except (RuntimeError, ValueError, IndexError):  # the layer has another number of examples than the model's input

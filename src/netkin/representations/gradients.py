@@ -71,7 +71,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What it is, in words for the provenance of a result."""
+        """What it is, as text for the provenance of a result."""
         if callable(self.kind):
             return getattr(self.kind, "__qualname__", type(self.kind).__name__)
         return f"tempered by {self.beta:g}" if self.kind == "tempered" else self.kind

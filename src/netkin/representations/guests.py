@@ -1,4 +1,4 @@
-"""Guests: running a model and leaving it, its random states and its settings as they were."""
+"""Running a model without changing it, its random states or its settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def guest(*models: nn.Module, exact: bool = False) -> Iterator[None]:
 
     That is each module's own training flag, and the random states of torch (on the CPU and on the models' CUDA
     devices), of `random` and of NumPy; also after an exception or Ctrl-C. Grad flags and buffers are never touched.
-    Other threads that want to run a model through netkin wait until the `with` is left.
+    Other threads that run a model through netkin wait until the `with` is left.
     The models run in the precision that is set around the `with`. With `exact`, float32 on a GPU is not rounded to
     TF32, so that a model gives the numbers it gives on the CPU.
     """
@@ -58,7 +58,7 @@ def guest(*models: nn.Module, exact: bool = False) -> Iterator[None]:
 
 
 def model_precision(*models: nn.Module, exact: bool = False) -> str:
-    """Return the precision in which the models run here and now, in words for the provenance of a result.
+    """Return the precision in which the models run now, as text for the provenance of a result.
 
     Such as ``"float32, exact"``, ``"float32, TF32 in convolutions and recurrent layers"`` or ``"bfloat16"``. `exact` is
     that of `guest`.
@@ -100,7 +100,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(*models: nn.Module) -> Iterator[None]:
-    """Inside the `with`, no weight of the models asks for a gradient; afterwards each has its own flag again."""
+    """Inside the `with`, no weight of the models requires a gradient; afterwards each has its own flag again."""
     weights = [weight for model in models for weight in model.parameters()]
     flags = [weight.requires_grad for weight in weights]
     try:

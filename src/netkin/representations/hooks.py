@@ -1,12 +1,12 @@
-"""Hooks: watching the modules of a model run, call by call, and keeping what they give.
+"""Hooks: observing the calls of a model's modules, and recording their outputs.
 
-Everything that looks inside a forward uses `watching`: `recording` keeps what a layer gave, `cutting` stops there or
-puts something else in its place. While hooks are on a model
+All code that reads intermediate values uses `watching`: `recording` keeps a layer's output, `cutting` stops there or
+replaces it. While hooks are on a model
 
-- compiled modules run uncompiled, because compiled code does not see hooks that came after it;
+- compiled modules run uncompiled, because compiled code ignores hooks that were added after compilation;
 - torch's fused transformer path is off, because it skips the modules inside and passes nested tensors between them.
 
-Both are as before afterwards, and the hooks are gone, also after an exception or Ctrl-C.
+Both are restored afterwards, and the hooks are removed, also after an exception or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def main_tensor(output: Any, name: str) -> Tensor:
 
 
 def is_plain_tensor(output: Any) -> bool:
-    """Tell whether an output is a dense floating tensor, and so the tensor that represents it."""
+    """Return whether an output is a dense floating tensor, and so the tensor that represents it."""
     return (
         isinstance(output, Tensor)
         and output.is_floating_point()
@@ -183,7 +183,7 @@ class Repeats:
         self._given.clear()
 
     def __call__(self, name: str, output: Any, learning: bool) -> bool:
-        """Tell whether a layer repeats another one; `learning` that this is the batch to learn it from."""
+        """Return whether a layer repeats another one; `learning` that this is the batch to learn it from."""
         if not learning or not self.names or unrecordable(output):
             return name in self.found
         tensor = main_tensor(output, name)

@@ -74,7 +74,7 @@ def _call_with(model: nn.Module, keywords: dict[Any, Any]) -> Any:
 
 
 def _misfit(model: nn.Module, keywords: dict[Any, Any]) -> str:
-    """Return in words why the model's `forward` does not take these keywords, or nothing if it does."""
+    """Return as text why the model's `forward` does not take these keywords, or nothing if it does."""
     try:
         signature = inspect.signature(model.forward)
         signature.bind(**keywords)

@@ -16,7 +16,7 @@ order of registration.
 So a ResNet gives ``conv1, bn1, layer1.0, layer1.1, ..., fc``; a BERT gives ``embeddings, encoder.layer.0, ...,
 pooler``; ``nn.Sequential(Linear, ReLU, Linear)`` gives ``0, 1, 2``.
 
-Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are looked through, wherever they are: names
+Wrappers (``DataParallel``, ``DistributedDataParallel``, ``torch.compile``) are unwrapped, wherever they are: names
 are those of the model inside. A ScriptModule, scripted or traced, and the module of an exported program are one layer:
 what is inside them does not run as modules.
 """
@@ -82,7 +82,7 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
 
 
 def choose(model: nn.Module, spec: Spec = None) -> list[str]:
-    """Return the names of the layers that `spec` asks for: names, globs, module types, a list of those, or None.
+    """Return the names of the layers that `spec` requests: names, globs, module types, a list of those, or None.
 
     None gives the default layers. A type may also be named, as ``"Conv2d"``. In a glob, ``*`` and ``?`` stay between
     two dots, as in ``"layer*"`` for ``layer1`` to ``layer4``, and ``**`` crosses them, as in ``"layer1.**"``; a glob

@@ -1,4 +1,4 @@
-"""Nested structures: the tuples, lists, mappings and dataclasses that models take and give, walked and rebuilt.
+"""Nested structures: the tuples, lists, mappings and dataclasses that models take and return, traversed and rebuilt.
 
 A Hugging Face ``ModelOutput`` or ``BatchEncoding`` is a mapping like any other here; nothing is imported for them.
 """

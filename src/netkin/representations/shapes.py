@@ -11,18 +11,18 @@ name        fits                         rows
 `tokens`    n × tokens × features        one row for each valid token
 `cls`       n × tokens × features        the first valid token of each example
 `last`      n × tokens × features        the last valid token of each example, padded left or right
-`matrix`    n × d, and n as n × 1        the output itself, whichever shape is asked for
+`matrix`    n × d, and n as n × 1        the output itself, whichever shape is requested
 =========== ============================ ==============================================================
 
-A mask (n × tokens, boolean or integer, true for valid tokens) says which tokens are padding. Half-precision outputs are
+A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
-instance for outputs n × h × w × c or n × c × length, whose dimensions cannot tell what they are. It gets the output as
+instance for outputs n × h × w × c or n × c × length, whose dimensions are ambiguous. It gets the output as
 the layer gave it; for all other shapes the axis of the examples comes first.
 
 Mostly the first axis counts the examples. But recurrent nets and transformers may give time × examples × features, and
 a table of positions has no examples at all, whatever its length. So the model is run on another number of examples
 beside the batch (2; 3 where the batch has 2), and the axis that has the one length there and the other here counts the
-examples. This extra pass is spared where it could teach nothing: the batch's length occurs in no other axis of the
+examples. This extra pass is skipped where it is not needed: the batch's length occurs in no other axis of the
 inputs and in no weight or buffer, the model looks nothing up in an `nn.Embedding`, no part of it is a graph of torch's
 that may do so unseen, and every output has that length as its first axis alone, or not at all. Where it fails, as with
 exported programs of fixed size, the first axis counts the examples if it alone has their number.
@@ -237,7 +237,7 @@ def name_of(shape: Shape) -> str:
 
 
 def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
-    """Tell whether a shape is a function of the caller's own, which gets a layer's output as it is."""
+    """Return whether a shape is a function of the caller's own, which gets a layer's output as it is."""
     return callable(shape) and name_of(shape) not in SHAPES
 
 
@@ -314,7 +314,7 @@ class UnclearAxis(BaseException):
 
 
 def is_plain(model: nn.Module, batch: Any, length: int) -> bool:
-    """Tell whether an output whose first axis alone has the batch's `length` must hold the examples there."""
+    """Return whether an output whose first axis alone has the batch's `length` must hold the examples there."""
     if length < 3 or any(isinstance(module, _UNCLEAR) for module in model.modules()):
         return False
     sizes = [leaf.shape[1:] for _, leaf in leaves(batch) if isinstance(leaf, (Tensor, np.ndarray))]

@@ -1,4 +1,4 @@
-"""What comes out: labelled, frozen tables that say how they came to be. NumPy only; torch is never imported here."""
+"""Results: labelled, immutable tables with their provenance. NumPy only; torch is never imported here."""
 
 from netkin.results.claim import Claim, Measured
 from netkin.results.comparison import Comparison, Values

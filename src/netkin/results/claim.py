@@ -1,4 +1,4 @@
-"""A claim of a paper, and what we found: readable JSON that says where each number comes from."""
+"""A claim of a paper and its reproduction, as readable JSON with the origin of each number."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Measured:
         return self.value - reach, self.value + reach
 
     def above(self, mark: float) -> bool | None:
-        """Tell whether the number is above `mark`; None if the mark lies in its interval, or it has none."""
+        """Return whether the number is above `mark`; None if the mark lies in its interval, or it has none."""
         return self._decided(lambda end: end > mark)
 
     def below(self, mark: float) -> bool | None:
-        """Tell whether the number is below `mark`; None if the mark lies in its interval, or it has none."""
+        """Return whether the number is below `mark`; None if the mark lies in its interval, or it has none."""
         return self._decided(lambda end: end < mark)
 
     def within(self, low: float, high: float) -> bool | None:
-        """Tell whether the number lies between two marks; None if one of them lies in its interval, or it has none."""
+        """Return whether the number lies between two marks; None if one lies in its interval, or it has none."""
         if self.interval is None:
             return None
         start, end = self.interval
@@ -108,7 +108,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Claim:
-    """What a paper says, what we measured and what we make of it: frozen, with its provenance.
+    """What a paper states, what was measured, and the verdict: immutable, with its provenance.
 
     `expected` holds the paper's values in its words, the leading one first, and `measured` ours by name. `control` says
     in which case the claim should fail, and `controls` what the same code measured there, by the same names. An
@@ -174,7 +174,7 @@ class Claim:
 
     @property
     def time(self) -> str:
-        """How long the measuring took, in words; networks and stitches that other claims had made are not in it."""
+        """How long the measuring took, as text; networks and stitches that other claims had made are not in it."""
         return f"{self.seconds:,.{0 if self.seconds >= 10 else 1}f} s"
 
     @property
@@ -226,7 +226,7 @@ class Claim:
         return path
 
     def to_json(self) -> str:
-        """Return the claim as JSON that people can read: lists of numbers stay on one line."""
+        """Return the claim as readable JSON: lists of numbers stay on one line."""
         content = plain_fields(self)
         for numbers in ("measured", "controls"):
             content[numbers] = {name: _short(asdict(one)) for name, one in content[numbers].items()}

@@ -1,4 +1,4 @@
-"""Many networks by how far they lie apart: clusters, the tree in which they join, and their places in a plane."""
+"""Many networks by their distances: clusters, the dendrogram, and a 2-d embedding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def user_clusters(similarity: Comparison | np.ndarray, count: int | None = None)
 
 
 def are_angles(table: Values) -> bool:
-    """Tell whether `distances_of` gives angles, the arccosines of a similarity between -1 and 1."""
+    """Return whether `distances_of` gives angles, the arccosines of a similarity between -1 and 1."""
     return table.higher_is_closer and table.bounds[0] >= -1 and table.bounds[1] <= 1
 
 

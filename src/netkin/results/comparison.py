@@ -1,4 +1,4 @@
-"""The comparison of two models: a table for each measure, and everything needed to say what the numbers are."""
+"""The comparison of two models: a table for each measure, with labels and provenance."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The ids of the measures, in the order they were asked for."""
+        """The ids of the measures, in the order they were requested."""
         return tuple(self.tables)
 
     @property
@@ -119,7 +119,7 @@ class Comparison:
         """Return a measure's table as a data frame, or one row for each number.
 
         One row for each number, with its standard error, the ends of its 95 % interval and the reason why it or its
-        error is missing, comes back where `long` is asked for, and without `measure` where there are several.
+        error is missing, comes back where `long` is requested, and without `measure` where there are several.
         """
         if long or (measure is None and len(self.tables) != 1):
             return optional("pandas").DataFrame(list(self.numbers(measure)), columns=list(NUMBERS))
@@ -208,7 +208,7 @@ class Comparison:
         return ", ".join(self.tables) or "none"
 
     def numbers(self, measure: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
-        """Yield `NUMBERS` for each value and each hole asked for, of `measure` or of all.
+        """Yield `NUMBERS` for each value and each hole requested, of `measure` or of all.
 
         The reason says why there is no value or, beside a value, why it has no standard error.
         """

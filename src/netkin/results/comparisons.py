@@ -217,7 +217,7 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The ids of the measures, in the order they were asked for."""
+        """The ids of the measures, in the order they were requested."""
         return tuple(dict.fromkeys(name for comparison in self.pairs.values() for name in comparison.measures))
 
     def summary(self, measure: str | None = None) -> np.ndarray:
@@ -298,7 +298,7 @@ class Comparisons(Mapping[Pair, Comparison]):
     def to_pandas(self, measure: str | None = None, *, long: bool = False) -> Any:
         """Return the summary of a measure as a data frame of models by models, or one row for each number.
 
-        One row for each pair of layers of each pair of models comes back where `long` is asked for, and without
+        One row for each pair of layers of each pair of models comes back where `long` is requested, and without
         `measure` where there are several.
         """
         frame = optional("pandas").DataFrame

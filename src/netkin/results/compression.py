@@ -1,4 +1,4 @@
-"""The table of a compression: each layer's size before and after, and what the network still gets right."""
+"""The table of a compression: each layer's size before and after, and the accuracy of the network."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Compression:
         return f"{self._heading()}: {self._whole().partition(': ')[2]}."
 
     def cells(self) -> list[list[str]]:
-        """Return the rows of the table in words: layer, width, parameters, multiply-adds, variance and accuracy."""
+        """Return the rows of the table as text: layer, width, parameters, multiply-adds, variance and accuracy."""
         return [_cells(row) for row in self.layers]
 
     def to_pandas(self) -> Any:
@@ -102,7 +102,7 @@ class Compression:
         return pandas.DataFrame(rows, columns=names).set_index("layer")
 
     def to_document(self) -> dict[str, Any]:
-        """Return the record as JSON knows it; `nk.load` opens it again, without the network's weights."""
+        """Return the record as values for JSON; `nk.load` opens it again, without the network's weights."""
         return {"kind": KIND, "format": files.FORMAT} | plain(asdict(self))
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""`Federation`: what became of clients, what travelled, and how alike they are; saved and opened."""
+"""`Federation`: accuracies of clients, bytes sent, and similarities of clients; saved and opened."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Federation:
         files.write(path, KIND, header, arrays, overwrite=overwrite)
 
     def to_document(self) -> dict[str, Any]:
-        """Return all but the weights as JSON knows it, with the mean accuracy and the clusters."""
+        """Return all but the weights as values for JSON, with the mean accuracy and the clusters."""
         alike = None if self.similarity is None else document(self.similarity)
         derived = {"mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
         return {"kind": KIND} | plain(self._header() | {"similarity": alike} | derived)

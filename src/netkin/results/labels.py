@@ -1,6 +1,6 @@
-"""Labels: ids of measures taken apart, short names of models, and what tables and pairs of layers are called.
+"""Labels: parsed ids of measures, short names of models, and names of tables and pairs of layers.
 
-Where each layer meets one other at most, a comparison is a list of pairs, and a matrix would be empty.
+Where each layer is compared with at most one other, a comparison is a list of pairs, and a matrix would be empty.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def taken_apart(identifier: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def asks_for(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
-    """Tell whether `identifier` means the table called `table_id`, whose full `parameters` are known.
+    """Return whether `identifier` means the table called `table_id`, whose full `parameters` are known.
 
-    What either id leaves out is a default; so all that the table's id spells out must be asked for, and all that
-    is asked for must be what the table has.
+    What either id leaves out is a default; so all that the table's id spells out must be requested, and all that
+    is requested must be what the table has.
     """
     asked, held = taken_apart(identifier), taken_apart(table_id)
     return fits(identifier, table_id, parameters) and bool(asked and held and held[1].keys() <= asked[1].keys())
 
 
 def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
-    """Tell whether the table has the name that `identifier` asks for, and the parameters as far as it names them.
+    """Return whether the table has the name that `identifier` requests, and the parameters as far as it names them.
 
     Example:
         >>> fits("svcca", "svcca(variance=0.95)", {"variance": 0.95})
@@ -127,7 +127,7 @@ def listing(comparison: Comparison) -> list[Place]:
 
 
 def listed_pairs(tables: Sequence[Values]) -> list[Place]:
-    """Return the places of the pairs that were asked for, or none where a layer was to meet several."""
+    """Return the places of the pairs that were requested, or none where a layer was to meet several."""
     asked = np.zeros(tables[0].values.shape if tables else (0, 0), dtype=bool)
     for table in tables:
         asked |= _asked(table)
@@ -144,27 +144,27 @@ def _asked(table: Values) -> np.ndarray:
 
 
 def has_classes(comparison: Comparison) -> bool:
-    """Say whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
+    """Return whether the columns are classes, as of `nk.class_sensitivity`, and so correspond to no layer."""
     return any(table.axes[1] == "class" for table in comparison.tables.values())
 
 
 def has_networks(comparison: Comparison) -> bool:
-    """Say whether rows and columns are whole networks, as of `nk.atom_similarity`, and no layers."""
+    """Return whether rows and columns are whole networks, as of `nk.atom_similarity`, and no layers."""
     return any(table.axes[0] == "network" for table in comparison.tables.values())
 
 
 def is_worth(table: Values) -> bool:
-    """Tell whether a table says what stitches are worth, and not how alike layers are."""
+    """Return whether a table says what stitches are worth, and not how similar layers are."""
     return table.kind == "worth"
 
 
 def is_of_tasks(table: Values) -> bool:
-    """Tell whether a table compares two tasks, each with data of its own."""
+    """Return whether a table compares two tasks, each with data of its own."""
     return "shared_examples" in table.parameters
 
 
 def is_apart(table: Values) -> bool:
-    """Tell whether a table compares tasks that do not have the same examples in the same buckets."""
+    """Return whether a table compares tasks that do not have the same examples in the same buckets."""
     return is_of_tasks(table) and table.parameters["shared_examples"] != 1
 
 

@@ -45,12 +45,12 @@ _DERIVED_OF_RANKING = ("conclusion", "ranks")
 
 
 def facts(record: Comparison | Ranking | Series | Values) -> Facts:
-    """Return what a result says of itself in words and numbers fit for JSON, without its arrays and its parts."""
+    """Return the facts of a result as text and numbers for JSON, without its arrays and its parts."""
     return {name: plain(value) for name, value in plain_fields(record).items() if name not in _APART}
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: NumPy's numbers become Python's, what is not finite becomes null."""
+    """Return `value` in a form for JSON: NumPy's numbers become Python's, what is not finite becomes null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 def packed(result: Comparison | Ranking, key: str = "") -> tuple[Facts, Arrays]:
-    """Return a comparison or ranking as a header fit for JSON and its arrays, whose names begin with `key`."""
+    """Return a comparison or ranking as a header for JSON and its arrays, whose names begin with `key`."""
     arrays: Arrays = {}
     for position, table in enumerate(result.tables.values()):
         found = {name: getattr(table, name) for name in ("values", *OPTIONAL)}

@@ -1,4 +1,4 @@
-"""A ranking: which of several pretrained models promises most for some data, by a named score, and how sure that is."""
+"""A ranking of pretrained models for some data by a named score, and how certain it is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Frozen records: their arrays and mappings cannot be written to, and they compare, copy and pickle by their fields.
+"""Immutable records: their arrays and mappings are read-only, and they compare, copy and pickle by their fields.
 
-What a file holds becomes a record by `checked`, which sees that every field is of the type that the record declares.
+`checked` makes a record of a file's content, and checks that every field has the type that the record declares.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
 
 
 def _is_plain(value: Any, hint: Any) -> bool:
-    """Tell whether a value is of a plain type: a whole number of 64 bits at most, a number, a text, an array."""
+    """Return whether a value is of a plain type: a whole number of 64 bits at most, a number, a text, an array."""
     if hint in (int, float) and not isinstance(value, bool):
         if isinstance(value, int):
             return -(2**63) <= value < 2**63
@@ -134,7 +134,7 @@ def rebuild(kind: type[Record], values: dict[str, Any]) -> Record:
 
 
 def same_fields(first: Any, second: Any) -> bool:
-    """Tell whether two records hold the same, where a hole equals a hole."""
+    """Return whether two records hold the same, where a hole equals a hole."""
     one, other = plain_fields(first), plain_fields(second)
     return all(_same(one[name], other[name]) for name in one)
 

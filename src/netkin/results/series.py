@@ -30,7 +30,7 @@ class Series:
     """The checkpoints of a run against the final one: `series[100]` is the comparison at step 100.
 
     In each comparison rows are layers of the checkpoint and columns layers of the final one. The final checkpoint is
-    the last step, where every layer equals itself. `missing` lists steps that were asked for and not reached.
+    the last step, where every layer equals itself. `missing` lists steps that were requested and not reached.
     `between` compares all steps with each other, a table for each measure and layer, where weights alone are read.
     """
 
@@ -52,7 +52,7 @@ class Series:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The ids of the measures, in the order they were asked for."""
+        """The ids of the measures, in the order they were requested."""
         return self.comparisons[-1].measures
 
     @property
@@ -63,7 +63,7 @@ class Series:
 
     @property
     def complete(self) -> bool:
-        """Whether all steps that were asked for are there, from all of the data."""
+        """Whether all steps that were requested are there, from all of the data."""
         return not self.missing and all(comparison.complete for comparison in self.comparisons)
 
     @property

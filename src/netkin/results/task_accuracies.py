@@ -1,4 +1,4 @@
-"""What became of tasks that were learnt in a row: the accuracy on each after each, and what follows from it."""
+"""Continual learning: the accuracy on each task after each task, and the measures derived from it."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class TaskAccuracies:
         _save(self, path, KIND, overwrite)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the record as JSON knows it, with ACC, BWT and FWT."""
+        """Return the record as values for JSON, with ACC, BWT and FWT."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
         return {"kind": KIND} | plain(plain_fields(self) | {"metrics": metrics})
 
@@ -223,7 +223,7 @@ class TaskEnsembles:
         _save(self, path, ENSEMBLES, overwrite)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the record as JSON knows it, with the mean accuracies."""
+        """Return the record as values for JSON, with the mean accuracies."""
         metrics = {name: dict(zip(("mean", "error"), own, strict=True)) for name, own in self.metrics().items()}
         return {"kind": ENSEMBLES} | plain(plain_fields(self) | {"metrics": metrics})
 

@@ -258,7 +258,7 @@ def _range(table: Values) -> str:
 
 
 def has_errors(table: Values) -> bool:
-    """Tell whether any value of a table has a standard error."""
+    """Return whether any value of a table has a standard error."""
     return table.errors is not None and bool(np.isfinite(table.errors).any())
 
 

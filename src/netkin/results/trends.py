@@ -1,4 +1,4 @@
-"""Bottom-up as a number: Kendall's rank correlation between the depth of layers and the step at which they are done."""
+"""Bottom-up convergence as a number: Kendall's rank correlation of layers' depth and their step of convergence."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Match(tuple[str, float]):
     """A layer's closest layer and the value there, as a pair ``(layer, value)`` that knows how sure the choice is.
 
     `error` is the value's standard error; `second` the second best layer, `margin` how much closer the best one is,
-    and `margin_error` the standard error of that difference. `clear` tells whether the 95 % interval of the margin
+    and `margin_error` the standard error of that difference. `clear` is whether the 95 % interval of the margin
     leaves out zero. Each is None where it is not known.
     """
 
@@ -77,7 +77,7 @@ class Values:
 
     `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
     the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
-    an error, though errors were asked for, has the reason in `error_reasons`.
+    an error, though errors were requested, has the reason in `error_reasons`.
 
     Example:
         >>> table = Values(
@@ -221,7 +221,7 @@ class Values:
         return xarray.DataArray(numbers, coords=names, dims=list(names), name=title, attrs=self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return what the numbers are, in words and numbers fit for any file's attributes."""
+        """Return what the numbers are, as text and numbers for any file's attributes."""
         words = ("id", "name", "kind", "unit", "bounds", "conventions", "statistic", "exactness")
         flags = {"higher_is_closer": int(self.higher_is_closer), "symmetric": int(self.symmetric)}
         return {word: getattr(self, word) for word in words} | flags | self._spelled_out()

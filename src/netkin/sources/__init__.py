@@ -1,4 +1,4 @@
-"""Names become models, weights and data sets.
+"""Models, weights and data sets, loaded by name.
 
 `load_model("netkin:tiny10@seed0.pt")` gives a model, `load_data("digits:test")` gives batches.
 """

@@ -1,4 +1,4 @@
-"""Batches: examples handed out in the same order each time, all of them or a sample."""
+"""Batches of examples in the same order each time, all of them or a sample."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Borrowed:
 
     @property
     def examples(self) -> int | None:
-        """How many examples there are, or None where the data do not say."""
+        """How many examples there are, or None where the length of the data is unknown."""
         dataset = getattr(self.batches, "dataset", None)
         return len(dataset) if isinstance(dataset, Sized) else None
 
     def __len__(self) -> int:
-        """Return the number of batches; TypeError where the data do not say."""
+        """Return the number of batches; TypeError where the length of the data is unknown."""
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
@@ -173,7 +173,7 @@ def _picked(data: Data, places: Tensor, name: str) -> Data:
 
 
 def _is_indexable(data: Data) -> bool:
-    """Tell whether every example of the data can be reached by its number."""
+    """Return whether every example of the data can be reached by its number."""
     if isinstance(data, Batches):
         return True
     loader = data.batches

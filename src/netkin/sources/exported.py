@@ -1,16 +1,16 @@
 """Exported programs: the path of a `.pt2` file, which needs no Python class; it is vetted before torch reads it.
 
-torch says of its own `torch.export.load` that it is not for files from strangers. In torch 2.13 we saw a file run code
+torch says of its own `torch.export.load` that it is not for untrusted files. In torch 2.13 a file could run code
 through sizes (`sympy.sympify` evaluates them), through the trees of inputs and outputs (they import modules by name)
 and through guards (they become Python source). Its text has further ways: weights, constants and sample inputs may be
 pickles, read without limits; the target of a node may be any function that can be reached from `torch`, such as
 `torch.os.system`; names become source, too; and a package may hold compiled code.
 
-So the archive is read as data first, and torch is shown only a copy with the program and its tensors. Nodes may call
+So the archive is read as data first, and torch reads only a copy with the program and its tensors. Nodes may call
 operators of `aten` that touch no files, and arithmetic on sizes. Sizes are made of symbols, whole numbers and sympy's
 arithmetic; trees of tuples, lists and dictionaries; names of letters, digits and a few signs; tensors of raw numbers.
 Anything else is left out where the program runs without it (sample inputs, guards, stack traces, extra files) and
-refused where it does not. The copy is written anew, so that torch reads no byte of the archive that was not looked at.
+refused where it does not. The copy is written anew, so that torch reads no byte of the archive that was not checked.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _written(entries: dict[str, bytes]) -> io.BytesIO:
 
 
 def clean_program(program: Any) -> Any:
-    """Return the JSON of a program with every part of it looked at, and without what it does not need."""
+    """Return the JSON of a program with every part of it examined, and without what it does not need."""
     return _clean("", program)
 
 

@@ -83,7 +83,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
 
 
 def _is_compressed(path: Path) -> bool:
-    """Tell whether a file holds a compressed model, by the header that netkin writes."""
+    """Return whether a file holds a compressed model, by the header that netkin writes."""
     try:
         return path.is_file() and read_header(path)["kind"] == "compressed"
     except FileFault:  # weights of others

@@ -1,7 +1,7 @@
 """Pickles, read without running anything that is in them: CIFAR's own, and a trial reading of torch's.
 
-A pickle is a program. The reader here knows the instructions that build numbers, text, bytes, lists, tuples and
-dictionaries; names are answered by stand-ins of our own, which note what they are given. What a file of a few bytes
+A pickle is a program. The reader here supports the instructions that build numbers, text, bytes, lists, tuples and
+dictionaries; names are replaced by placeholders, which record their arguments. What a file of a few bytes
 could use to fill the memory or to compute for ever is refused: keys that are nested tuples, buffers of an announced
 size, text that is encoded again and again.
 
@@ -42,7 +42,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 class Refused(Exception):
-    """The pickle asks for more than the reader gives."""
+    """The pickle requests more than the reader gives."""
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class _Names:
         self._left = size
 
     def spend(self, count: int) -> None:
-        """Count what is copied out of the file, which an honest one asks for once."""
+        """Count what is copied out of the file, which an honest one requests once."""
         self._left -= count
         if self._left < 0:
             raise Refused("copies of its content")
@@ -265,7 +265,7 @@ def _plain(found: Any) -> Any:
 
 
 class _TorchNames(_Names):
-    """Any name: torch decides which it allows; those that take memory or time by their arguments are looked at."""
+    """Any name: torch decides which it allows; those that take memory or time by their arguments are examined."""
 
     def __call__(self, module: str, name: str) -> Any:
         module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))

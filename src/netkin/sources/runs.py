@@ -1,4 +1,4 @@
-"""Training runs: checkpoints of a folder, a list or a mapping, in the order of the steps that their names tell."""
+"""Training runs: checkpoints of a folder, a list or a mapping, in the order of the steps in their names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Checkpoint:
         return f"{self.unit} {self.step}{place}"
 
     def read(self, architecture: Architecture | None = None) -> tuple[nn.Module, list[str]]:
-        """Return the network of this checkpoint in evaluation mode, and in words what of its weights did not fit.
+        """Return the network of this checkpoint in evaluation mode, and as text what of its weights did not fit.
 
         A model that was given comes back as it is.
         """
@@ -67,7 +67,7 @@ class Checkpoint:
             return self._filled(built(architecture))
 
     def _is_whole(self, architecture: Architecture | None) -> bool:
-        """Tell whether the file or folder needs no architecture from elsewhere."""
+        """Return whether the file or folder needs no architecture from elsewhere."""
         assert isinstance(self.given, Path)
         return self.given.suffix == ".pt2" or (architecture is None and (self.given / "config.json").is_file())
 
@@ -217,7 +217,7 @@ class Run:
         return model
 
     def only(self, steps: Any) -> Run:
-        """Return the run with the steps asked for, a list of them or how many; the last one stays among them."""
+        """Return the run with the steps requested, a list of them or how many; the last one stays among them."""
         if steps is None:
             return self
         if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):

@@ -1,4 +1,4 @@
-"""Names of `netkin.training` where they used to be; opened by name, as training imports this room."""
+"""Aliases of names in `netkin.training`, imported lazily because training imports this package."""
 
 from __future__ import annotations
 

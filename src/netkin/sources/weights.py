@@ -1,4 +1,4 @@
-"""Weights files: safetensors and torch state dicts, read without ever running what is in them."""
+"""Weights files: safetensors and torch state dicts, read without running code from them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _bare(name: str) -> str:
 
 
 def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return in words what is missing, unexpected, of another kind or shape in `state`; nothing where it fits."""
+    """Return as text what is missing, unexpected, of another kind or shape in `state`; nothing where it fits."""
     # files older than torch 0.4.1 do not count batches, and no evaluation reads that count
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]

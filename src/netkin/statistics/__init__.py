@@ -1,4 +1,4 @@
-"""Small, mergeable statistics: run both models on a batch, fold it in, forget it."""
+"""Mergeable statistics that are updated batch by batch."""
 
 from netkin.statistics.collector import Collector, LayerSize, Price, Settings, Study, one_feed
 from netkin.statistics.cross_moments import CrossMoments, OneSidedMoments

@@ -178,7 +178,7 @@ def _medians(rows: Tensor) -> Tensor:
 
 
 def outgrows(centred: Tensor, scale: float) -> bool:
-    """Say whether fourth powers of these rows might leave float32."""
+    """Return whether fourth powers of these rows might leave float32."""
     return float(torch.linalg.vector_norm(centred.detach(), torch.inf)) * scale > 4096
 
 

@@ -1,8 +1,8 @@
-"""What all statistics share, and what makes one of them a collector that the pass can drive without knowing it.
+"""The interface of collectors, through which a pass updates any of them.
 
 A *statistic* is updated, merged, written to a file and read back. A *collector* is a statistic of many layers. It
-states the feeds it takes, the settings of several measures join into the least that serves all, it prices itself for a
-study before anything runs, and it hands out the pair of two layers that a measure reads.
+declares its inputs, joins the settings of several measures into the least that is enough for all, estimates its cost
+for a study before anything runs, and returns the pair of two layers that a measure reads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LayerSize:
 class Study:
     """What collectors are priced and started with: the layers and pairs, over all parts of the data.
 
-    `examples` is None where the data do not tell how many they are; `seen` is true where `examples` are those that were
+    `examples` is None where the length of the data is unknown; `seen` is true where `examples` are those that were
     read so far, and not all. `chunks` is how many partial sums are kept apart for standard errors, 0 for none.
     """
 
@@ -132,7 +132,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a measure wants of a collector; without fields of its own every measure wants the same."""
+    """What a measure needs from a collector; without own fields every measure needs the same."""
 
     def joined(self, other: Self) -> Self | None:
         """Return the least that serves both; None where one collector can't."""
@@ -167,7 +167,7 @@ class Collector(Statistic):
 
     @classmethod
     def settings_for(cls, measure: Any) -> Settings:
-        """Return what `measure` wants to have collected."""
+        """Return the settings that `measure` needs."""
         return Settings()
 
     @classmethod
@@ -196,7 +196,7 @@ class Collector(Statistic):
 
     @classmethod
     def takes(cls, settings: Any, tensors: Mapping[str, Tensor]) -> bool:
-        """Tell whether a layer with these weights is among those compared when none are named."""
+        """Return whether a layer with these weights is among those compared when none are named."""
         return True
 
     @classmethod
@@ -212,7 +212,7 @@ class Collector(Statistic):
         return self.pair(*pair)
 
     def serves(self, settings: Any) -> str:
-        """Return what this collector lacks for a measure that wants `settings`; empty if nothing."""
+        """Return what this collector lacks for a measure that needs `settings`; empty if nothing."""
         return ""
 
     def reduce(self, key: Key, rows: Tensor, numbers: np.ndarray) -> Tensor:
@@ -228,7 +228,7 @@ class Collector(Statistic):
         return {}
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
-        """Return how exact the values of these pairs are, in words."""
+        """Return how exact the values of these pairs are, as text."""
         return self.exactness
 
     @property

@@ -1,4 +1,4 @@
-"""`CrossMoments`: what direct stitching reads of pairs of layers, summed over batches.
+"""`CrossMoments`: the moments of pairs of layers for direct stitching, summed over batches.
 
 That is the second moment of the first layer, its cross moment with the second, and both means; the second layer's own
 second moment is not needed, which saves a third of the work. Layers come as rows, or as maps n × c × places, which are
@@ -7,8 +7,8 @@ multiplied example by example as they lie in memory.
 Float32 activations are multiplied in float32, one example's places or a thousand rows at a time, and summed in float64;
 the first layer is shifted by the mean of some first examples, into a copy that no later step in place can reach. An
 entry then errs by about 1e-7 of the spreads of its two units, which is little where the units are far from depending on
-each other. Where some first examples say that they are not, or can't tell, and where squares would leave float32, all
-is multiplied in float64.
+each other. Where the first examples show that they are not, or are too few, and where squares would overflow float32,
+everything is multiplied in float64.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CrossMoments(Collector):
         return list(dict.fromkeys(key for pair in self.pairs for key in pair))
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **options: Any) -> None:
-        """Fold in one batch: the rows, or maps n × c × places, of every layer."""
+        """Add one batch: the rows, or maps n × c × places, of every layer."""
         given = one_feed(self, rows)
         refuse_missing(self.names, given)
         for key in dict.fromkeys(x for x, _ in self.pairs):
@@ -341,7 +341,7 @@ def _some(output: Tensor, rows: int) -> Tensor:
 
 
 def _is_firm(about: Tensor) -> bool:
-    """Tell whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
+    """Return whether centred rows show that no unit nearly depends on others; units that rest say nothing."""
     if about.shape[1] > WIDEST or len(about) < 2 * about.shape[1]:
         return False
     spreads = torch.linalg.vector_norm(about, dim=0)

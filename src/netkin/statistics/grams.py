@@ -62,7 +62,7 @@ class Grams:
 
     @classmethod
     def options(cls, facts: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mini-batches and the kernel that a measure asks for, where its parameters say."""
+        """Return the mini-batches and the kernel that a measure requests, where its parameters say."""
         return {name: settings.get(name, default) for name, default in GramSettings().to_json().items()}
 
     def caution(self, facts: Any, settings: Mapping[str, Any]) -> str:
@@ -177,7 +177,7 @@ class LayerGrams(Collector):
         return Kernel(self._kernel(key, rows)) if whole else rows
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
-        """Fold in one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
+        """Add one batch: for every layer a matrix of rows, or what `reduce` made of it, of the same examples.
 
         Rows of layers with `owners`, whose examples have different numbers of rows, are counted as they come, and so
         are all that come after them.
@@ -222,7 +222,7 @@ class LayerGrams(Collector):
         return self._numbers.take(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
 
     def _is_whole(self, places: np.ndarray) -> bool:
-        """Tell whether rows of these numbers are one mini-batch in its order."""
+        """Return whether rows of these numbers are one mini-batch in its order."""
         batch = self.batch or 0
         return len(places) == batch and places[0] % batch == 0 and bool((np.diff(places) == 1).all())
 

@@ -221,7 +221,7 @@ class LayerKernels(Collector):
         return ""
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, **more: Any) -> None:
-        """Fold in rows of features and gradients of the same examples."""
+        """Add rows of features and gradients of the same examples."""
         self.release()
         self.features.update({"activations": rows["activations"]}, numbers, **more)
         found = rows.get("gradients")

@@ -294,7 +294,7 @@ class LayerFilters(Collector):
 
 
 def has_filters(tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether the tensors of a layer hold kernels larger than 1 × 1."""
+    """Return whether the tensors of a layer hold kernels larger than 1 × 1."""
     held = tensors.get("atoms", tensors.get("weight"))
     if held is None or held.ndim != (3 if "atoms" in tensors else 4):
         return False

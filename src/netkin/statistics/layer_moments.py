@@ -5,7 +5,7 @@ debiasing sums are wanted. Side by side, one product of these matrices then hold
 sums, the counts, and ``Σ x‖y‖²`` and ``Σ ‖x‖²‖y‖²`` as well. A change of shift or scale is a linear map of such
 columns, so merging rebases by a few row operations.
 
-Sums have two leading axes. The first are chunks of the examples, kept apart where standard errors are asked for; they
+Sums have two leading axes. The first are chunks of the examples, kept apart where standard errors are requested; they
 share one shift and scale, so that leaving one out is a subtraction. The second are blocks: one, or one for each spatial
 frequency, see `netkin.statistics.spectra`.
 """
@@ -130,7 +130,7 @@ class LayerMoments(Collector):
         return settings.lacking(self.precision, self.debiased)
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
-        """Fold in one batch: a matrix of rows for every layer, the same examples in each.
+        """Add one batch: a matrix of rows for every layer, the same examples in each.
 
         `numbers` are those of the examples, counted as they come unless given; `owners` tells for layers whose examples
         have different numbers of rows the place of each row's example in the batch.

@@ -194,7 +194,7 @@ def median(values: Tensor) -> Tensor:
 
 
 def offset_is_large(gram: Tensor) -> bool:
-    """Say whether the features behind a Gram matrix lie so far from the origin that float32 would lose their spread."""
+    """Return whether the features of a Gram matrix are so far from the origin that float32 would lose their spread."""
     gram = gram.detach()
     offset = float(gram.sum(dtype=summing_dtype(gram.device))) / gram.numel()
     spread = float(torch.diagonal(gram).sum(dtype=summing_dtype(gram.device))) / len(gram) - offset

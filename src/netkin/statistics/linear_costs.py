@@ -1,4 +1,4 @@
-"""What linear measures ask of collectors, and what moments, rows and spectra cost: bytes and multiply-adds."""
+"""What linear measures need from collectors, and the costs of moments, rows and spectra: bytes and multiply-adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Moments`: what the linear measures read of a pair of layers."""
+"""`Moments` of a pair of layers, from which linear measures are computed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Deferred(Exception):
 
 
 class Decomposition(NamedTuple):
-    """A matrix of a pair, (blocks, m, n), whose singular values a measure asks for, or its left vectors too."""
+    """A matrix of a pair, (blocks, m, n), whose singular values a measure requests, or its left vectors too."""
 
     matrix: Tensor
     graded: bool = True  # whether it stands in the principal directions of both layers
@@ -204,7 +204,7 @@ class Moments:
 
     @property
     def _both(self) -> list[Moments]:
-        """This pair, and the same about the origin if a measure has looked at it."""
+        """This pair, and the same about the origin if a measure has examined it."""
         return [self, self.uncentred] if "uncentred" in self.__dict__ else [self]
 
     def decomposed(
@@ -336,7 +336,7 @@ class Moments:
 
 
 def _note_asked(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
-    """Read every measure once; what asks for a decomposition stops there, and the pair has noted it."""
+    """Read every measure once; what requests a decomposition stops there, and the pair has noted it."""
     others: set[int] = set()  # measures that ask for nothing, of which one reading is enough
     for pair, measures in asked:
         pair._asked = {}
@@ -348,7 +348,7 @@ def _note_asked(asked: Sequence[tuple[Moments, Sequence[Any]]]) -> None:
 
 
 def _decompose_busy(pairs: Sequence[Moments]) -> None:
-    """Find the principal directions of layers with many pairs, and ask for their cross moments in these."""
+    """Find the principal directions of layers with many pairs, and request their cross moments in these."""
     sides = {side for pair in pairs for side in (pair.x, pair.y)}
     if len(pairs) < AMORTISED * len(sides):
         return

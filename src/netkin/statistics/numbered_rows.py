@@ -1,6 +1,6 @@
 """The numbers of examples and of their rows, and rows that are kept by them.
 
-An example's number tells it apart in every batch and part of the data; which chunk it falls in, and whether its rows
+An example's number identifies it in every batch and part of the data; which chunk it falls in, and whether its rows
 are among those sampled, follow from the number alone.
 """
 

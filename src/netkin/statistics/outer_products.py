@@ -131,7 +131,7 @@ class LayerEmbeddings(Statistic):
         numbers: np.ndarray | None = None,
         contents: np.ndarray | None = None,
     ) -> None:
-        """Fold in the features and gradients of a batch.
+        """Add the features and gradients of a batch.
 
         `numbers` are those of its examples, by default counted on. Buckets follow from `contents`, numbers that tell
         what the examples are, so that their order does not matter; without them from `numbers`.

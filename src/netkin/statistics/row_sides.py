@@ -20,7 +20,7 @@ class RowsSide(Side):
     """A side that still has its rows.
 
     Of a layer wider than its rows only the Gram matrix is kept beside the rows as they came: a centred copy would
-    double the memory, and is made again when the units themselves are asked for. `width` is the layer's own where `X`
+    double the memory, and is made again when the units themselves are requested. `width` is the layer's own where `X`
     holds its rows turned into their row space; such a side has no units.
     """
 

@@ -194,7 +194,7 @@ class LayerRows(Collector):
         owners: Mapping[Key, Any] | None = None,
         indices: Any = None,
     ) -> None:
-        """Fold in one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
+        """Add one batch: a matrix of rows for every layer; `numbers` (or `indices`) are those of the examples."""
         matrices = self._checked(one_feed(self, rows))
         numbers = indices if numbers is None else numbers
         fresh = self._numbers.next

@@ -1,4 +1,4 @@
-"""One layer as a pair of moments sees it: its mean, its second moment and what follows from them.
+"""One layer of a pair of moments: its mean, its second moment and what follows from them.
 
 A side comes in two forms. `RowsSide` holds the centred rows, see `netkin.statistics.row_sides`. `CovarianceSide` holds
 moments that were streamed and has no rows any more.
@@ -70,7 +70,7 @@ class Side(ABC):
 
     @cached_property
     def trace(self) -> Tensor:
-        """The sum of all centred squares; a layer that does not vary is refused here, for every measure alike."""
+        """The sum of all centred squares; a layer that does not vary is refused here, for every measure."""
         if not self.varies:
             raise NoValue(
                 f"{self.name} is constant over the {self.n:,} examples (width {self.width:,}); a measure needs a layer "
@@ -114,7 +114,7 @@ class Side(ABC):
 
     @cached_property
     def kept(self) -> Tensor:
-        """Which eigenvalues stand above rounding: the numerical range, (blocks, r) of booleans."""
+        """Which eigenvalues are above rounding: the numerical range, (blocks, r) of booleans."""
         kept = self.above_rounding(self.eigen[0])
         if not bool(kept.any()):
             raise NoValue(
@@ -144,7 +144,7 @@ class Side(ABC):
         return (1 + math.sqrt(self.block_width / self.n)) ** 2 * float(loudest)
 
     def loses_digits(self, values: Tensor) -> bool:
-        """Say whether eigenvalues of a product, with its rounding, are too far apart to whiten by the smallest kept."""
+        """Return whether a product's eigenvalues, with rounding, are too far apart to whiten by the smallest kept."""
         kept = values[self.above_rounding(values)]
         return kept.numel() > 0 and float(kept.min()) < LOST * self.rounding * float(kept.max())
 
@@ -155,7 +155,7 @@ class Side(ABC):
         return math.sqrt(float(values.max()) / float(values.min()))
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what `make` gives, made once for all pairs of this layer that ask by the same key."""
+        """Return the result of `make`, cached by key for all pairs of this layer."""
         made = self.__dict__.setdefault("_made", {})
         if key not in made:
             made[key] = make()
@@ -249,7 +249,7 @@ class Side(ABC):
 class CovarianceSide(Side):
     """A side of streamed moments: `second` (blocks, c, c).
 
-    With `frequencies` its blocks are the chosen ones of a grid. Measures see a block for each frequency: the chosen
+    With `frequencies` its blocks are the chosen ones of a grid. Measures get a block for each frequency: the chosen
     ones first, then their conjugates. Decompositions are taken of the chosen ones alone.
     """
 
@@ -278,7 +278,7 @@ class CovarianceSide(Side):
 
     @property
     def in_complex(self) -> CovarianceSide:
-        """The same side in complex numbers, to meet one that has several frequencies."""
+        """The same side in complex numbers, to be paired with one that has several frequencies."""
         made = copy(self)
         made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
         return made

@@ -5,7 +5,7 @@ The sums of the buckets stand for the examples: inner products of sketches are r
 falls with √M. Bucket and sign follow from the seed and from what the example is, so that the order of the data, their
 batches and the parts in which they were read do not matter, and examples of two data sets have nothing in common.
 
-Labels can be summed beside them, one-hot: ``labels`` with the signs, as a linear kernel asks for, and ``counts``
+Labels can be summed beside them, one-hot: ``labels`` with the signs, as a linear kernel requests, and ``counts``
 without, for the product of two sketched kernels, in which the sign of an example cancels.
 """
 
@@ -194,9 +194,9 @@ class LayerSketches(Collector):
     def update(
         self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
     ) -> None:
-        """Fold in rows of features and gradients; `numbers` tell what the examples are, whatever their order.
+        """Add rows of features and gradients; `numbers` tell what the examples are, whatever their order.
 
-        Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not looked at.
+        Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not examined.
         """
         features, gradients = rows.get("activations", {}), rows.get("gradients", {})
         self.release()

@@ -1,11 +1,11 @@
-"""`Spectra` and `LayerSpectra`: moments for each spatial frequency, what DFT-CCA of conv layers reads.
+"""`Spectra` and `LayerSpectra`: moments for each spatial frequency, for DFT-CCA of conv layers.
 
 On data closed under translation features of different frequencies don't correlate, so that the covariance of flattened
 maps falls into blocks of c × c, one for each place of the map (theorem 1 of Raghu et al. 2017, arXiv:1706.05806), and
-these blocks are all there is. On other data they are a part; `off_block_share` tells how much lies outside them.
+these blocks are all there is. On other data they are a part; `off_block_share` is the share outside them.
 
 `LayerSpectra` is a transform in front of `LayerMoments`: maps are shifted and scaled, transformed, and added up in
-blocks. A *view* is a layer on a grid: its own, or a smaller one on which it meets smaller maps.
+blocks. A *view* is a layer on a grid: its own, or a smaller one for comparison with smaller maps.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class LayerSpectra(LayerMoments):
         return {name: (shift, 0.0) for name, shift in self._shifts.items()}
 
     def update(self, maps: Mapping[Any, Any], numbers: Any = None, *, owners: Any = None) -> None:
-        """Fold in one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
+        """Add one batch: maps n × c × space, or a matrix, for every layer, the same examples in each."""
         maps, start = one_feed(self, maps), self._numbers.next
         super().update(maps, numbers)
         if self._kept is not None:

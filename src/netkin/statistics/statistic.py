@@ -1,4 +1,4 @@
-"""What all statistics share: they are updated, merged, written to a file and read back. `Outputs` is the smallest.
+"""The base of all statistics: they are updated, merged, written to a file and read back. `Outputs` is the smallest.
 
 A file holds the attributes that a class names in `stored`: numbers, texts, tensors, arrays, and lists, tuples, mappings
 and `Stored` objects of these. Nothing but such classes is made when a file is read, and none of their code is run.
@@ -200,7 +200,7 @@ class Outputs(Statistic):
         self._sums = dict.fromkeys(self._SUMS, 0.0)
 
     def update(self, a: Any, b: Any, labels: Any = None) -> None:
-        """Fold in one batch of logits, n × classes each, with the true labels if known."""
+        """Add one batch of logits, n × classes each, with the true labels if known."""
         a, b = self._logits(a, "a"), self._logits(b, "b")
         if len(a) != len(b):
             raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")

@@ -1,4 +1,4 @@
-"""Training: one loop for all networks, by a recipe and a seed, that can stop and go on without a trace."""
+"""Training: one loop for all networks, with a recipe and a seed; an interrupted training resumes exactly."""
 
 from netkin.training.course import moved
 from netkin.training.loop import accuracy, train, trained_digits_net, untrained_digits_net

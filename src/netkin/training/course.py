@@ -1,4 +1,4 @@
-"""The course of a training: which examples come in which order, and how images are moved and mirrored on the way.
+"""The course of a training: the order of the examples, and the augmentation of images by shifts and flips.
 
 All of it follows from a seed. Data are one of these: arrays with a row for each example, as a tuple ``(inputs,
 labels)``, a mapping or the inputs alone; a data set; or a loader or list of batches, which gives its own order.
@@ -186,7 +186,7 @@ class Loaded:
 
     @property
     def per_epoch(self) -> int | None:
-        """How many batches an epoch has, None where the data do not say."""
+        """How many batches an epoch has, None where the length of the data is unknown."""
         if self._own_order:
             return self._rows.per_epoch
         try:

@@ -1,4 +1,4 @@
-"""The training loop: one network, any data and loss, hooks on the way, restarts that lose nothing; the digits net."""
+"""The training loop: one network, any data and loss, hooks, exact restarts; the digits network."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Training:
 
     @property
     def total(self) -> int | None:
-        """How many steps there are in all, None where the data do not say."""
+        """How many steps there are in all, None where the length of the data is unknown."""
         per_epoch = self.course.per_epoch
         return self.recipe.steps or (None if per_epoch is None else (self.recipe.epochs or 0) * per_epoch)
 

@@ -102,7 +102,7 @@ class Trainings:
         self.stacked: Team | None = None
 
     def run(self, how: str) -> list[list[Record]]:
-        """Take the way that was asked for, or the fastest that works."""
+        """Take the way that was requested, or the fastest that works."""
         if how == "auto":
             return self._first_that_works()
         if how not in WAYS:

@@ -94,7 +94,7 @@ class Recipe:
 
     @property
     def words(self) -> str:
-        """What differs from the defaults, in words."""
+        """What differs from the defaults, as text."""
         differs = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={_word(getattr(self, field.name))}" for field in differs)
 

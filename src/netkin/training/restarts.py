@@ -1,7 +1,7 @@
-"""Restarts: where a training stands, in a file from which it goes on as if it had never stopped.
+"""Restarts: the state of a training in a file, from which it resumes exactly.
 
-The file is one of netkin's own, written whole or not at all; nothing in it is code. It tells whose training it holds,
-and that of another model, recipe, seed or of other data is refused.
+The file has netkin's format, is written atomically and contains no code. It identifies its training; a file of another
+model, recipe, seed or of other data is refused.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Saving:
 def identity_of(
     model: nn.Module, recipe: Recipe, seed: int, loss: Any, hooks: Iterable[Any], course: Course, test: Any
 ) -> dict[str, str]:
-    """Return what tells a training from others, by name and in words.
+    """Return what tells a training from others, by name and as text.
 
     Args:
         model: The model before its first step.

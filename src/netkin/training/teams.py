@@ -2,7 +2,7 @@
 
 A step is a function of tensors that stay where they are: tables with the rows, moves and rates of many steps, a counter
 that picks from them, weights, buffers and the optimizer's memory, all changed in place. So one recording of it as a
-CUDA graph serves all steps, and the host has nothing to do but start it.
+CUDA graph serves all steps, and the host only starts it.
 """
 
 from __future__ import annotations
@@ -199,13 +199,13 @@ class Team:
         return [*self.weights.values(), *self.others.values(), *self.memory]
 
     def _undo_idle(self, before: list[Tensor]) -> None:
-        """Put back what the step did to networks that have no steps left."""
+        """Undo the step for networks that have no steps left."""
         active = self._row(self.active) if before else None
         for part, old in zip(self._state, before, strict=False):
             part.copy_(torch.where(_along(active, part), part, old))  # type: ignore[arg-type]
 
     def rehearse(self) -> None:
-        """Try the step out with batches of each size, on a stream of the team's own on a GPU, and put all back."""
+        """Run the step once with batches of each size, on a separate stream on a GPU, and restore everything."""
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
         if self.stream is not None:
@@ -232,7 +232,7 @@ class Team:
 
     @property
     def own_stream(self) -> Any:
-        """A context in which work goes to the team's own stream, where it has one."""
+        """A context in which work runs on the team's own stream, where it has one."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def capture(self) -> None:
@@ -328,7 +328,7 @@ def _laid_out(students: Sequence[Student]) -> tuple[list[tuple[Tensor, Tensor]],
 
 
 def _are_ragged(students: Sequence[Student]) -> bool:
-    """Tell whether some networks take other numbers of steps than others."""
+    """Return whether some networks take other numbers of steps than others."""
     return len({(student.total, student.course.per_epoch) for student in students}) > 1
 
 
@@ -396,5 +396,5 @@ def _scaled(tensors: list[Tensor], values: Tensor, single: bool) -> list[Tensor]
 
 
 def _along(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return a value for each network of a stack, shaped to meet a stacked tensor."""
+    """Return a value for each network of a stack, shaped to broadcast with a stacked tensor."""
     return values.reshape(-1, *[1] * (tensor.ndim - 1))

@@ -1,4 +1,4 @@
-"""Smaller networks: layers that see only the few directions of their inputs that matter."""
+"""Compression: layers restricted to the few directions of their inputs that matter."""
 
 from netkin.applications.compression.compress import compress
 from netkin.applications.compression.saving import load_compressed, save_compressed

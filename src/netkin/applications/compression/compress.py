@@ -1,4 +1,4 @@
-"""`compress`: a network whose layers see only the directions of their inputs that matter, and so are smaller.
+"""`compress`: smaller layers, restricted to the directions of their inputs that matter.
 
 Section 4.4 of the SVCCA paper: ``W x`` becomes ``(W Pᵀ)(P x)``, P of k rows that span the top SVCCA directions of x.
 """
@@ -70,7 +70,7 @@ def compress(
     transform: Transform | None = None,
     progress: ProgressOption = None,
 ) -> nn.Module:
-    """Return a copy of `model` in which each chosen linear or conv layer sees only k directions of its input.
+    """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
 
     The directions are those of SVCCA: of the layer's input against the model's logits, or against the same layer's
     input in another model, by falling correlation; then, as ten logits have no more than ten, the layer's other
@@ -79,10 +79,10 @@ def compress(
     a scale of its own, and D gives every unit its best guess from them; with ``"orthogonal"`` E has orthonormal rows
     that span them, and D = Eᵀ.
 
-    One of three says how many directions are kept. `k` is a number, a share of the layer's width such as 0.35, or a
-    mapping from layers to these. `variance` is the share of the input's variance that is to be held. `accuracy_drop`
-    is by how much the accuracy may fall, shared out evenly over the layers one after the other; k is then
-    searched by halving. Accuracy is measured on `test`, or on `data`.
+    One of three arguments sets how many directions are kept. `k` is a number, a share of the layer's width such as
+    0.35, or a mapping from layers to these. `variance` is the share of the input's variance that is to be held.
+    `accuracy_drop` is by how much the accuracy may fall, shared out evenly over the layers one after the other; k is
+    then searched by halving. Accuracy is measured on `test`, or on `data`.
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
     directions taken from the network as compressed so far. The table is the copy's attribute `compression`; the
@@ -149,7 +149,7 @@ def _refuse_other(what: str, value: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What was asked for."""
+    """One call of `compress`."""
 
     model: nn.Module
     spec: Spec
@@ -282,7 +282,7 @@ class Work:
         return fitting
 
     def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> Layer:
-        """Return a layer that can be compressed as it is asked for, else say why not."""
+        """Return a layer that can be compressed as requested, or raise an error with the reason."""
         layer = refuse_unfit(name, known[name])
         refuse_hooked(name, layer)
         if not isinstance(self.size.k, Mapping):

@@ -1,14 +1,14 @@
-"""The directions of a layer's input in the order in which they are worth keeping, and the projections on the first k.
+"""The directions of a layer's input in order of importance, and projections on the first k of them.
 
 First come the canonical directions, by their correlation with what the layer is compared with. Ten logits have at most
 ten of them; after those come the other directions of the layer, uncorrelated over the examples with all before, by the
-variance that they hold. So k may be anything up to the layer's rank, where nothing is lost any more.
+variance that they hold. So k can be at most the layer's rank, at which nothing is lost.
 
-One layer becomes two: the first maps its input to k directions, the second does the layer's work on these.
-``W x + b`` becomes ``(W D)(E x) + b'``. The input is projected about its mean, so that ``b' = b + W (mean - D E mean)``
-takes up what the projection would lose of the mean. A convolution becomes a 1 × 1 convolution to k channels and its own
+One layer becomes two: the first maps its input to k directions, the second applies the layer to these. ``W x + b``
+becomes ``(W D)(E x) + b'``. The input is projected about its mean, so that ``b' = b + W (mean - D E mean)`` restores
+the part of the mean that the projection removes. A convolution becomes a 1 × 1 convolution to k channels and its own
 kernel on these. Where it pads with zeros, the mean is missing beyond the border and a bias would be wrong there: one
-more channel then carries the constant 1, which the padding ends at the border as it ends the input.
+more channel then carries the constant 1, which is padded with zeros at the border like the input.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
 
 
 def refuse_unfit(name: str, module: nn.Module) -> Layer:
-    """Return the module if it can be taken apart into two, else say why not."""
+    """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
         raise ValueFault("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
     kinds = [kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)]
@@ -121,7 +121,7 @@ def refuse_unfit(name: str, module: nn.Module) -> Layer:
 
 
 def refuse_hooked(name: str, layer: Layer) -> None:
-    """Refuse a layer with hooks, which see its calls or set its weights, and would be lost with it."""
+    """Refuse a layer with hooks, which would be lost with it."""
     count = len(layer._forward_hooks) + len(layer._forward_pre_hooks)
     if count:
         hooks = "1 hook" if count == 1 else f"{count} hooks"
@@ -148,7 +148,7 @@ def factored(layer: Layer, factors: Factors) -> nn.Sequential:
 
 
 def empty_factors(layer: Layer, between: int, first_bias: bool, second_bias: bool) -> tuple[Layer, Layer]:
-    """Return the two modules that stand for `layer`, `between` wide in the middle, their weights not set."""
+    """Return the two modules that replace `layer`, `between` wide in the middle, their weights not set."""
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     if isinstance(layer, nn.Linear):
         first: Layer = skip_init(nn.Linear, layer.in_features, between, bias=first_bias, **place)
@@ -164,18 +164,18 @@ def empty_factors(layer: Layer, between: int, first_bias: bool, second_bias: boo
 
 
 def is_pointwise(layer: nn.Conv2d) -> bool:
-    """Tell whether a convolution looks at single places alone."""
+    """Return whether a convolution has a kernel of one position."""
     return layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "same", "valid")
 
 
 def pads_with_zeros(layer: nn.Conv2d) -> bool:
-    """Tell whether the convolution sees zeros beyond the border."""
+    """Return whether the convolution pads with zeros."""
     some = max(layer.kernel_size) > 1 if layer.padding == "same" else layer.padding not in ((0, 0), "valid")
     return some and layer.padding_mode == "zeros"
 
 
 def put(model: nn.Module, name: str, replacement: nn.Module) -> None:
-    """Put `replacement` in the place of the layer `name`, wherever the model has it."""
+    """Replace the layer `name` by `replacement` everywhere in the model."""
     old = modules(model)[name]
     for module in list(model.modules()):
         for key, child in module._modules.items():

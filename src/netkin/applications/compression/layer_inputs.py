@@ -1,7 +1,7 @@
-"""What layers are fed, as streamed moments: each layer's input against the logits, or against that of another model.
+"""Moments of layers' inputs, streamed: each input against the logits, or against the input of another model's layer.
 
-Of a feature map every place is a row, of a sequence every valid token; the logits of an example stand beside each of
-its rows. A layer that runs several times in a forward gives the rows of all its calls.
+Every position of a feature map is a row, and every valid token of a sequence; the logits of an example are repeated for
+each of its rows. A layer that runs several times in a forward pass gives the rows of all its calls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Feeding:
 
 @dataclass
 class Inputs:
-    """The moments of layers' inputs, the examples they come from, and what the first batch told of the layers."""
+    """The moments of layers' inputs, the examples they come from, and facts about the layers from the first batch."""
 
     statistic: LayerMoments
     beside: str
@@ -81,7 +81,7 @@ class Reading:
         return torch.cat([_valid(call.rows, call.lead, self.mask) for call in self.calls[layer]])
 
     def logits(self, layer: str, number: int) -> Tensor:
-        """Return the logits beside each row of the layer."""
+        """Return the logits for each row of the layer."""
         logits = main_tensor(self.output, "").detach()
         refuse_non_finite(logits, f"the model's output in batch {number}")
         return torch.cat(

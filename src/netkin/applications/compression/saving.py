@@ -1,4 +1,4 @@
-"""Compressed models in files: which modules were taken apart, the weights, and the table."""
+"""Files of compressed models: which modules were factored, the weights, and the table."""
 
 from __future__ import annotations
 

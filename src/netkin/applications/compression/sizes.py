@@ -45,7 +45,7 @@ class Size:
             )
 
     def wanted(self, name: str, layer: Layer, space: Subspace, projection: str) -> int:
-        """Return how many directions `k` or `variance` asks for, which may be more than there are."""
+        """Return how many directions `k` or `variance` requests, which may be more than there are."""
         if self.k is not None:
             return _count(self.k[name] if isinstance(self.k, Mapping) else self.k, name, width_of(layer))
         held = space.held(projection)
@@ -77,7 +77,7 @@ def most_that_saves(layer: Layer) -> int:
 
 
 def multiply_adds(layer: nn.Module, places: tuple[int, int]) -> int:
-    """Return the multiplications of a layer, or of the two that stand for it, on one example of that many places."""
+    """Return the multiplications of a layer, or of the two that replace it, on one example of that many positions."""
     into, out = places
     if isinstance(layer, nn.Sequential):
         first, second = layer[0], layer[1]
@@ -117,7 +117,7 @@ def _refuse_other_names(k: Mapping[str, Any], layers: Iterable[str]) -> None:
 
 
 def has_labels(data: Any) -> bool:
-    """Tell whether the first batch of the data has labels that are class numbers."""
+    """Return whether the first batch of the data has labels that are class numbers."""
     labels = labels_of(next(batches_of(data)))
     if labels is None or isinstance(labels, (str, bytes, Mapping)):
         return False

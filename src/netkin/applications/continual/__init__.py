@@ -1,4 +1,4 @@
-"""Continual learning: tasks learnt in a row with atoms of their own, beside the usual ways, and ensembles of them."""
+"""Continual learning: a sequence of tasks with filter atoms for each, the usual baselines, and ensembles."""
 
 from netkin.applications.continual.sequences import LearntTasks, learn_tasks
 from netkin.applications.continual.task_ensembles import ensemble_tasks

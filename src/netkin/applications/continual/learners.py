@@ -1,6 +1,6 @@
-"""Ways of learning tasks in a row: what each trains, on what, and what it keeps of a task.
+"""Methods of continual learning: what each trains, on which data, and what it keeps of a task.
 
-All have one network with a linear head for each task, and are told at test time which task an example belongs to.
+All have one network with a linear head for each task; the task of an example is given at test time.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Learner:
         return model
 
     def private(self) -> list[str]:
-        """Return the weights and buffers, beside its head, that a task has for itself."""
+        """Return the task-specific weights and buffers, apart from the head."""
         return []
 
     def trained(self, task: int) -> Sequence[str]:
@@ -105,7 +105,7 @@ class Learner:
         return [*self.body(), *self._head(task)]
 
     def learns(self, task: int) -> bool:
-        """Tell whether there is anything to learn when a task comes."""
+        """Return whether a new task requires training."""
         return True
 
     def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
@@ -113,7 +113,7 @@ class Learner:
         return []
 
     def finish(self, task: int) -> None:
-        """Keep what later tasks need to know of this one."""
+        """Store what later tasks need of this one."""
 
     def learn(self, task: int, recipe: Recipe, progress: ProgressOption = False) -> None:
         """Learn one task, after those before it."""
@@ -312,7 +312,7 @@ def expected_fisher(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> S
     """Return the diagonal of the Fisher information of the named weights, the mean over examples.
 
     It is ``Σ_c p(c|x) (∂ log p(c|x) / ∂w)²``, the exact expectation over the classes that the network itself
-    predicts, without sampling labels. The network is in evaluation mode, so that each example stands for itself.
+    predicts, without sampling labels. The network is in evaluation mode, so that examples do not affect each other.
     """
     place, weights = device_of(model), {n: one.detach() for n, one in model.named_parameters()}
     chosen = {name: weights[name] for name in names}

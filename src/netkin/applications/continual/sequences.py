@@ -1,4 +1,4 @@
-"""Tasks learnt in a row, seed by seed: a job whose finished tasks are kept."""
+"""A sequence of tasks learnt one after another, for each seed: a job that saves every finished task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Model = nn.Module | str | Callable[[], nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class LearntTasks:
-    """Tasks that were learnt in a row: the record of it, and the network of every task."""
+    """Tasks that were learnt one after another: the record of it, and the network of every task."""
 
     record: TaskAccuracies
     tasks: tuple[Task, ...]
@@ -84,7 +84,7 @@ def learn_tasks(
             "replay", "joint" (all tasks at once, at the end) or "separate" (a network for each task).
         recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
         seeds: from which weights, heads, orders and kept examples follow.
-        head: the linear layer in whose place the heads stand; by default the last one.
+        head: the linear layer that the heads replace; by default the last one.
         device: where the networks are trained, as "cuda"; where they lie if not given.
         options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
             of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".

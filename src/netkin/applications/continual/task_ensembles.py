@@ -1,4 +1,4 @@
-"""Ensembles: the networks of the most similar tasks answer together with a task's own."""
+"""Ensembles of a task's network and those of the most similar tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ensemble_tasks(
 ) -> TaskEnsembles:
     """Return what each task gains when networks of `k` other tasks answer with its own (Chen et al. 2023, 3.4).
 
-    A network of another task knows other classes: its body stays as it is, and gets a head that is trained on this
+    A network of another task has other classes: its body stays as it is, and gets a head that is trained on this
     task. The probabilities of all are averaged. A control is trained further for as long, alone.
 
     Args:

@@ -42,7 +42,7 @@ class Task:
                 )
 
     def digest(self) -> str:
-        """Return what tells its examples from those of other tasks."""
+        """Return a digest that identifies its examples."""
         found = [DataDigest(labels=True), DataDigest(labels=True)]
         for one, part in zip(found, (self.train, self.test), strict=True):
             one.update(part, range(len(part[1])))
@@ -74,7 +74,7 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
 
 
 def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
-    """Return tasks as a tuple; too few of them, other things and names that occur twice are refused."""
+    """Return tasks as a tuple; too few of them, other objects and duplicate names are refused."""
     found = tuple(tasks)
     stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
     if stranger is not None:

@@ -1,4 +1,4 @@
-"""Learning dynamics: how the layers of a model move while it is trained."""
+"""Learning dynamics: how the layers of a model change during training."""
 
 from netkin.applications.dynamics.dynamics import RunPlan, dynamics, explain_dynamics
 from netkin.applications.dynamics.recorder import DynamicsRecorder

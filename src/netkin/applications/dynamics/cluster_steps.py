@@ -45,7 +45,7 @@ LOOKED = 16  # checkpoints that one task looks at
 
 
 class ClusterSteps:
-    """The steps of a run, looked at and compared by the workers of a cluster."""
+    """The steps of a run, examined and compared by the workers of a cluster."""
 
     def __init__(self, engine: Ray, run: Run, data: Any, examples: int | None, options: _Options):
         if engine.job is not None:

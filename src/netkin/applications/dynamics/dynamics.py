@@ -72,7 +72,8 @@ def dynamics(
     All checkpoints are read before the work begins; then each takes one pass. The data and the final model's rows are
     kept in memory, each up to a quarter of what is free, so that the final model runs once on each batch; beyond that
     it runs with every checkpoint. `explain_dynamics` says what a call would do. Measures of weights alone, such as
-    `atom_cosine`, need no data; with these every checkpoint also meets every other, in the series' `between`.
+    `atom_cosine`, need no data; with these every checkpoint is also compared with every other, in the series'
+    `between`.
 
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
@@ -129,7 +130,8 @@ def dynamics(
 class RunPlan:
     """What `dynamics` would do: the `steps` of the run, the plan of `each` pass, and forward `passes` in all.
 
-    `refused` is the sentence with which a pass would be refused; `passes` is None where the data do not tell.
+    `refused` is the sentence with which a pass would be refused; `passes` is None where the length of the data is
+    unknown.
     """
 
     run: str
@@ -212,7 +214,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
 
 @dataclass(frozen=True)
 class _Options:
-    """What is asked of every step alike."""
+    """The options for every step."""
 
     measures: list[Measure]
     transform: Transform | None
@@ -235,7 +237,7 @@ class _Options:
         return weights_alone(self.measures)
 
     def call(self, run: str, data: Any, examples: int | None) -> str:
-        """Return the call in words, for the provenance."""
+        """Return the call as text, for the provenance."""
         others = self.others
         told = {} if self.of_weights else {"data": name_of_data(data)}
         return described_call(
@@ -254,7 +256,7 @@ class _Options:
 
     @property
     def needs_space(self) -> bool:
-        """Whether a layer's rows alone do not tell all that is compared."""
+        """Whether the comparison needs more than a layer's rows."""
         shape = self.others["shape"]
         shapes = shape.values() if isinstance(shape, Mapping) else [shape]
         return self.others["resize"] is not None or any(name_of(one) in WITH_SPACE for one in shapes)

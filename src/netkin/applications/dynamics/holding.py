@@ -1,4 +1,4 @@
-"""Holding: data that are read several times stay in memory, if they fit, so that each pass sees the same batches."""
+"""Holding: data that are read several times stay in memory, if they fit, so that each pass gets the same batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from netkin.representations.nesting import leaves
 class Held:
     """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
 
-    A shuffled loader that does not fit gives its batches in another order each time; every pass still sees them all.
+    A shuffled loader that does not fit gives its batches in another order each time; every pass still gets them all.
     """
 
     def __init__(self, data: Any, examples: int | None, limit: int):
@@ -39,12 +39,12 @@ class Held:
 
     @property
     def is_held(self) -> bool:
-        """Whether each pass sees the very same batches."""
+        """Whether each pass gets the same batches."""
         return self._batches is not None
 
     @property
     def examples(self) -> int | None:
-        """How many examples there are, if the batches tell."""
+        """The number of examples, if it is known from the batches."""
         counts = [length_if_known(batch) for batch in self._batches or [None]]
         return None if None in counts else sum(count or 0 for count in counts)
 

@@ -42,7 +42,7 @@ class Examples:
 
     @cached_property
     def digest(self) -> str:
-        """A checksum by which a recording that is resumed knows its examples again."""
+        """A checksum by which a resumed recording recognises its examples."""
         return settings_digest(self.batches, strict=False)
 
 
@@ -120,7 +120,7 @@ class Probe:
 
 
 def is_first_process() -> bool:
-    """Tell whether this process is the one of rank 0, or the only one."""
+    """Return whether this process is the one of rank 0, or the only one."""
     return rank() == 0
 
 

@@ -1,4 +1,4 @@
-"""`DynamicsRecorder`: how a model's layers move while it is being trained, without saving a single checkpoint."""
+"""`DynamicsRecorder`: how a model's layers change during training, recorded without saving checkpoints."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Log = Callable[[int, dict[str, float]], Any]
 
 
 class DynamicsRecorder:
-    """Looks at a model on the same few examples again and again while it is trained.
+    """Records a model's layers on the same few examples at intervals during training.
 
     Call `probe(step)` in the training loop, once an epoch for example; with `every` only multiples of it count. What is
     kept of a layer is no more than n · min(n, d) numbers for n examples and d features (see `states`), enough for every
-    linear measure unchanged by rotation, so that `series` may be asked for other measures than `measures`, too.
+    linear measure unchanged by rotation, so that `series` accepts other measures than `measures`, too.
 
     `probe` is an array, a batch or anything that `nk.activations` takes; its first `examples` are read once and kept.
     `measures` is one or several; the first is logged while training, each layer against its previous probe and, with
@@ -125,7 +125,7 @@ class DynamicsRecorder:
         return self._probe.bytes(self._kept_examples())
 
     def probe(self, step: int, *, anyway: bool = False) -> Progress | None:
-        """Look at the model now; None where `step` is no multiple of `every`, unless `anyway`, or in other processes.
+        """Probe the model now; None where `step` is no multiple of `every`, unless `anyway`, or in other processes.
 
         The model is left as it was found: training mode, hooks, buffers and random states, also after an exception.
         """
@@ -170,12 +170,12 @@ class DynamicsRecorder:
         return held.series(found, pairs=pairs, progress=progress)
 
     def forget(self, after: int) -> None:
-        """Forget the probes after step `after`, as when training goes back to an older checkpoint."""
+        """Delete the probes after step `after`, as when training goes back to an older checkpoint."""
         self._moments = [moment for moment in self._moments if moment.step <= after]
         self._progress = [news for news in self._progress if news.step <= after]
 
     def finish(self) -> None:
-        """Tell the logs that training is over: those with a method `finish` draw or store the series now."""
+        """End the recording: logs with a method `finish` draw or store the series now."""
         for log in self.logs if is_first_process() and self._moments else ():
             if hasattr(log, "finish"):
                 log.finish(self)

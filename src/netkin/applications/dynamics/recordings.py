@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """One probe's news: each layer against itself at the previous probe and, where asked for, at the first."""
+    """The values of one probe: each layer against itself at the previous probe and, where requested, at the first."""
 
     step: int
     measure: str
@@ -37,7 +37,7 @@ class Progress:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The same numbers by names such as ``svcca/previous/conv1``, as loggers want them."""
+        """The same numbers by names such as ``svcca/previous/conv1``, as loggers need them."""
         sides = {"previous": self.previous, "first": self.first}
         return {f"{self.measure}/{what}/{layer}": value for what, own in sides.items() for layer, value in own.items()}
 
@@ -85,7 +85,7 @@ class Recording:
 
 
 def state_measures(measures: Any) -> list[Measure]:
-    """Return the measures asked for, each once, if what a recorder keeps is enough for them."""
+    """Return the measures requested, each once, if what a recorder keeps is enough for them."""
     asked = [measures] if isinstance(measures, (str, Measure)) or callable(measures) else measures
     found = list({measure.id: measure for measure in map(find, asked)}.values())
     if not found:
@@ -108,7 +108,7 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
 def recorded(
     moments: Sequence[Moment], progress: Sequence[Progress], examples: Examples, about: Mapping[str, Any] | None = None
 ) -> State:
-    """Return the probes as a header fit for JSON and named tensors; `about` is what else the header says."""
+    """Return the probes as a header for JSON and named tensors; `about` is added to the header."""
     header = dict(about or {}) | {
         "data": examples.name,
         "digest": examples.digest,

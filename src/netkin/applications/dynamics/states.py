@@ -1,6 +1,6 @@
 """States: what is kept of one layer at one moment of training, enough for every linear measure unchanged by rotation.
 
-Of n rows and d features n × d numbers are kept, as they came. A layer wider than its rows is turned into its row space:
+Of n rows and d features n × d numbers are kept, unchanged. A layer wider than its rows is turned into its row space:
 n × n numbers at most, in float64, whose inner products, also with the mean, are the layer's own. So a state takes no
 more than n · min(n, d) numbers, however large the feature maps behind it are. A `Moment` holds the states of one step.
 """
@@ -153,7 +153,7 @@ class Moment:
 
     @property
     def layers(self) -> list[LayerSize]:
-        """The layers as a comparison knows them."""
+        """The layers as a comparison lists them."""
         return [
             LayerSize(self.name, name, state.width, len(state.rows), self.examples, state.shape)
             for name, state in self.states.items()
@@ -174,7 +174,7 @@ class StateRows(LinearRows):
 
 
 def reads_states(measure: Measure) -> bool:
-    """Tell whether a measure can be read from states."""
+    """Return whether a measure can be read from states."""
     return any(kind.kind == StateRows.kind for kind in getattr(measure.facts.reads, "collectors", ()))
 
 

@@ -1,4 +1,4 @@
-"""Federated algorithms: what a client does in a round, what travels and leaks, and which updates the server counts.
+"""Federated algorithms: what a client does in a round, what it sends and reveals, and which updates the server uses.
 
 Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that
 knows the clients' data and trains. The simulator lets it train many clients at once, Flower one.
@@ -128,7 +128,7 @@ class FederatedPlan:
 
     @property
     def leaks(self) -> str:
-        """What others can learn of a client's data from what it sends, in words."""
+        """What others can learn of a client's data from what it sends, as text."""
         atoms = any(self.parts[name] == "atoms" for name in self.kept)
         handed = " To be compared with others, a client hands its atoms over once." * atoms
         if not self.travelling:
@@ -269,7 +269,7 @@ def received_updates(
     """Return the updates that count, in the order of `asked`, and why the others do not, by client.
 
     Args:
-        updates: what came, in whatever order.
+        updates: the received updates, in any order.
         asked: the clients of this round.
         number: the round.
         expected: weights as each client should send them.

@@ -1,4 +1,4 @@
-"""The data of clients: dealt out by classes, or brought along, and checked."""
+"""The data of clients: split by classes, or given by the caller, and checked."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def split_by_classes(
     equal: bool = False,
     seed: int = 0,
 ) -> ClientSplit:
-    """Return labelled examples dealt out to clients, each of which gets examples of a few classes alone.
+    """Return labelled examples split among clients, each of which gets examples of a few classes only.
 
-    No example goes to two clients: those of a class are divided among its clients, all alike up to one.
+    No example goes to two clients: those of a class are divided evenly among its clients.
 
     Args:
         data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
         clients: how many clients there are.
         classes: how many classes each has.
-        test: arrays to test on, dealt out in the same way, if any.
+        test: arrays to test on, split in the same way, if any.
         deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
             classes into groups, in order, and gives each group to as many clients, one after the other.
         equal: whether examples are left out so that all clients have as many to train on, of each of their classes.

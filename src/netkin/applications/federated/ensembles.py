@@ -1,4 +1,4 @@
-"""Clients that are alike by a named measure, and ensembles of their networks, each with heads tuned on its own data."""
+"""Similar clients by a named measure, and ensembles of their networks, each with heads tuned on its own data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def user_similarity(
     data: Any = None,
     progress: ProgressOption = None,
 ) -> Comparison:
-    """Return how alike the networks of all clients are, with the clients in rows and columns.
+    """Return how similar the networks of all clients are, with the clients in rows and columns.
 
     `atom_cosine` and `atom_angular` read the personal atoms alone, which each client hands over once: neither data nor
     a network are run. Any other measure compares the clients' networks layer by layer, and its value is the plain mean

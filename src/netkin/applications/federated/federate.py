@@ -85,12 +85,12 @@ def federate(
         pull: the factor of ½ ‖w − w received‖² in the loss of "fedprox" and of "ditto"'s personal networks.
         head_epochs: for how many epochs "fedrep" trains what is personal first; as in the recipe if not given.
         public: arrays ``(inputs, labels)`` for pretraining.
-        pretrain_epochs: for how many epochs that goes on.
+        pretrain_epochs: the number of epochs of that pretraining.
         finetune: for how many epochs each client trains by itself at last: atoms and head, or without atoms all.
         wire: a function of a `ClientUpdate` that returns those that arrive at the server then, for trials with faults.
         how: "auto", "stacked" or "one by one", as in `nk.train_many`.
         seed: from which the draws of clients and the order of their examples follow.
-        save: a file for the result; the same call goes on there after it was killed, and with more rounds.
+        save: a file for the result; the same call resumes from it after an interruption, also with more rounds.
         overwrite: whether to begin anew where the file holds something else.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.

@@ -1,6 +1,6 @@
 """Local training: clients that train their copies of a network at the same time, stacked into one where that is faster.
 
-A client whose training fails leaves the others alone: its group is halved until it is by itself, and it is named.
+A client whose training fails does not affect the others: its group is halved until it is isolated, and it is reported.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _WithPull:
 
 
 class RoundWork:
-    """The clients of one round at work, as the algorithms ask for it; `failed` says why some have no result."""
+    """The training of one round's clients for the algorithms; `failed` holds the reasons where there is no result."""
 
     def __init__(
         self, training: LocalTraining, plan: FederatedPlan, base: State, clients: Sequence[tuple[str, Examples]],
@@ -221,7 +221,7 @@ class RoundWork:
 
 
 def refuse_way(how: str) -> None:
-    """Refuse a way to train that `nk.train_many` does not know, before it is taken for a fault of clients."""
+    """Refuse a way to train that `nk.train_many` does not have, before it is reported as a failure of clients."""
     if how not in ("auto", *WAYS):
         raise UnknownName(f"no way {how!r} to train{did_you_mean(how, WAYS) or '.'} There are auto, {', '.join(WAYS)}.")
 
@@ -244,7 +244,7 @@ def _is_finite(state: State) -> bool:
 
 
 def _is_asked_for(fault: Exception) -> bool:
-    """Tell whether networks could not be trained in the way that was asked for, which is no client's fault."""
+    """Return whether networks could not be trained in the way that was requested, which is no client's fault."""
     return isinstance(fault, NetkinError) and "these networks can't be trained" in str(fault)
 
 

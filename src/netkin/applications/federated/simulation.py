@@ -42,7 +42,7 @@ STANDING, PRETRAINING = "standing", "pretraining"
 
 @dataclass(frozen=True, eq=False)
 class FederationRequest:
-    """What a federation is asked to be, checked."""
+    """The validated arguments of a federation."""
 
     model: nn.Module
     plan: FederatedPlan
@@ -88,7 +88,7 @@ class FederationRequest:
 
 @dataclass
 class _Standing:
-    """Where a federation stands: the round, what is shared, what each client keeps, and what was recorded."""
+    """The state of a federation: the round, what is shared, what each client keeps, and what was recorded."""
 
     shared: State
     kept: list[State]

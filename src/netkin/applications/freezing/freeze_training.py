@@ -31,12 +31,12 @@ SCHEDULES = ("linear", "similarity")
 
 
 class FreezeTraining:
-    """Freezes the units of a model, from the first on, as its training goes on.
+    """Freezes the units of a model during training, from the first on.
 
     `schedule` is ``"linear"`` (unit i of L at the fraction i/L of all `steps`), a mapping of names to fractions, or
-    ``"similarity"`` (each unit once it stays like its own recent past on the examples of `probe`). `layers` names the
-    units in the order in which they run; the default are blocks, or layers with weights. What runs before a unit and
-    belongs to none is frozen with it. `units` holds their names, `frozen` those that are frozen by now.
+    ``"similarity"`` (each unit once it stays similar to its own recent past on the examples of `probe`). `layers` names
+    the units in the order in which they run; the default are blocks, or layers with weights. What runs before a unit
+    and belongs to none is frozen with it. `units` holds their names, `frozen` those that are frozen by now.
 
     Call `step` after each step of the optimizer. Frozen parameters need no gradient and have none, so optimizers leave
     them and their own state for them alone; frozen batch norms stay in evaluation mode, also after ``model.train()``;
@@ -51,9 +51,9 @@ class FreezeTraining:
         optimizer: that of the training, or several, to refuse one that moves parameters without gradients.
         probe: the examples on which units are compared with their past.
         measures: the measure by which they are compared.
-        threshold: what counts as like the past.
-        patience: how many probes in a row must be like the past.
-        past: how many of the last probes that is.
+        threshold: the similarity to the past at which a unit counts as unchanged.
+        patience: how many consecutive probes must reach the threshold.
+        past: with how many of the last probes each is compared.
         every: steps between two probes.
         examples: how many examples of `probe` are used.
         shape: what one example is (see `nk.shapes`).
@@ -122,7 +122,7 @@ class FreezeTraining:
 
     @property
     def plan(self) -> dict[str, int | None]:
-        """After how many steps each unit is frozen; None means never, or when its similarity says so."""
+        """After how many steps each unit is frozen; None means never, or by its similarity."""
         if not isinstance(self._schedule, FreezePlan):
             return dict.fromkeys(self.units)
         return {name: self._schedule.when(number) for number, name in enumerate(self.units)}
@@ -143,7 +143,7 @@ class FreezeTraining:
         return self.at(self.done + 1)
 
     def at(self, done: int) -> list[str]:
-        """Say that `done` steps are done in all, and return the names of the units that are frozen from now on."""
+        """Report that `done` steps are done in all, and return the names of the units that are frozen from now on."""
         if self._closed:
             raise ValueFault("the model was given back; make a new `FreezeTraining` to go on.")
         if done < self.done:
@@ -294,7 +294,7 @@ class Frozen:
                 _still(norm)
 
     def release(self) -> None:
-        """Give parameters their flags back, and norms the mode that `train` or `eval` asked for last."""
+        """Give parameters their flags back, and norms the mode that `train` or `eval` requested last."""
         for parameter, flag in self._parameters.values():
             parameter.requires_grad_(flag)
         for norm, train in self._norms.values():
@@ -317,7 +317,7 @@ def _still(norm: nn.Module) -> None:
 
 
 def _stay(norm: nn.Module, asked: _Asked, mode: bool = True) -> nn.Module:
-    """Stand in for ``norm.train(mode)``: note what was asked for, and stay in evaluation mode."""
+    """Stand in for ``norm.train(mode)``: note what was requested, and stay in evaluation mode."""
     asked.mode = mode
     norm.training = False
     return norm

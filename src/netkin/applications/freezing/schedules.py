@@ -101,12 +101,12 @@ def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> Fre
 
 
 class Settling:
-    """The similarity schedule: in order, each unit once it has long enough been like its own recent past.
+    """The similarity schedule: in order, each unit once it has been similar to its own recent past for long enough.
 
-    Every `every` steps the probe examples run through the model, once however often a step is told. A unit's value is
-    the least similarity of its output to its outputs at the last `past` probes; a unit has settled after `patience`
-    probes in a row with a value of at least `threshold`. The last unit is never frozen. In a distributed run the first
-    process decides for all.
+    Every `every` steps the probe examples run through the model, once even if a step is reported repeatedly. A unit's
+    value is the least similarity of its output to its outputs at the last `past` probes; a unit has settled after
+    `patience` probes in a row with a value of at least `threshold`. The last unit is never frozen. In a distributed run
+    the first process decides for all.
     """
 
     kind = "similarity"
@@ -135,7 +135,7 @@ class Settling:
         self.history: list[dict[str, Any]] = []
 
     def frozen(self, done: int, frozen: int) -> int:
-        """Look at the model if it is time, and return how many units have settled, in order."""
+        """Probe the model if it is due, and return how many units have converged, in order."""
         if done >= self.due and frozen < len(self.names) - 1:
             self.due = (done // self.every + 1) * self.every
             self._look(done, self.names[frozen:])

@@ -1,12 +1,12 @@
 """Units: what freeze training freezes one after the other, and what is frozen along with each.
 
 A unit is named after one module. Where none are named they are found among the default layers: the blocks of a network
-made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules go
-with a unit, by the order in which they run:
+made of blocks (a residual network, a transformer), else every layer with weights that is no norm. All other modules
+belong to a unit, by the order in which they run:
 
-- what has no weights, and norms, go with what runs just before them;
-- other weights go with the next unit, since nothing before a frozen unit may be live. So the stem of a residual network
-  is frozen with its first block. What runs after the last unit is never frozen.
+- modules without weights, and norms, belong to the unit that runs just before them;
+- other weights belong to the next unit, since nothing before a frozen unit may be trained. So the stem of a residual
+  network is frozen with its first block. What runs after the last unit is never frozen.
 
 A parameter that no layer holds, but the model itself or a module around the units, goes with the first unit that
 depends on it. Until `FirstStep` has seen a training step, the order in which modules run is taken to be that of
@@ -33,7 +33,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Units:
-    """The units of a model in the order they run, and which piece of the model goes with which.
+    """The units of a model in the order they run, and which module belongs to which unit.
 
     A piece is a module, or a parameter that lies on a module around units; `order` holds their names as they run.
     """
@@ -118,7 +118,7 @@ def find_units(model: nn.Module) -> list[str]:
 
 
 def named_units(model: nn.Module, spec: Spec) -> list[str]:
-    """Return the names of the modules that `spec` asks for, none of them inside another."""
+    """Return the names of the modules that `spec` requests, none of them inside another."""
     names = choose(model, spec)
     for name in names:
         if split_call(name)[1] is not None:
@@ -130,12 +130,12 @@ def named_units(model: nn.Module, spec: Spec) -> list[str]:
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Tell whether `module` holds parameters that are not those of a norm."""
+    """Return whether `module` holds parameters that are not those of a norm."""
     return any(True for inner in module.modules() if not _is_norm(inner) for _ in inner.parameters(recurse=False))
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Tell whether `module` changes as it runs in training mode: running statistics, or spectral norm's vectors."""
+    """Return whether `module` changes as it runs in training mode: running statistics, or spectral norm's vectors."""
     running = any(getattr(module, key, None) is not None for key in ("running_mean", "running_var"))
     return running or type(module).__name__ == "_SpectralNorm"
 
@@ -184,7 +184,7 @@ class FirstStep:
     """Hooks that note, until `settle`, in which order a model's pieces run and on what each unit depends.
 
     On what a unit depends is read from the autograd graph of what goes into it: all parameters found there run before
-    it. Compiled modules do not show themselves; then the order of registration is trusted.
+    it. Compiled modules are not visible in it; then the order of registration is used.
     """
 
     def __init__(self, units: Units):
@@ -211,7 +211,7 @@ class FirstStep:
         self._visited.clear()
 
     def settle(self) -> None:
-        """Put the pieces in the order seen, or refuse units that were not seen to run one after another."""
+        """Put the pieces in the order in which they ran, or refuse units that did not run one after another."""
         self.close()
         names = self.units.names
         absent = [name for name in names if name not in self.seen]

@@ -1,4 +1,4 @@
-"""Interpretation: which directions of a layer matter, and in which layers a class is known."""
+"""Interpretation: which directions of a layer matter, and in which layers a class is represented."""
 
 from netkin.applications.interpretation.projecting import (
     Neurons,

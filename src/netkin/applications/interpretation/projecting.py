@@ -1,7 +1,7 @@
 """`project`: run a model with one layer restricted to few directions, or to few of its neurons.
 
-Neurons are chosen at random, by size or by an aligned subspace, as a baseline for directions. `rest` says what becomes
-of the others. ``"mean"`` holds them at their mean over the examples. ``"predicted"`` gives each the best linear
+Neurons are chosen at random, by size or by an aligned subspace, as a baseline for directions. `rest` defines the values
+of the others. ``"mean"`` sets them to their mean over the examples. ``"predicted"`` gives each the best linear
 prediction from the chosen ones, which is the projection that directions are given: every neuron, as a vector over the
 examples, goes to the nearest one in the span of the chosen ones.
 """

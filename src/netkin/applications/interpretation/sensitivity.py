@@ -1,4 +1,4 @@
-"""`class_sensitivity`: in which layers a network knows of a class, as the correlation of the layer with its logit."""
+"""`class_sensitivity`: in which layers a class is represented, as the correlation of a layer with the class's logit."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def class_sensitivity(
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
-    of them if none are given. Where the batches carry labels, a class that is asked for and occurs in none is refused.
+    of them if none are given. Where the batches carry labels, a class that is requested and occurs in none is refused.
     `measures` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
     value is the largest correlation that any weighted sum of the layer's units has with the logit.
 
     Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
-    the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that CCA does not see.
+    the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that does not affect CCA.
 
     Args:
         model: a classifier.
@@ -122,7 +122,7 @@ class Logits(Runner):
         return {name: self._keep(name, output[:, [column]]) for name, column in self._columns.items()}
 
     def refuse_absent(self) -> None:
-        """Refuse a class that was asked for and that the labels, if there were any, never named."""
+        """Refuse a class that was requested and that the labels, if there were any, never named."""
         absent = [name for name, column in self._columns.items() if self._asked and not self._seen[column]]
         if self._seen and absent:
             raise ValueFault(
@@ -132,7 +132,7 @@ class Logits(Runner):
 
 
 def _listed(classes: Any) -> list[Any]:
-    """Return the classes asked for; an empty list stands for all."""
+    """Return the classes requested; an empty list stands for all."""
     if classes is None:
         return []
     asked = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [classes]
@@ -142,7 +142,7 @@ def _listed(classes: Any) -> list[Any]:
 
 
 def _columns(asked: Sequence[Any], names: Sequence[str] | None, count: int) -> dict[str, int]:
-    """Return the columns of the classes asked for, by name."""
+    """Return the columns of the classes requested, by name."""
     if names is not None and len(names) != count:
         raise ShapeError(f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.")
     known = distinct(map(str, range(count) if names is None else names), "classes")

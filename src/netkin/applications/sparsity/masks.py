@@ -1,7 +1,7 @@
-"""Masks: which weights of a network are zero and stay so, however it is trained, copied or saved; and which are small.
+"""Masks: which weights of a network stay zero when it is trained, copied or saved; and which weights are small.
 
 A mask is a parametrization of torch (`torch.nn.utils.parametrize`), so that a masked layer computes with weights that
-are exactly zero where it says so, whatever an optimizer, momentum or weight decay does to the tensor behind them. The
+are exactly zero where the mask is, whatever an optimizer, momentum or weight decay does to the tensor behind them. The
 masks are buffers: they travel with `state_dict`, to other devices and with copies.
 
 The *prunable* weights are those of linear and convolutional layers. Biases, embeddings, norms and whatever a module
@@ -59,7 +59,7 @@ class WeightMask(nn.Module):
 
 
 def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Layer]:
-    """Return the linear and convolutional layers of a model by name, or those of them that `layers` asks for.
+    """Return the linear and convolutional layers of a model by name, or those of them that `layers` requests.
 
     Example:
         >>> list(prunable_layers(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))))

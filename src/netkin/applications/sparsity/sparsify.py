@@ -1,6 +1,6 @@
-"""`sparsify`: masks for a share of a network's weights, at random by layer ratios or by what a score says.
+"""`sparsify`: masks for a share of a network's weights, at random by layer ratios or by a pruning score.
 
-Pruning scores say how much each weight matters before training; the weights with the highest stay. SNIP: Lee et al.
+Pruning scores estimate before training how much each weight matters; the highest are kept. SNIP: Lee et al.
 (2019), arXiv:1810.02340. GraSP: Wang et al. (2020), arXiv:2002.07376. SynFlow: Tanaka et al. (2020), arXiv:2006.05467.
 """
 

@@ -1,7 +1,7 @@
-"""`sparsity_study`: networks beside each other, by their weights, their layers' similarity and what pruning does.
+"""`sparsity_study`: networks side by side: sparsity of weights, similarity of layers, and the effect of pruning.
 
 What pruning saves is measured on linear layers, with the sparse formats that PyTorch has. CSR keeps the weights that
-are not zero with their places, on any device. 2:4 semi-structured sparsity keeps two of each four weights in a row, in
+are not zero with their indices, on any device. 2:4 semi-structured sparsity keeps two of each four weights in a row, in
 half precision on a GPU with sparse tensor cores; it needs a mask of its own, which is made here by size. Convolutions
 have no sparse format in PyTorch and stay dense, whatever is masked.
 """

@@ -1,4 +1,4 @@
-"""Lottery tickets: sparse networks found by training, taking the smallest weights away, and going back.
+"""Lottery tickets: sparse networks found by training, pruning the smallest weights, and rewinding.
 
 Frankle and Carbin (2019), arXiv:1803.03635; rewinding to an early step, Frankle et al. (2020), arXiv:1912.05671.
 """
@@ -107,7 +107,7 @@ def lottery_tickets(
         seed: Of each training.
         loss: A function of ``(outputs, labels)``.
         hooks: More hooks of each training.
-        save: A folder in which each round's training is kept, so that the same call goes on where it was stopped.
+        save: A folder in which each round's training is kept, so that the same call resumes where it stopped.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 
@@ -173,7 +173,7 @@ class _Keep(Hook):
 
 
 class _Restore(Hook):
-    """Put back what was kept after a step, as far as masks let it through."""
+    """Restore what was kept after a step, as far as masks let it through."""
 
     def __init__(self, shared: _Rewinding):
         self.shared, self.settings = shared, shared.step

@@ -1,4 +1,4 @@
-"""Stitching: the head of one network joined to the tail of another, and what that tells of both."""
+"""Stitching: the first layers of one network joined to the last layers of another, and what that shows about both."""
 
 from netkin.applications.stitching.direct import METHODS, LinearMap, matched
 from netkin.applications.stitching.evaluating import Evaluation

@@ -6,7 +6,7 @@ Python and on the command line.
 
 The Lasso on moments: coordinate descent for all outputs at once, then each output solved exactly.
 
-Coordinate descent soon finds most entries that are not zero, and then creeps. From there a search over active sets
+Coordinate descent soon finds most non-zero entries, and then converges slowly. From there a search over active sets
 (feature-sign search; Lee, Battle, Raina and Ng 2006) comes to the exact minimum in a few steps.
 """
 
@@ -44,7 +44,7 @@ class LinearMap:
 def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
     """Return the map that leaves the least squared distance, ``A⁺B``; of several such the smallest.
 
-    Eq. 2 of the paper. With `affine` the layers' means are taken off first and meet each other.
+    Eq. 2 of the paper. With `affine` the layers' means are subtracted first and mapped to each other.
     """
     pair = _about(moments, affine)
     return _mapped(pair, pair.x.whitener @ (pair.x.whitener.mH @ pair.cross))

@@ -1,12 +1,12 @@
 """Ends: what kind of activations a layer gives, and how those of one layer are brought into the form of another's.
 
-Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens by laying out its places, with its
+Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens, one for each position, with its
 mean in front for each class token; tokens become a map again without their class tokens.
 
-Three dimensions are n × c × length, a map of one dimension, where the module tells: a convolution, pooling or
+Three dimensions are n × c × length, a map of one dimension, where the module's type says so: a convolution, pooling or
 normalisation of channels (`Conv1d`, `MaxPool1d`, `BatchNorm1d`, `GroupNorm`, ...), an ``nn.Sequential`` that ends in
-one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens meet such a
-map as a line, without class tokens.
+one, or an activation or dropout that follows one inside an ``nn.Sequential``. All others are tokens. Tokens without
+class tokens become such a one-dimensional map.
 
 The transformation of a stitch: a 1 × 1 convolution, a linear layer, or one linear layer for every token.
 """
@@ -67,11 +67,11 @@ class End:
 
     @property
     def form(self) -> str:
-        """The kind, maps of one dimension told apart."""
+        """The kind, with maps of one dimension as a kind of their own."""
         return "lines" if self.is_line else self.kind
 
     def spread(self, output: Tensor) -> Tensor:
-        """Return activations in a form that tells what they are: a map of one dimension has two, n × c × 1 × length."""
+        """Return activations in an unambiguous form: a map of one dimension has two, n × c × 1 × length."""
         return output.unsqueeze(2) if self.is_line else output
 
     def rows(self, output: Tensor, mask: Any = None) -> Tensor:
@@ -80,7 +80,7 @@ class End:
         return rows(spread, fitting_mask(mask, spread))
 
     def places(self, other: End) -> tuple[int, ...]:
-        """Return the size of the map that this end is, or is laid out as to meet `other`: a line or a square."""
+        """Return the size of the map that this end is, or is laid out as for `other`: a line or a square."""
         if self.kind == "maps":
             return self.space
         if other.is_line:
@@ -153,7 +153,7 @@ class Meeting:
 
     @property
     def words(self) -> str:
-        """What is done, in words; empty where nothing is."""
+        """What is done, as text; empty where nothing is."""
         steps = [] if self.a.form == self.b.form else [f"{self.a.form} as {self.b.form}"]
         sizes = self._sizes
         if self.resize and sizes:
@@ -184,7 +184,7 @@ def fitting_mask(mask: Any, output: Tensor) -> Any:
 
 
 def gives_lines(known: Mapping[str, nn.Module], name: str) -> bool:
-    """Tell whether three dimensions of a module's output are n × c × length; `known` are all modules of the model."""
+    """Return whether three dimensions of a module's output are n × c × length; `known` are all modules of the model."""
     module = known[name]
     if isinstance(module, OF_CHANNELS):
         return True
@@ -195,7 +195,7 @@ def gives_lines(known: Mapping[str, nn.Module], name: str) -> bool:
 
 
 def _before(known: Mapping[str, nn.Module], name: str) -> str | None:
-    """Return the module whose output a module takes, where `nn.Sequential`s around it tell."""
+    """Return the module whose output a module takes, where it can be found from the enclosing `nn.Sequential`s."""
     above, _, key = name.rpartition(".")
     if not name or not _is_sequence(known[above]):
         return None

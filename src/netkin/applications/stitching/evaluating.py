@@ -1,6 +1,6 @@
-"""Evaluating stitches: what the stitched network can do, and how alike the activations are where it is joined.
+"""Evaluating stitches: task scores of the stitched network, and the similarity of activations at the joint.
 
-While a stitch is trained it is judged so on a sample that stays the same.
+During training a stitch is evaluated in this way on a fixed sample.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a stitch is worth on some data; a value is None where the data have no labels, or it does not exist.
+    """The scores of a stitch on some data; a value is None where the data have no labels, or it does not exist.
 
     `cross_entropy` is that of the stitched network to the second model's answers, `r2` how much of the second model's
-    activations the transformed ones explain as they stand (not refitted, so it may be negative); `cka`, `cca` and
+    activations the transformed ones explain without refitting (so it may be negative); `cka`, `cca` and
     `svcca` compare the same activations, place by place.
     """
 
@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def doubt(self) -> str | None:
-        """A sentence where the second model itself knows the labels no better than a guess, else None."""
+        """A sentence if the second model itself predicts the labels no better than chance, else None."""
         if self.accuracy_b is None or self.classes is None or self.accuracy_b > 1 / self.classes:
             return None
         return (
@@ -90,14 +90,14 @@ def warn_of_doubt(judged: Evaluation) -> None:
 
 
 class Answers:
-    """Answers of a stitched network beside the second model's own, counted batch by batch."""
+    """Agreement of a stitched network's predictions with the labels and the second model, counted batch by batch."""
 
     def __init__(self) -> None:
         self.counts: Outputs | None = None
         self.examples, self.batches, self.labelled = 0, 0, False
 
     def update(self, answers: Any, own_answers: Any, batch: Any) -> None:
-        """Fold in one batch; where each place of a sequence has scores, each valid place counts."""
+        """Add one batch; where each place of a sequence has scores, each valid place counts."""
         own = _logits(own_answers, f"the second model in batch {self.batches}")
         logits = _logits(answers, f"the stitched network in batch {self.batches}")
         labels = self._labels(batch, own.device)
@@ -126,9 +126,9 @@ class Answers:
 
 
 class Likeness:
-    """How alike transformed activations and the second model's own are, place by place, folded in batch by batch.
+    """How similar transformed activations and the second model's own are, position by position, summed batch by batch.
 
-    `end` is the second model's layer, and `what` the transformed activations in words.
+    `end` is the second model's layer, and `what` the transformed activations as text.
     """
 
     def __init__(self, end: End, what: str = "what the stitch makes of the first model's layer"):
@@ -137,7 +137,7 @@ class Likeness:
         self._distance = 0.0
 
     def update(self, transformed: Tensor, own: Tensor, mask: Any = None) -> None:
-        """Fold in one batch; a `mask` says which tokens of sequences are no padding."""
+        """Add one batch; a `mask` says which tokens of sequences are no padding."""
         ours, theirs = self.end.rows(transformed, mask), self.end.rows(own, mask)
         distance = float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
         if not math.isfinite(distance):
@@ -171,7 +171,7 @@ class Tally:
         self.likeness = Likeness(network.transformation.meeting.b, what)
 
     def update(self, transformed: Tensor, own: Tensor, answers: Any, own_answers: Any, batch: Any) -> None:
-        """Fold in one batch: activations as transformed and as the second model's own, and the answers of both."""
+        """Add one batch: activations as transformed and as the second model's own, and the answers of both."""
         self.likeness.update(transformed, own, mask_of(batch))
         self.answers.update(answers, own_answers, batch)
 
@@ -193,7 +193,7 @@ class Tally:
 
 
 def evaluated(network: Stitched, data: Any, examples: int | None = None, *, name: str = "a") -> Evaluation:
-    """Return what a stitched network can do on the data, beside the second model itself; `name` is the first's."""
+    """Return the scores of a stitched network on the data, with those of the second model; `name` is the first's."""
     return evaluated_all([network], data, examples, name=name)[0]
 
 
@@ -292,7 +292,7 @@ def _if_any(measure: Callable[[Moments], Any], pair: Moments) -> float | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """The examples on which a stitch is judged while it is trained."""
+    """The examples on which a stitch is evaluated while it is trained."""
 
     portions: list[Portion]
 

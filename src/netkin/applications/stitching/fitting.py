@@ -1,7 +1,8 @@
-"""Fitting: what direct methods need of all pairs of layers that are to be stitched, in one pass over the data.
+"""Fitting: the sums that direct methods need for all pairs of layers, collected in one pass over the data.
 
-Rows are places of maps, tokens of sequences, or examples. Both models run once on each batch, and nothing is kept but
-sums, so memory does not grow with the number of examples.
+Rows are positions of maps, tokens of sequences, or examples. Both models run once on each batch, and only sums are
+kept,
+ so memory does not grow with the number of examples.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Fit:
         self.digest, self.examples = data
 
     def map(self, pair: Pair, how: str) -> LinearMap:
-        """Return the map that a direct method finds; a warning says so where any data would be met exactly."""
+        """Return the map that a direct method finds; it warns where any data would be fitted exactly."""
         moments = self.moments(pair)
         method, parameters = find(how)
         unknowns = moments.x.width + parameters.get("affine", True)
@@ -78,7 +79,7 @@ class Fit:
 
 
 def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
-    """Return what the batches tell of the pairs of layers of `a` and `b` that can be joined.
+    """Return the fitted sums for the pairs of layers of `a` and `b` that can be joined.
 
     Args:
         a: the first model.
@@ -98,7 +99,7 @@ def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, na
 
 
 def read_fit(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
-    """Return what saved statistics of the same two models tell of the pairs of layers, in place of a pass.
+    """Return the same sums from saved statistics of the two models, without a pass.
 
     Args:
         statistics: what `nk.collect` or `nk.load` returned.
@@ -161,9 +162,9 @@ def trained_stitch(
         found: the stitch to begin with.
         data: the examples.
         settings: how it is trained.
-        validation: the examples it is judged on meanwhile.
+        validation: the examples it is evaluated on meanwhile.
         examples: how many of `data` are read.
-        place: where the training's standing is kept, in a job of which it is a part.
+        place: where the training's state is kept, in a job of which it is a part.
     """
     done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
@@ -243,7 +244,7 @@ class StitchPlan:
     """What a sweep of stitches would do: how many pairs of layers can be joined, and what that takes.
 
     `refused` has the reason of each pair that can't be joined, `passes` counts forward passes of the models together
-    (None where the data do not tell), `bytes` is the memory of the sums.
+    (None where the length of the data is unknown), `bytes` is the memory of the sums.
     """
 
     pairs: int
@@ -274,7 +275,7 @@ def explain_stitch(
     seed: int = 0,
     names: tuple[str, str] = ("a", "b"),
 ) -> StitchPlan:
-    """Return what `stitch_all` would do with the same arguments, and what that takes; a few examples are tried out.
+    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
 
     Args:
         a: the first model.

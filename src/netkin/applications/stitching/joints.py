@@ -1,7 +1,7 @@
-"""Joints: which pairs of layers of two models can be joined, tried out on a few examples.
+"""Joints: which pairs of layers of two models can be joined, tested on a few examples.
 
-A trial tells what kind of activations each layer gives, whether an example's depend on the others in its batch, and
-after which layers the second model can be cut.
+A trial run determines the kind of activations of each layer, whether those of an example depend on the others in its
+batch, and after which layers the second model can be cut.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEW = 4  # examples on which layers are tried out
 
 @dataclass(frozen=True)
 class Joints:
-    """The pairs of layers that were asked for: how those meet that can be joined, and for the others the reason.
+    """The requested pairs of layers: how those that can be joined are connected, and for the others the reason.
 
     `forms` are the kinds of activations by layer, and `cuts` tells for each layer of the second model whether what
     follows it could be cut off.
@@ -72,7 +72,7 @@ def joints(
     resize: str | None = None,
     names: tuple[str, str] = ("a", "b"),
 ) -> Joints:
-    """Return which pairs of layers can be joined, tried out on a few examples of a batch.
+    """Return which pairs of layers can be joined, tested on a few examples of a batch.
 
     Args:
         a: the first model.
@@ -116,7 +116,7 @@ def over_length(output: Tensor) -> Tensor:
 
 
 def _chosen(a: nn.Module, b: nn.Module, layers: Any, pairs: Any, names: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Return the layers of both models that are tried out: those that listed pairs name, or those asked for."""
+    """Return the layers of both models that are tried out: those that listed pairs name, or those requested."""
     if layers is None and not isinstance(pairs, str):
         listed: list[Pair] = Pairs([], pairs).which
         return _known(a, [x for x, _ in listed], names[0]), _known(b, [y for _, y in listed], names[1])
@@ -208,7 +208,7 @@ def _end(known: Mapping[str, nn.Module], layer: str, few: Tensor, many: Tensor, 
 
 
 def _meeting(ours: End | NetkinError, theirs: End | NetkinError, resize: str | None) -> Meeting | NetkinError:
-    """Return how two layers meet, or why they can't be joined."""
+    """Return how two layers are connected, or why they can't be joined."""
     for end in (ours, theirs):
         if isinstance(end, NetkinError):
             return end
@@ -238,7 +238,7 @@ def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]
 
 
 def _refuse_unsteady(trial: _Trial) -> None:
-    """Refuse a second model whose answers are not finite, or change by chance or with the other examples."""
+    """Refuse a second model whose outputs are not finite, or are random or depend on the other examples."""
     path = path_to_tensor(trial.answers)
     if path is None:  # it answers in no floating numbers
         return
@@ -271,7 +271,7 @@ def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
 
 
 def _can_be_cut(trial: _Trial, layer: str, traces: Traces) -> bool:
-    """Tell whether the model can be cut after a layer: the tail then gives the model's own answers.
+    """Return whether the model can be cut after a layer: the tail then gives the model's own outputs.
 
     A layer with a path around it is refused: the model's own features would reach its output beside the stitch.
     """

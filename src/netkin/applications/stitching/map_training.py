@@ -1,7 +1,7 @@
-"""Training a stitch on the task loss: both models stay as they are, and only the transformation moves.
+"""Training a stitch on the task loss: both models are fixed, and only the transformation is trained.
 
 The first model runs without a graph, once on every example where its activations fit the memory; the second model's
-answers are computed once. Gradients go back through the tail of the second model, to no weight of its own.
+outputs are computed once. Gradients go back through the tail of the second model, to no weight of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Place = tuple[Job, str]  # a job, and the name of its part
 class Training:
     """What a training did: its record step by step, and that of the transformation it ended with.
 
-    `stopped` tells whether patience ended it, `step` from which step the transformation is, and `kept` what of the
+    `stopped` is whether patience ended it, `step` from which step the transformation is, and `kept` what of the
     first model's work was kept in memory.
     """
 
@@ -61,7 +61,7 @@ class Training:
 class Standing:
     """How far a training has come: its weights at first, now and at their best, and what was recorded.
 
-    The order of the examples is a function of seed and epoch, so that this is all there is to know.
+    The order of the examples is a function of seed and epoch, so that this is the complete state.
     """
 
     first: Weights
@@ -85,9 +85,9 @@ def trained(
 ) -> Training:
     """Train the transformation of a stitched network in place, and return the record.
 
-    The stitch is judged on a sample of `validation`, or of `data` where none is given; patience goes by it, so it
+    The stitch is evaluated on a sample of `validation`, or of `data` where none is given; patience depends on it, so it
     should be no data that the stitch is tested on. If anything goes wrong the transformation is as it was before.
-    A training that ends worse than it began warns. Where it stands is kept at `place`, in a job of which it is a part.
+    A training that ends worse than it began warns. Its state is kept at `place`, in a job of which it is a part.
     """
     settings = settings or TaskLoss()
     first = _weights(network)
@@ -104,7 +104,7 @@ def trained(
 
 
 def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor:
-    """Return what a step of training goes down: the task loss and the CKA penalty of a portion.
+    """Return what training minimises: the task loss and the CKA penalty of a portion.
 
     The decay is no part of it, as Adam adds it by itself, nor the L1 penalty: `shrink` takes its step after Adam's.
     """
@@ -127,7 +127,7 @@ def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor
 
 
 class _Trainer:
-    """One training, from the first look at the data to the transformation that is handed out."""
+    """One training, from the first batch to the returned transformation."""
 
     def __init__(self, network: Stitched, data: Any, settings: TaskLoss, validation: Any, examples: int | None):
         self.network, self.settings, self.loss = network, settings, settings.loss
@@ -167,7 +167,7 @@ class _Trainer:
 
     @contextmanager
     def _opened(self, place: Place | None) -> Iterator[Place | None]:
-        """Give the place where the training's standing is kept: the one given, or its own job's."""
+        """Give the place where the training's state is kept: the one given, or its own job's."""
         if self.settings.resume is None:
             yield place
             return
@@ -209,7 +209,7 @@ class _Trainer:
             return self._finished()
 
     def _tell(self, total: int) -> None:
-        """Say how far a job is that is nothing but this training."""
+        """Report the progress of a job that consists of this training."""
         if self.place is not None and self.settings.resume is not None:
             self.place[0].advance(self.standing.step, total, "steps")
 
@@ -254,7 +254,7 @@ class _Trainer:
         return [weight for weight in self.network.transformation.parameters() if weight is not shift]
 
     def _look(self) -> None:
-        """Record where the stitch stands, and remember it if it is the best so far."""
+        """Record the scores of the stitch, and keep it if it is the best so far."""
         standing, losses = self.standing, torch.stack(self.losses)
         self._refuse_non_finite(losses)
         judged = self._judged(f"at step {standing.step}")
@@ -315,7 +315,7 @@ class _Trainer:
 
 
 def keep_standing(place: Place, standing: Standing) -> None:
-    """Keep where a training stands; a request to cancel ends it here."""
+    """Save the state of a training; a request to cancel ends it here."""
     job, name = place
     values, arrays = packed(vars(standing))
     job.keep(name, {"state": values}, arrays)

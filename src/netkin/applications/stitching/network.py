@@ -37,7 +37,7 @@ FIELDS = ("method", "examples", "names", "seed", "history", "training", "version
 class Stitched(nn.Module):
     """The head of `a` up to `layer_a`, the transformation, and what `b` does after `layer_b`.
 
-    Both models run in evaluation mode, whatever their own mode is and `train()` says: a stitch must not move their
+    Both models run in evaluation mode, whatever their own mode and `train()`: a stitch must not change their
     statistics. Afterwards they have their own mode again.
     """
 
@@ -91,7 +91,7 @@ class Stitched(nn.Module):
 
     @property
     def how(self) -> str:
-        """How both models were cut and what is wasted, in words."""
+        """How both models were cut and what is wasted, as text."""
         met = self.transformation.meeting.words
         head = f"first model stopped after {self.layer_a!r}, nothing after it is computed"
         return "; ".join(filter(None, [head, met, f"second model {self.tail.how}"]))
@@ -155,7 +155,7 @@ class Stitch:
 
     `method` is how the transformation was found, from so many `examples`. `network` is an ordinary module that holds
     both models themselves, not copies. Of a training on the task loss `history` has a record every so many steps, and
-    `training` says how it ended. `provenance` has the digests of weights, data and settings, and the call.
+    `training` is its record. `provenance` has the digests of weights, data and settings, and the call.
     """
 
     network: Stitched
@@ -187,7 +187,7 @@ class Stitch:
 
     @property
     def how(self) -> str:
-        """How the models were cut, and what is wasted, in words."""
+        """How the models were cut, and what is wasted, as text."""
         return self.network.how
 
     @property
@@ -249,7 +249,7 @@ class Stitch:
 
 @dataclass(frozen=True, repr=False)
 class StitchRecord:
-    """What a stitch's file tells without the two models: how it came to be, what it was worth, and its transformation.
+    """The content of a stitch's file without the two models: its provenance, its scores, and its transformation.
 
     `models` describes the models that belong to it; `cuts` says whether the second one was cut at its layer.
     """
@@ -354,7 +354,7 @@ class Description:
         return cls(type(model).__name__, shapes, _dtype_name(dtype_of(model) or torch.float32), digests)
 
     def shape(self, name: str) -> str:
-        """Return the shape of a tensor in words."""
+        """Return the shape of a tensor as text."""
         return " × ".join(map(str, self.shapes[name])) or "one number" if name in self.shapes else "absent"
 
 
@@ -376,7 +376,7 @@ def _transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tra
 
 
 def have_same_weights(one: Description, other: Description) -> bool:
-    """Tell whether two models have the same weights, in the coarser of their precisions."""
+    """Return whether two models have the same weights, in the coarser of their precisions."""
     both = [dtype for dtype in FLOATING if _dtype_name(dtype) in (one.precision, other.precision)]
     coarser = _dtype_name(max(both, key=lambda dtype: torch.finfo(dtype).eps))
     return one.digests[coarser] == other.digests[coarser]

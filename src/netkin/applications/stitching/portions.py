@@ -2,7 +2,7 @@
 
 The first model's activations are computed once and kept if all of them fit the limit; then neither the data nor the
 first model is needed again. Otherwise the data are read anew in every epoch, in their own order, and only the second
-model's answers are kept. A `Portion` is what is known of some examples.
+model's outputs are kept. A `Portion` holds the tensors of some examples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Portion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds all that a stitch is judged by."""
+        """Whether it holds all that a stitch is evaluated by."""
         return self.head is not None and self.answers is not None and self.own is not None
 
     @property
@@ -145,7 +145,7 @@ def _refuse_uneven(shapes: list[tuple[int, ...]]) -> None:
 
 @dataclass(frozen=True)
 class InMemory:
-    """All that training needs, in memory: batches as they came, or, dealt out anew, `batch` examples each."""
+    """All that training needs, in memory: batches as they came, or regrouped, `batch` examples each."""
 
     portions: tuple[Portion, ...]
     seed: int

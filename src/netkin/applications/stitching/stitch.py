@@ -1,7 +1,7 @@
 """The public calls: `stitch`, `fit_all`, and sweeps of one or many pairs of models as one job.
 
-All go one way: pairs of layers are tried out, one pass over the data gives the sums, direct methods read their maps
-from them, and what is to be trained begins there.
+All take the same steps: pairs of layers are checked on a few examples, one pass over the data gives the sums, direct
+methods compute their maps from them, and trained methods start from such a map.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stitch(
     progress: ProgressOption = None,
     **training: Any,
 ) -> Stitch:
-    """Return a network that runs `a` up to `layer_a`, maps its activations, and goes on with `b` after `layer_b`.
+    """Return a network that runs `a` up to `layer_a`, maps its activations, and continues with `b` after `layer_b`.
 
     Args:
         a: the first model.
@@ -218,9 +218,9 @@ def stitch_all(
     names: tuple[str, str] = ("a", "b"),
     progress: ProgressOption = None,
 ) -> Comparison:
-    """Return what stitches of layers of `a` into layers of `b` are worth, beside how similar these layers are.
+    """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
 
-    Tables such as ``relative_accuracy(how=least_squares)`` stand beside those of `measures` in one comparison, and its
+    Tables such as ``relative_accuracy(how=least_squares)`` and those of `measures` are in one comparison, and its
     warnings name the layers where the two disagree. Pairs that can't be joined are holes with their reason.
 
     Args:
@@ -324,7 +324,7 @@ def _asked(
 
 
 def _called(name: str, asked: Asked, **models: Any) -> str:
-    """Return the command or the call that asks for a sweep."""
+    """Return the command or the call that requests a sweep."""
     options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
     counts = {"examples": asked.examples, "test_examples": asked.test_examples}
     test, hows = None if asked.test is None else name_of(asked.test), [way.id for way in asked.ways]
@@ -334,7 +334,7 @@ def _called(name: str, asked: Asked, **models: Any) -> str:
 class _Results:
     """The file in which sweeps grow, beside their job; without a path, none. That of `several` pairs holds all of them.
 
-    Numbers in it that are not asked for would be lost, and are a reason to refuse.
+    Numbers in it that are not requested would be lost, and are a reason to refuse.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
@@ -343,7 +343,7 @@ class _Results:
         self.found: dict[Pair, Comparison] = {}
 
     def load(self, sweeps: Sequence[Sweep]) -> None:
-        """Take over what the file holds, if there is one and all of it is asked for again."""
+        """Take over what the file holds, if there is one and all of it is requested again."""
         if self.path is None or self.overwrite or not Path(self.path).exists():
             return
         held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])

@@ -1,4 +1,4 @@
-"""Worth: what stitches of many pairs of layers can do, as tables that stand beside those of similarities."""
+"""Scores of stitches of many pairs of layers, as tables in the same form as those of similarities."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Ledger:
-    """What is known so far of every pair of layers that was asked for, by every method."""
+    """The results so far for every requested pair of layers and every method."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Ledger:
             self._holes[name, how][pair] = reason
 
     def lost(self, earlier: Comparison) -> str:
-        """Return one of the numbers that an earlier sweep found and this one does not ask for; empty without any."""
+        """Return one of the numbers that an earlier sweep found and this one does not request; empty without any."""
         wanted, own = set(self.wanted), {table_id(*key) for key in self._values}
         for name, table in earlier.tables.items():
             for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.parameters else ():
@@ -224,7 +224,7 @@ def table_id(score: str, how: str) -> str:
 def laid_out(
     layers: tuple[Sequence[str], Sequence[str]], known: Mapping[Pair, float], missing: Mapping[Pair, str]
 ) -> tuple[np.ndarray, dict[Pair, str]]:
-    """Return values as a matrix, and for each that is not there the reason: that of `missing`, or not asked for."""
+    """Return values as a matrix, and for each that is not there the reason: that of `missing`, or not requested."""
     values = np.full((len(layers[0]), len(layers[1])), np.nan)
     holes = {}
     for i, x in enumerate(layers[0]):
@@ -245,7 +245,7 @@ def among(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
 
 
 def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) -> Iterator[str]:
-    """Yield a sentence where layers are alike and their stitch is useless, and one where it is the reverse."""
+    """Yield a sentence where layers are similar and their stitch is poor, and one where it is the reverse."""
     measure = _judging(similarities)
     judged = [table for table in stitches.values() if table.name == _yardstick(stitches.values())]
     if measure is None or not judged:
@@ -272,7 +272,7 @@ def _judging(similarities: Sequence[Values]) -> Values | None:
 
 
 def _yardstick(stitches: Iterable[Values]) -> str:
-    """Return the score that tells what stitches are worth: without labels, how often they answer alike."""
+    """Return the main score of stitches: without labels, how often predictions agree."""
     some = [table.name for table in stitches if np.isfinite(table.values).any()]
     return next((name for name in ("relative_accuracy", "agreement") if name in some), "")
 
@@ -280,7 +280,7 @@ def _yardstick(stitches: Iterable[Values]) -> str:
 def _pairs_that_pass(
     measure: Values, judged: Sequence[Values], likeness: float, value: float, test: Callable[[float, float], bool]
 ) -> Iterator[str]:
-    """Yield the pairs of layers that meet a test, in words; its limits are a likeness and a value of stitches."""
+    """Yield the pairs of layers that meet a test, as text; its limits are a likeness and a value of stitches."""
     for i, x in enumerate(measure.layers_a):
         for j, y in enumerate(measure.layers_b):
             like = float(measure.values[i, j])

@@ -1,4 +1,4 @@
-"""The structure of stitches: rank, sparsity, how far apart two are, and what lies on the line between them."""
+"""The structure of stitches: rank, sparsity, the distance between two, and the loss on the line between them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One sweep: layers of one model stitched into layers of another, by several methods, beside their similarity.
 
-The fitting data are passed through once for all pairs and direct methods, the test data once for the similarities and
-as often as memory asks for, usually once, for the evaluation. What trains on the task loss begins with the map that the
-fitting pass gave.
+The fitting data are read once for all pairs and direct methods. The test data are read once for the similarities, and
+as often as memory requires, usually once, for the evaluation. Training on the task loss starts from the map of the
+fitting pass.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Outcome:
     fitting_digest: str = ""
 
     def packed(self) -> dict[str, Any]:
-        """Return it fit for JSON, which has no infinity."""
+        """Return it for JSON, which has no infinity."""
         judged = None if self.evaluation is None else asdict(self.evaluation)
         numbers = {key: repr(x) if isinstance(x, float) and not isfinite(x) else x for key, x in (judged or {}).items()}
         return {**asdict(self), "evaluation": judged and numbers}
@@ -174,7 +174,7 @@ class Sweep:
         return [self._similarity_part, *map(self._part, self.work)]
 
     def run(self, interruption: Interruption) -> Comparison:
-        """Return the comparison; an interruption that was asked for leaves the rest as holes."""
+        """Return the comparison; an interruption that was requested leaves the rest as holes."""
         for key in self.work:
             known = self.job.recall(self._part(key), _Outcome.unpacked)
             if known is not None:
@@ -293,7 +293,7 @@ class Sweep:
 
     @cached_property
     def _asked_of_similarity(self) -> dict[str, Any]:
-        """What `compare` is asked for beside models, data and names."""
+        """The arguments of `compare` other than models, data and names."""
         asked, (ours, theirs) = self.asked, self.joints.layers
         shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
         layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))

@@ -1,7 +1,7 @@
-"""The task loss: how a stitch is trained on what the stitched network can do, in one record, and the losses.
+"""The task loss: the settings for training a stitch on the task of the stitched network, and the losses.
 
 Written as measures are, ``"task_loss(init=procrustes, rank=8)"``, it means the same in Python and on the command line.
-A `Way` is a method, direct or trained, as it was asked for.
+A `Way` is a method, direct or trained, as requested.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class TaskLoss:
     activations, a row being a place of a map or a token; with ``cka_of="examples"`` a whole map or sequence.
 
     `init` is a direct method; least squares of a given `rank` means `reduced_rank`. Training takes `steps`, or else
-    `epochs` rounds, of Adam at learning rate `rate`, on the batches that the data come in unless `batch` asks for
-    others. `every` so many steps (None: once a round) the stitch is judged on a fixed sample of at most `sample`
+    `epochs` rounds, of Adam at learning rate `rate`, on the batches that the data come in unless `batch` requests
+    others. `every` so many steps (None: once a round) the stitch is evaluated on a fixed sample of at most `sample`
     examples, by what is minimised. The last stitch is taken, with a warning if it is worse than the first; with
     `patience` the best one is, and training ends after so many judgements without a better one. After a training with
     `l1`, entries below `threshold` are set to zero. Up to `memory` bytes of the first model's activations are kept.
-    With `resume`, a folder, an interrupted training of the same models on the same data goes on where it was.
+    With `resume`, a folder, an interrupted training of the same models on the same data resumes where it stopped.
 
     Args:
         labels: "soft", "true" or a function.
@@ -117,7 +117,7 @@ class TaskLoss:
 
     @classmethod
     def read(cls, how: str = NAME, options: Mapping[str, Any] | None = None) -> TaskLoss:
-        """Return what `how`, such as ``"task_loss(rank=8)"``, and options by keyword ask for together."""
+        """Return what `how`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
         apart, options = taken_apart(how), options or {}
         if apart is None or apart[0] != NAME:
             raise UnknownName(f"{how!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
@@ -152,7 +152,7 @@ class TaskLoss:
 
     @property
     def words(self) -> str:
-        """How long it trains, in words."""
+        """How long it trains, as text."""
         return f"{self.steps:,} steps" if self.steps is not None else f"{self.epochs:,} epochs"
 
     @property
@@ -169,7 +169,7 @@ class TaskLoss:
 
 
 def is_task_loss(how: str) -> bool:
-    """Tell whether `how` asks for a training and not for a direct method."""
+    """Return whether `how` requests a training and not for a direct method."""
     apart = taken_apart(how) if isinstance(how, str) else None
     return apart is not None and apart[0] == NAME
 
@@ -214,7 +214,7 @@ LOSSES: dict[str, Loss] = {"soft": soft, "true": true}
 
 
 def loss_named(labels: str | Loss) -> Loss:
-    """Return the loss that `labels` asks for."""
+    """Return the loss that `labels` requests."""
     if callable(labels):
         return labels
     if labels not in LOSSES:
@@ -337,7 +337,7 @@ def asked_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
 
 
 def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
-    """Return a method as it was asked for, with `options` of a training.
+    """Return a method as it was requested, with `options` of a training.
 
     `seed` is that of what is random, unless the method names one of its own.
     """

@@ -1,4 +1,4 @@
-"""Networks as filter atoms: coefficients that several share, and which of many networks are alike, without data."""
+"""Networks as filter atoms: coefficients that several share, and similarity of many networks without data."""
 
 from netkin.applications.subspaces.networks import NearestNetworks, atom_similarity, nearest_networks
 from netkin.applications.subspaces.sharing import Decorrelation, Sharing, share_coefficients

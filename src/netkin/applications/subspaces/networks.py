@@ -1,4 +1,4 @@
-"""Which of many networks are alike: all pairs from one product of their atoms, or the nearest of each."""
+"""Similarity of many networks: all pairs from one product of their atoms, or the nearest neighbours of each."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def atom_similarity(
     by_layer: bool = False,
     progress: ProgressOption = None,
 ) -> Comparison:
-    """Return how alike networks with shared coefficients are: networks in rows and columns, without any data.
+    """Return how similar networks with shared coefficients are: networks in rows and columns, without any data.
 
     The value of two networks is the plain mean over their layers. All pairs come from one product of matrices.
 
@@ -203,7 +203,7 @@ def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mappin
 
 
 def _same(alpha: Tensor | None, other: Tensor | None) -> bool:
-    """Tell whether coefficients are the same; those of networks that hold their atoms alone are taken to be."""
+    """Return whether coefficients are the same; those of networks that hold their atoms alone are taken to be."""
     if alpha is None or other is None:
         return alpha is other
     if (alpha.data_ptr(), alpha.device, alpha.stride()) == (other.data_ptr(), other.device, other.stride()):

@@ -1,4 +1,4 @@
-"""Coefficients that networks share: those of one of them, or those that suit all of them best.
+"""Coefficients that networks share: those of one of them, or those that fit all of them best.
 
 `Decorrelation` is a term of the loss that keeps the channels of a layer's output apart while atoms are trained.
 """
@@ -82,7 +82,7 @@ def share_coefficients(
     singular value decomposition of their filters side by side. Or they are the best ones of the network that `source`
     names. The coefficients are orthonormal, so that `atom_cosine` is the cosine of the filters in their shared form.
 
-    Networks that never shared a start have little in common beyond chance: read `explained` before the similarity.
+    Networks with different initialisations have little in common beyond chance: read `explained` before the similarity.
 
     Args:
         models: networks of one architecture, by name or in a row.

@@ -1,4 +1,4 @@
-"""Transfer: which pretrained model to start from, what it can do without training, and how alike tasks are."""
+"""Transfer: which pretrained model to start from, its accuracy without training, and the similarity of tasks."""
 
 from netkin.applications.transfer.embeddings import (
     adaptation_score,

@@ -1,6 +1,6 @@
 """One number for a network on some data: norms of mean embeddings and of weights.
 
-Mean embeddings say where the features and gradients of a model put a data set, and how far that is from the origin:
+A mean embedding is the mean of a data set in the feature space of a model's features and gradients:
 Tang et al. (2020), sections 5.3, 5.4 and appendix F. The Fisher–Rao norm is that of Liang et al. (2019).
 """
 

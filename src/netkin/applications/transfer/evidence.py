@@ -1,4 +1,4 @@
-"""Evidence: what a pretrained model gives for labelled data, from one forward pass."""
+"""Evidence: features, probabilities and labels of a pretrained model on labelled data, from one forward pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray
 class Evidence:
     """What a model gives for labelled data: features and probabilities, a row for each example, and the labels.
 
-    `gradients` are those of the tempered loss at the features, where they were asked for. `digest` tells inputs and
+    `gradients` are those of the tempered loss at the features, where they were requested. `digest` tells inputs and
     labels, in their order, from others; `numbers` are the examples' places in that order, which a part keeps.
     """
 
@@ -45,9 +45,9 @@ class Evidence:
         Args:
             features: a row for each example.
             labels: the number of each example's class.
-            probabilities: those of the classes that the model knows.
+            probabilities: those of the model's own classes.
             gradients: those of each example's loss at its features.
-            digest: what tells the data from others.
+            digest: identifies the data.
         """
         rows = as_matrix(features, "features").detach().cpu().double().numpy()
         given = np.asarray(labels)
@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def source(self) -> Array:
-        """The probabilities of the classes that the model knows."""
+        """The probabilities of the model's own classes."""
         if self.probabilities is None:
             raise NoValue(
                 "this score reads the model's probabilities, and the model has no classes of its own; ask for scores "

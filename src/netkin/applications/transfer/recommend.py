@@ -33,7 +33,7 @@ FEW = 5  # examples of a class, below which a score says little
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of every model."""
+    """The options for every model."""
 
     scores: Sequence[TransferScore]
     data: Any
@@ -87,7 +87,7 @@ def recommend(
     seed: int = 0,
     progress: ProgressOption = None,
 ) -> Ranking:
-    """Return pretrained models ranked by how much they promise for labelled data, without training any of them.
+    """Return pretrained models ranked by a transfer score on labelled data, without training any of them.
 
     Each model runs once over the data. A score is read from its features before the last layer, and some scores from
     its probabilities or gradients. Standard errors come from leaving out one chunk of the examples in turn. They are
@@ -99,8 +99,8 @@ def recommend(
         models: models by name, or names of models as `nk.load_model` takes them; those are loaded one at a time.
         data: batches of (inputs, labels) that come in the same order each time, or the name of data as `nk.load_data`
             takes it; by name, images and text reach a Hugging Face model as its own folder says.
-        score: the score that decides the rank, by default the one that the guide's table speaks for.
-        scores: other scores to show beside it.
+        score: the score that decides the rank, by default the best one in the guide's table.
+        scores: other scores to show as well.
         examples: how many examples to read; of data by name a sample drawn by `seed`, else the first; None for all.
         errors: whether to take standard errors.
         chunks: how many chunks of examples are left out in turn.

@@ -115,8 +115,8 @@ def kernel_ridge(
 class LayerRidge:
     """The fit at one layer: the scores of the classes are ``coefficients k(x)``.
 
-    `ridge` is α as a multiple of Tr K̃ over the number of examples; `sums` hold the buckets of each part that the kernel
-    reads.
+    `ridge` is α as a multiple of Tr K̃ over the number of examples; `sums` hold the buckets of each part that the
+    kernel reads.
     """
 
     kernel: str
@@ -298,7 +298,7 @@ def _unpacked(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> di
 
 
 def _reading(model: nn.Module, kernel: str, target: Target, options: Mapping[str, Any]) -> ModelReading:
-    """Return how a model is read: without gradients where the kernel asks for none."""
+    """Return how a model is read: without gradients where the kernel needs none."""
     return ModelReading(model, None if kernel == "features" else target, one_row=True, **options)
 
 

@@ -1,7 +1,7 @@
 """Transfer scores: how well a pretrained model suits labelled data, from one forward pass and without training it.
 
-Each is a function of what the model gives for the data: the features before its last layer, its probabilities over the
-classes that it was trained on, and the labels of the data. A higher score promises more.
+Each is a function of the model's outputs for the data: the features before its last layer, its probabilities over the
+classes that it was trained on, and the labels of the data. A higher score predicts a better transfer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TransferScore:
 
     @property
     def summary(self) -> str:
-        """The first line of what the function says of itself."""
+        """The first line of the function's docstring."""
         first = inspect.cleandoc(self.function.__doc__ or "").partition("\n")[0]
         return first.removeprefix("Return ").replace("``", "").rstrip(".")
 
@@ -85,7 +85,7 @@ def score(
         reference: where it comes from.
         bounds: between which numbers it lies.
         passes: its cost in forward passes, a backward pass counted as two; with more than one it reads gradients.
-        higher_is_better: whether a higher score promises more.
+        higher_is_better: whether a higher score predicts better transfer.
         needs_head: whether it reads the model's own classes.
     """
 
@@ -111,8 +111,8 @@ def transfer_scores(
 ) -> dict[str, float]:
     """Return how well a pretrained model suits labelled data, by each score, from one forward pass over them.
 
-    Scores that read the model's own classes are left out where it has none, unless they are asked for. Those that read
-    gradients take a backward pass too, and are there when they are asked for.
+    Scores that read the model's own classes are left out where it has none, unless they are requested. Those that read
+    gradients take a backward pass too, and are there when they are requested.
 
     Args:
         model: the model, which is left as it was.

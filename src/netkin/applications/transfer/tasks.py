@@ -1,4 +1,4 @@
-"""Tasks: networks with data of their own, compared block by block from sketches of features and gradients."""
+"""Tasks: networks, each with its own data, compared block by block from sketches of features and gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compare_tasks(
     exact_model: bool = False,
     progress: ProgressOption = None,
 ) -> Comparisons:
-    """Return how alike all tasks are, block by block, each task also with itself; a task is a model with its data.
+    """Return how similar all tasks are, block by block, each task also with itself; a task is a model with its data.
 
     Models may be of any architecture and data sets of any size. Each task takes one pass over its data, forward and
     backward, whatever the number of measures, seeds and tasks; all pairs are read from the sketches that the passes
@@ -118,7 +118,7 @@ def seed_values(table: Values) -> np.ndarray:
 
 
 def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[list[Measure]]:
-    """Return for each measure that measure with each seed: those of the first sketches where none are asked for."""
+    """Return for each measure that measure with each seed: those of the first sketches where none are requested."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueFault(f"`seeds` is a number of seeds, at least 1; got {seeds!r}.")
     made = next((task for task in tasks.values() if isinstance(task, Statistics)), None)
@@ -284,7 +284,7 @@ def _shared_examples(is_one: bool, cosines: Sequence[float], buckets: int) -> fl
 
 
 def _in_common(pair: tuple[str, str], counts: tuple[int, int], share: float) -> tuple[str, str]:
-    """Return what two tasks have in common, in words, and what a reader must know of it."""
+    """Return what two tasks have in common, as text, and what a reader must know of it."""
     (a, b), (n, m) = map(repr, pair), counts
     if share == 1:
         return SAME, ""

@@ -1,4 +1,4 @@
-"""Engines: who runs a pass over the data: this process, those of torchrun, or the workers of a Ray cluster."""
+"""Engines that run a pass over the data: this process, the ranks of torchrun, or the workers of a Ray cluster."""
 
 from netkin.comparing.engines.engine import Engine, PassEngine
 from netkin.comparing.engines.local import Local

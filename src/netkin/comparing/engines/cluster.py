@@ -38,7 +38,7 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # by 0 Ray keeps to the loopback
 
 @dataclass(frozen=True)
 class Errand:
-    """One thing to do: a function of `worker`, or another "module:function", what it is told and whom it follows.
+    """One task: a function of `worker`, or another "module:function", its arguments and its predecessors.
 
     `name` is what faults and the parts of a job call it; with `kept` its result is a part of the job. `gpus` is the
     share of a GPU that it needs.
@@ -204,7 +204,7 @@ class _Course:
             self.waiting.pop(one.errand.name, None)
 
     def _recall(self, name: str) -> bool:
-        """Tell whether the job has an errand's result, and take it."""
+        """Return whether the job has an errand's result, and take it."""
         part = self.job.find(name) if self.errands[name].kept and self.keeps else None
         if part is None:
             return False

@@ -1,4 +1,4 @@
-"""What an engine must do; a call of `compare`, `collect` or `compare_many` has one to itself."""
+"""The interface of engines; each call of `compare`, `collect` or `compare_many` has its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PassEngine(Engine):
 
     @abstractmethod
     def least(self, number: int) -> int:
-        """Return the least of the numbers that the processes say, so that all plan alike."""
+        """Return the minimum over the processes, so that all make the same plan."""
 
     @abstractmethod
     def attend(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine of every day: this process reads all data by itself."""
+"""The default engine: this process reads all data."""
 
 from __future__ import annotations
 

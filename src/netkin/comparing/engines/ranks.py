@@ -1,7 +1,7 @@
-"""Ranks: the processes of one `torch.distributed` group, what they tell each other, and how a fault of one ends all.
+"""Ranks: the processes of one `torch.distributed` group, the messages between them, and how an error in one ends all.
 
-Small texts go through the group's store, where they are waited for with an eye on faults; tensors go from rank to rank
-only when both are known to be there. So no rank waits for one that has failed. Nothing is pickled.
+Short messages go through the group's store, with a check for errors while waiting; tensors are sent from rank to rank
+only when both are known to be ready. So no rank waits for one that has failed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside the `with`, a fault of this rank is told to all others, which then raise it too."""
+        """Inside the `with`, a fault of this rank is sent to all others, which then raise it too."""
         try:
             yield
         except BaseException as fault:
@@ -89,7 +89,7 @@ class Ranks:
     # --- small texts --------------------------------------------------------------------------------------------------
 
     def gathered(self, fact: Any) -> list[Any]:
-        """Return what each rank has said, in their order, once all have."""
+        """Return the values of all ranks, in their order."""
         place = next(self._rounds)
         keys = [f"{place}/{rank}" for rank in range(self.count)]
         self._asked("set", keys[self.rank], json.dumps(fact))

@@ -42,7 +42,7 @@ class Ray(Engine):
         address: of a running cluster, as "10.0.0.1:6379", or "auto"; None starts one here, on the loopback address.
         job: the folder in which finished parts are kept.
         overwrite: whether to begin anew where that folder holds another job.
-        gpus: the share of a GPU that each task asks for, where models run on "cuda".
+        gpus: the share of a GPU that each task requests, where models run on "cuda".
         shares: into how many shares the data are split; by default twice as many as tasks can run at once.
     """
 
@@ -193,7 +193,7 @@ class RayRequest:
 
 
 class Survey:
-    """What a first look at the models and the data told: digests, the number of examples, and faults."""
+    """What the first inspection of the models and the data found: digests, the number of examples, and faults."""
 
     def __init__(self, looks: Sequence[Mapping[str, Any]], batch_size: int):
         self.identity, self.examples = looks[0].get("identity", ""), looks[0].get("examples")
@@ -228,7 +228,7 @@ class Survey:
         return cls([header for header, _ in found.values()], (terms["data"] or {}).get("batch_size", 1))  # type: ignore[misc]
 
     def shares(self, asked: int | None, usual: int) -> int:
-        """Return into how many shares the data are split: as many as were asked for, or of at least a batch each."""
+        """Return into how many shares the data are split: as many as were requested, or of at least a batch each."""
         if self.examples is None or not self.is_ordered:
             return 1
         return max(1, min(asked or usual, self.examples if asked else self.examples // self.batch_size))

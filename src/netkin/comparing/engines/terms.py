@@ -1,6 +1,6 @@
 """Terms: a call as plain values, with models, data and functions by the names under which all machines find them.
 
-Nothing else travels to the workers of a cluster: no module, loader or function is pickled. `terms_of` makes plain
+Nothing else is sent to the workers of a cluster: no module, loader or function is pickled. `terms_of` makes plain
 values of a call, or refuses what has no name; `request_of` makes the call of them again, on the worker.
 """
 
@@ -39,7 +39,7 @@ class DataSpec:
 
     Args:
         name: as "digits:test" or "module:function".
-        batch_size: examples that a model sees at a time.
+        batch_size: examples in a batch.
         examples: how many are drawn over the whole set; None for all.
         seed: of the sample.
         balanced: whether as many of each class are drawn.
@@ -67,8 +67,8 @@ def terms_of(
 
     Args:
         given: the models by their names.
-        options: what is said once for all models, or for each.
-        pairs: which models and layers meet.
+        options: options for all models, or for each.
+        pairs: which models and layers are compared.
         study: the memory limit, chunks and seed.
         data: a text, a `DataSpec`, or None for measures of weights alone.
         examples: the number of examples after which a pass ends.
@@ -156,7 +156,7 @@ def plain_function(what: str, function: Any) -> str | None:
 
 
 def plain_device(device: Any) -> str | None:
-    """Return a kind of device; which one of several is for Ray to say."""
+    """Return a kind of device; Ray chooses among several."""
     if device is None or torch.device(device).index is None:
         return None if device is None else str(device)
     raise ValueFault(f"under engine='ray' each task is given its GPU; write device='cuda' in place of {str(device)!r}.")
@@ -188,14 +188,14 @@ def measures_of(plain: Sequence[Sequence[str]]) -> list[Measure]:
 
 
 def request_of(terms: Terms, models: Mapping[str, Any], data: Any, of: Sequence[Sequence[str]], **more: Any) -> Request:
-    """Return the call for some of its models, already loaded, and the pairs of them that meet."""
+    """Return the call for some of its models, already loaded, and the pairs of them that are compared."""
     from netkin.comparing.request import Request
 
     return Request(models, *asked_of(terms, list(models), of), data, terms["examples"], **more)
 
 
 def asked_of(terms: Terms, models: Sequence[str], of: Sequence[Sequence[str]]) -> tuple[Options, Pairs, Study]:
-    """Return what is asked of some models, which of them meet, and the study."""
+    """Return the request for some models, which of them are compared, and the study."""
     from netkin.comparing.request import Options
 
     told = dict(terms_for(terms, models)["options"])
@@ -217,7 +217,7 @@ def identity_of(data: Batches | Borrowed) -> str:
 
 
 def is_ordered(data: Any) -> bool:
-    """Tell whether data give their examples in the same order each time."""
+    """Return whether data give their examples in the same order each time."""
     return not shuffles_anew(loader_of(data))
 
 

@@ -1,6 +1,6 @@
-"""What a worker of a cluster does: it looks at models, collects a share of the data, merges two shares, reads measures.
+"""Tasks of a cluster's worker: inspect models, collect a share of the data, merge two shares, compute measures.
 
-Each errand is a function of plain values and of what others have left, and returns a header fit for JSON and arrays. A
+Each errand is a function of plain values and of what others have left, and returns a header for JSON and arrays. A
 worker finds it by its name, loads models and data by theirs and keeps them until the next call. A fault comes back as a
 sentence, as what a process raises can't always be unpickled elsewhere.
 """
@@ -56,11 +56,11 @@ def versions() -> dict[str, str]:
 
 
 def done(errand: str, told: Mapping[str, Any], call: Mapping[str, Any], *given: Message) -> tuple[Any, Message | None]:
-    """Return how an errand ended, and what it made; a fault is told as ``{"fault": [its class, sentence], ...}``.
+    """Return how an errand ended, and its result; a fault is returned as ``{"fault": [its class, sentence], ...}``.
 
     Args:
         errand: the function, as "module:function".
-        told: plain values for it.
+        told: its arguments as plain values.
         call: what all errands of a call share: `versions`, the `folder` that names are relative to, and its `token`.
         given: what the errands that it follows have made.
     """
@@ -94,7 +94,7 @@ def as_outcome(fault: Exception) -> dict[str, Any]:
 
 
 def as_fault(told: Sequence[str], where: str = "") -> NetkinError:
-    """Return the fault that was told as its class and sentence."""
+    """Return the error for a class and a sentence."""
     kind = getattr(errors, told[0], WorkerFault)
     return kind(f"{where}: {told[1]}" if where else told[1])
 

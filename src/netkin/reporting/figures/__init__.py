@@ -1,4 +1,4 @@
-"""Static figures for papers, drawn with matplotlib, which is imported only when one is asked for."""
+"""Static figures for papers, drawn with matplotlib, which is imported only when needed."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def plot(
 ) -> Any:
     """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
 
-    With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF.
-    A series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go
-    the lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for
-    95 % intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking
-    becomes a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside
-    the similarity of its clients, of which the lines alone go into `ax`; tasks learnt in a row their accuracy matrix; a
-    sparsity study its networks side by side.
+    With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF. A
+    series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go the
+    lines alone. Below the heatmaps of a comparison stands the `profile` of its corresponding layers with bars for 95 %
+    intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking becomes
+    a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside the
+    similarity of its clients, of which the lines alone go into `ax`; tasks learnt one after another their accuracy
+    matrix; a sparsity study its networks side by side.
 
     Args:
         results: A comparison, several, a series, a ranking, a federation, ways to learn tasks in a row, or a sparsity

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib, which is imported only when a figure is asked for: the heatmap, the line chart, files."""
+"""Drawing with matplotlib, which is imported only when needed: the heatmap, the line chart, files."""
 
 from __future__ import annotations
 

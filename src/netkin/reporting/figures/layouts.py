@@ -1,4 +1,4 @@
-"""A figure for each kind of result: which heatmaps and line charts it has, and where they stand."""
+"""A figure for each kind of result: which heatmaps and line charts it has, and their positions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Profiled = tuple[Comparison, list[Values]]
 def comparison_figure(
     results: Comparison | Comparisons, measure: str | None, ax: Any, steps: Sequence[int] | None, profile: bool | None
 ) -> Any:
-    """Return a heatmap for each measure, and below them the profile where one is asked for or has errors."""
+    """Return a heatmap for each measure, and below them the profile where one is requested or has errors."""
     if steps is not None:
         raise ValueFault(f"`steps` chooses among those of a series; this is a {type(results).__name__}.")
     grids = _grids(results, measure)
@@ -79,7 +79,7 @@ def comparison_figure(
 
 
 def _profiled(comparison: Comparison, measure: str | None, wanted: bool | None) -> Profiled | None:
-    """Return the comparison and its tables whose profile is drawn; None where it is not asked for."""
+    """Return the comparison and its tables whose profile is drawn; None where it is not requested."""
     tables = list(comparison.tables.values()) if measure is None else [comparison.table(measure)]
     found = bool(partners(comparison)[0])
     if wanted and not found:

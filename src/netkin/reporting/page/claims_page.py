@@ -45,7 +45,7 @@ def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """Return in words how many claims hold, at the largest scale at which each was measured; identities stand apart."""
+    """Return as text how many claims hold, at the largest scale at which each was measured; identities stand apart."""
     parts = [_counted([one for one in claims if one.kind == EMPIRICAL], "claim")]
     parts += [_counted([one for one in claims if one.kind == IDENTITY], "identity")]
     return "; ".join(filter(None, parts))

@@ -1,6 +1,6 @@
-"""The page of comparisons: what to know first, heatmaps or lists, profiles, where the numbers come from.
+"""The page of comparisons: the summary, heatmaps or lists, profiles, and the provenance.
 
-A measure's card is its heatmap between what it says and what it can't see, its errors, and why values are missing.
+A measure's card has its heatmap, its meaning and limits, its standard errors, and the reasons for missing values.
 """
 
 from __future__ import annotations

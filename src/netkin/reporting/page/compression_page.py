@@ -1,4 +1,4 @@
-"""The page of a compression: what each layer keeps of its input, what that saves, and what accuracy is left."""
+"""The page of a compression: what each layer keeps of its input, what that saves, and the remaining accuracy."""
 
 from __future__ import annotations
 

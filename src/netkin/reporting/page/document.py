@@ -216,7 +216,7 @@ def identity(provenance: Mapping[str, str]) -> Markup | None:
 
 
 def is_identity(key: str) -> bool:
-    """Tell whether a word of provenance is about a digest or a call."""
+    """Return whether a word of provenance is about a digest or a call."""
     return _IDENTITY.fullmatch(key) is not None
 
 
@@ -230,7 +230,7 @@ def section(facts: Mapping[str, Any], *parts: Markup | None) -> Markup:
 
 
 def is_usual(key: str, value: Any) -> bool:
-    """Tell whether a fact is a setting at its default, or about the software: said, but folded."""
+    """Return whether a fact is a setting at its default, or about the software: said, but folded."""
     return str(value) in USUAL or _TECHNICAL.fullmatch(key) is not None or (key.endswith("seed") and value in (0, "0"))
 
 

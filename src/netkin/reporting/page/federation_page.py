@@ -1,4 +1,4 @@
-"""The page and the figure of a federation: accuracy by round, which clients are alike, what went wrong."""
+"""The page and the figure of a federation: accuracy by round, similar clients, and failures."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _clients(found: Federation) -> Markup:
 
 
 def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
-    """Return a row for each client: its examples, accuracy, updates that were asked for and counted, and cluster."""
+    """Return a row for each client: its examples, accuracy, updates that were requested and counted, and cluster."""
     clusters = dict(zip(found.clients, found.clusters or (), strict=False))
     head = [
         "client",

@@ -1,4 +1,4 @@
-"""A heatmap as an HTML table, readable aloud, selectable, printable, sharp at any size; of a run, small pictures."""
+"""A heatmap as an HTML table, accessible to screen readers, selectable and printable; small pictures for a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def heatmap(grid: Grid, caption: str) -> Markup:
 
 
 def values_class(grids: Sequence[Grid]) -> str:
-    """Say whether values stand in the cells before any script runs: where they are few enough to be read."""
+    """Return whether values stand in the cells before any script runs: where they are few enough to be read."""
     return "values-shown" if max((len(grid.columns) for grid in grids), default=0) <= FEW else "values-hidden"
 
 
@@ -253,7 +253,7 @@ def embedded(
     summaries: Sequence[Grid],
     names: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return all numbers and labels, fit for JSON, where a hole is null; `names` are shorter ones of the models."""
+    """Return all numbers and labels, for JSON, where a hole is null; `names` are shorter ones of the models."""
     drawn = zip(comparisons, grids, strict=True)
     tables = [table for comparison in comparisons for table in comparison.tables.values()]
     return _colours() | {
@@ -311,7 +311,7 @@ def _rounded(values: np.ndarray) -> list[list[float | None]]:
 
 
 def _powers(grids: Sequence[Grid]) -> bool:
-    """Tell whether the cells write their numbers as powers of ten."""
+    """Return whether the cells write their numbers as powers of ten."""
     return any("e" in text for grid in grids for line in grid.texts for text in line)
 
 

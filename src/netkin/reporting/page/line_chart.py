@@ -1,7 +1,7 @@
-"""The line chart: lines that are stretched to the width at hand, with numbered axes, names and bars for errors.
+"""The line chart: lines scaled to the available width, with numbered axes, names and error bars.
 
-The drawing is an SVG without a size of its own (strokes do not scale); words beside it are HTML, so that the same chart
-fits a phone and a wide screen. `assets/chart.js` tells the nearest point, zooms, and brings a line to the front.
+The drawing is an SVG without a size of its own (strokes do not scale); labels beside it are HTML, so that the same
+chart fits a phone and a wide screen. `assets/chart.js` shows the nearest point, zooms, and brings a line to the front.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many models on one page: means of every pair, means layer by layer, a tree and places in a plane."""
+"""Many models on one page: means of every pair, means layer by layer, a dendrogram and a 2-d embedding."""
 
 from __future__ import annotations
 

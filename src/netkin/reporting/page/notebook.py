@@ -1,4 +1,4 @@
-"""How a result shows itself in a notebook: small heatmaps with their styles in them, and no script."""
+"""The view of a result in a notebook: small heatmaps with inline styles, without scripts."""
 
 from __future__ import annotations
 

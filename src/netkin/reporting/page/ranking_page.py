@@ -1,4 +1,4 @@
-"""The page and the figure of a ranking: which model comes first, how far others are behind, and what that rests on."""
+"""The page and the figure of a ranking: which model is first, how far behind the others are, and the evidence."""
 
 from __future__ import annotations
 

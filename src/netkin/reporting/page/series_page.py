@@ -1,4 +1,4 @@
-"""The page of a series: a heatmap with a slider through the steps, each layer's way, and the order of settling."""
+"""The page of a series: a heatmap with a slider over the steps, curves of the layers, and the order of convergence."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _numbers(series: Series, own: np.ndarray) -> Markup:
 
 
 def settling(series: Series, measure: str) -> Markup:
-    """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them in words."""
+    """Return the table of the steps at which layers reach 0.9, 0.99 and 0.999, and the order among them as text."""
     title = tag("h3", "When each layer settles")
     marks = series.marks(measure)
     if not marks:

@@ -1,4 +1,4 @@
-"""The page of tasks that were learnt in a row: the accuracies of each way, what it forgot and what it keeps."""
+"""The page of continual learning: the accuracies of each method, its forgetting and its storage."""
 
 from __future__ import annotations
 
