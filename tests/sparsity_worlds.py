@@ -1,7 +1,10 @@
-"""What tests of the CKA sparsity loss share: the listing of the paper as printed, and a network with stages."""
+"""What tests of sparsity share: the CKA loss as the paper printed it, a network with stages, and one for masks."""
 
 import torch
 from torch import nn
+
+import netkin as nk
+from netkin.applications.sparsity.masks import mask_of, masked_layers, weight_behind
 
 # --- the listing of section 4.1, on the CPU ---------------------------------------------------------------------------
 
@@ -86,3 +89,43 @@ def batches(count, size=8, seed=1):
     return [
         (torch.randn(size, 2, 6, 6, generator=draw), torch.randint(0, 3, (size,), generator=draw)) for _ in range(count)
     ]
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+ALL = {"samples": None, "every": 1}
+
+
+def term_of(model, x, **options):
+    """Return the term of one forward pass."""
+    with nk.CKASparsityLoss(model, **{"beta": 1.0, **ALL, **options}) as penalty:
+        model(x)
+        return penalty.term()
+
+
+def hooks_on(model):
+    return [one for module in model.modules() for one in (*module._forward_hooks, *module._forward_pre_hooks)]
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def net(seed=0, dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.ReLU(),
+            nn.Flatten(), nn.Linear(6, 3),
+        ).to(dtype)  # fmt: skip
+
+
+def labelled(n=48, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)
+
+
+def zeros_hold(model):
+    """Whether each masked weight, and the number behind it, is exactly zero."""
+    found = [(layer.weight, mask_of(layer).mask, weight_behind(layer)) for layer in masked_layers(model).values()]
+    assert found
+    return all(bool((w[~mask] == 0).all()) and bool((behind[~mask] == 0).all()) for w, mask, behind in found)

@@ -5,6 +5,8 @@ from torch import nn
 
 from netkin.sources.architectures import VisionTransformer
 
+HF = ["ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"]
+
 
 def small_vit(dtype=torch.float32, depth=4):
     """Return a network of 16 patches, width 32 and 2 heads, with weights large enough that tokens differ."""

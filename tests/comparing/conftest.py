@@ -64,6 +64,17 @@ def images():
 
 
 @pytest.fixture
+def doubles(maps):
+    """Two nets in double precision."""
+    return maps().double(), maps().double()
+
+
+@pytest.fixture
+def inputs(images):
+    return images.double()
+
+
+@pytest.fixture
 def sentences():
     """Two batches of padded sentences."""
     mask = torch.arange(7) < torch.randint(2, 8, (40, 1))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
-from netkin.errors import FileFault, NetkinError, ShapeError, ValueFault
+from netkin.errors import FileFault, NetkinError
 from netkin.identity import DataDigest
 from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
@@ -143,16 +143,6 @@ def test_rows_merge_with_moments_either_way():
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def doubles(maps):
-    return maps().double(), maps().double()
-
-
-@pytest.fixture
-def inputs(images):
-    return images.double()
 
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
@@ -290,76 +280,6 @@ def test_parts_of_one_example_each(doubles, inputs, layers):
     assert "constant" in alone["cka"].holes["fc", "fc"]
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"part": "2/3"}, "these parts overlap: both hold the examples 16 to 24; merge each part once"),
-        ({"part": "1/2"}, "overlap: both hold the examples 0 to 24"),
-        ({"layers": ["conv1", "conv2"]}, r"their layers of 'a' differ, .*'fc', 3.*'conv2', 5"),
-        ({"shape": "flatten"}, r"their layers of 'a' differ, .*'conv1', 4.*'conv1', 256"),
-        ({"errors": True, "chunks": 4}, "their numbers of chunks differ, 0 and 4"),
-        ({"seed": 3}, "their seeds differ, 0 and 3"),
-        ({"measures": "cka_minibatch(batch=8)"}, r"their measures differ, cka and cka_minibatch\(batch=8\)"),
-        ({"measures": None}, r"their measures differ, cka and (\w+, ){7}\w+ and 15 others"),
-        ({"names": ("a", "c")}, r"their models differ, \['a', 'b'\] and \['a', 'c'\]"),
-        ({"transforms": lambda images: 2 * images}, "their settings of 'transform of a' differ"),
-        ({"pairs": "corresponding"}, "their pairs differ, all and corresponding"),
-    ],
-)
-def test_parts_that_do_not_belong_together_are_refused(doubles, inputs, change, words):
-    options = {"data": inputs, "measures": "cka", "layers": ["conv1", "fc"]}
-    first = nk.collect(*doubles, part="1/2", **options)
-    other = nk.collect(*doubles, **{**options, "part": "2/2", **change})
-    with pytest.raises(ShapeError, match=words):
-        nk.merge([first, other])
-
-
-def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
-    first = nk.collect(*doubles, inputs, "cka", part="1/2")
-    with pytest.raises(ShapeError, match="their weights of 'b' differ, [0-9a-f]+ and [0-9a-f]+"):
-        nk.merge([first, nk.collect(doubles[0], maps().double(), inputs, "cka", part="2/2")])
-    with pytest.raises(ShapeError, match="their data differ, Tensor and TensorDataset"):
-        nk.merge([first, nk.collect(*doubles, TensorDataset(inputs), "cka", part="2/2")])
-    with pytest.raises(ShapeError, match="overlap: both hold the examples 0 to 24; .* give separate loaders their `st"):
-        nk.merge([nk.collect(*doubles, half, "cka") for half in (inputs[:25], inputs[25:])])
-    with pytest.raises(ValueFault, match="there is nothing to merge"):
-        nk.merge([])
-    with pytest.raises(ValueFault, match="`merge` takes statistics, as `nk.collect` or `nk.load` give them; got str"):
-        nk.merge(["part.netkin"])
-
-
-def shuffled(images):
-    return DataLoader(TensorDataset(images), batch_size=8, shuffle=True)
-
-
-class Unknown:
-    """Data that do not tell how many they are."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def __iter__(self):
-        return iter(self.images.split(8))
-
-
-@pytest.mark.parametrize(
-    "data, words",
-    [
-        (shuffled, "a loader that shuffles"),
-        (lambda images: Borrowed("mine", shuffled(images)), "a loader that shuffles"),
-        (lambda images: iter(images.split(8)), "do not tell how many they are can't be split into parts"),
-        (Unknown, "do not tell how many they are can't be split into parts; give each part `start`"),
-    ],
-    ids=["shuffled", "shuffled under a name", "stream", "unknown length"],
-)
-def test_data_that_have_no_parts_are_refused(doubles, inputs, data, words):
-    with pytest.raises(ValueFault, match=words):
-        nk.collect(*doubles, data(inputs), "cka", part="1/2")
-
-
 def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
     class Counted(TensorDataset):
         def __getitem__(self, place):
@@ -374,12 +294,6 @@ def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
     whole = nk.merge([part, nk.collect(*doubles, data, "cka", part="1/2")])
     ours = nk.compare(*doubles, inputs)
     assert whole.compare().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)
-
-
-@pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", (1,), 5, "1/51"])
-def test_what_is_no_part_is_refused(doubles, inputs, part):
-    with pytest.raises(ValueFault, match="part"):
-        nk.collect(*doubles, inputs, "cka", part=part)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -12,18 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import netkin as nk
+from federated_worlds import network
 from netkin.errors import MissingExtra, ValueFault
 from netkin.integrations.flower import client_app, federation_strategy
 
 HOW = {"rate": 0.1, "batch": 4}
-
-
-def network():
-    torch.manual_seed(3)
-    return nn.Sequential(nk.AtomConv2d(1, 3, 3, atoms=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
 
 
 def clients(count=3, size=10):

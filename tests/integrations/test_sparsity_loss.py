@@ -18,7 +18,7 @@ from netkin.errors import FileFault, MissingExtra, UnknownName, ValueFault
 from netkin.integrations.huggingface import SPARSITY as FILE
 from netkin.integrations.huggingface import sparsity_callback as trainer_callback
 from netkin.integrations.lightning import sparsity_callback as lightning_callback
-from sparsity_worlds import batches, staged
+from sparsity_worlds import batches, hooks_on, staged
 
 pytestmark = pytest.mark.slow
 DATA = batches(8)
@@ -41,10 +41,6 @@ def plain(data, accumulate=1, options=OPTIONS):
 def assert_alike(net, other):
     for one, two in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-
-
-def hooks_on(model):
-    return [one for module in model.modules() for one in (*module._forward_hooks, *module._forward_pre_hooks)]
 
 
 # --- Lightning --------------------------------------------------------------------------------------------------------

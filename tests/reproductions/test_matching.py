@@ -125,52 +125,6 @@ def test_cka_of_stitches_is_taken_three_ways_and_judged_by_whole_maps(lab):
     assert found.measured["Tiny-10: CKA of whole maps"].value > found.measured["Tiny-10: CKA place by place"].value
 
 
-def test_soft_and_true_labels_are_compared_pair_by_pair_and_with_another_pair(lab, monkeypatch):
-    shared = {("soft", layer): [0.1 * k, 0.2] for k, layer in enumerate("abcd")}
-    shared |= {("true", layer): [0.1 * k + 0.01, 0.3 - 0.1 * k] for k, layer in enumerate("abcd")}
-    monkeypatch.setattr(sweeps, "wishes", lambda lab, kind, way: {layer: [] for layer in "abcd"})
-    monkeypatch.setattr(sweeps, "shares", lambda lab, wanted: shared)
-    found = sweeps.labels(lab)
-    assert found.measured[sweeps.TOGETHER].value == pytest.approx(np.mean([1, 0]))  # a line that stands still has none
-    assert found.controls[sweeps.TOGETHER].value == pytest.approx(np.mean([-1, 0]))
-
-
-@pytest.mark.parametrize(
-    "later, first, judgement",
-    [
-        ((0.001, 0.002, 0.0), (-0.2, -0.21, -0.19), "holds"),
-        ((0.06, 0.061, 0.06), (-0.2, -0.21, -0.19), "does not hold"),
-        ((0.001, 0.002, 0.0), (0.001, 0.002, 0.0), "does not hold"),  # the control does as well
-        ((0.03, -0.03, 0.0), (-0.2, -0.21, -0.19), "undecided"),
-    ],
-)
-def test_procrustes_must_equal_least_squares_at_later_layers_and_not_at_the_first(
-    lab, monkeypatch, later, first, judgement
-):
-    names = {kind: ["x", "y", "z", *sweeps.LATER[kind]] for kind in sweeps.NAMES}
-    asked = {kind: {layer: [SimpleNamespace(a="a", b="b", layer=layer)] for layer in found}
-             for kind, found in names.items()}  # fmt: skip
-    monkeypatch.setattr(sweeps, "wishes", lambda lab, kind, way: asked[kind])
-    monkeypatch.setattr(sweeps, "made", lambda lab, wanted: {})
-    exact = sweeps.Sweep({layer: [_worth(0.9)] * 3 for kind in names for layer in names[kind]})
-
-    def swept(wish, stitches):
-        rotated = {layer: [_worth(0.9 + gap) for gap in (first if layer in "xyz" else later)] for layer in wish}
-        made_up = isinstance(next(iter(wish.values()))[0], SimpleNamespace)
-        return sweeps.Sweep(rotated if made_up else {layer: exact.by_layer[layer] for layer in wish})
-
-    monkeypatch.setattr(sweeps, "_sweep", swept)
-    found = sweeps.procrustes(lab)
-    assert found.verdict == judgement
-    assert found.measured[f"Tiny-10: {sweeps.LATEST}"].value == pytest.approx(np.mean(later))
-    assert found.controls[f"Tiny-10: {sweeps.LATEST}"].value == pytest.approx(np.mean(first))
-
-
-def _worth(share):
-    """A stitch of this relative accuracy."""
-    return SimpleNamespace(evaluation=SimpleNamespace(relative_accuracy=share, cross_entropy=1.0))
-
-
 def test_indices_are_followed_while_a_stitch_is_trained(lab):
     found = indices.indices_and_training(lab)
     curve = found.curves["Tiny-10, Layer 3, while the stitch is trained"]
@@ -187,32 +141,6 @@ def test_an_invertible_map_changes_nothing_for_cca(lab):
     assert found.verdict == "holds"
     assert abs(found.measured["change of CCA"].value) < 0.01
     assert found.measured["change of R²"].value < 0
-
-
-@pytest.mark.parametrize(
-    "slopes, rise, judgement",
-    [
-        ((0, 0, 0), 0.1, "holds"),
-        ((0.1, 0.11, 0.12), 0.1, "holds in part"),
-        ((-0.1, -0.11, -0.1), 0.1, "holds in part"),
-        ((0.1, -0.11, 0.1), 0.1, "undecided"),
-        ((0.1, 0.11, 0.12), -0.1, "does not hold"),  # from a random map CKA falls as much
-    ],
-)
-def test_svcca_must_not_correlate_with_the_performance_in_either_direction(lab, monkeypatch, slopes, rise, judgement):
-    courses = [[_record(step, slope, -0.1 - 0.001 * k) for step in range(4)] for k, slope in enumerate(slopes)]
-    control = [[_record(step, 0, rise + 0.001 * k) for step in range(4)] for k in range(len(slopes))]
-    monkeypatch.setattr(indices, "_courses", lambda lab, **options: control if options else courses)
-    found = indices.indices_and_training(lab)
-    assert found.verdict == judgement
-    expected = np.mean([np.sign(slope) for slope in slopes])
-    assert found.measured[indices.UNRELATED].value == pytest.approx(expected)
-
-
-def _record(step, slope, cka):
-    """The record of a training in which all goes straight."""
-    record = {"loss": 2.0 - 0.1 * step - 0.001 * step * abs(cka), "r2": 0.8 - 0.1 * step, "cka": 0.5 + cka * step}
-    return record | {"step": step, "accuracy": 0.1 * step, "cca": 0.5, "svcca": 0.7 + slope * step}
 
 
 def test_cka_is_driven_down_and_the_network_left_as_it_was(lab, monkeypatch):
@@ -338,14 +266,6 @@ def test_networks_of_other_data_are_judged_at_layers_fixed_beforehand(lab, monke
     assert found.controls[name].value == pytest.approx(np.mean(curve["SVHN → CIFAR-10, control"]))
 
 
-def test_the_trend_over_widths_is_taken_within_layers_and_by_pair(monkeypatch):
-    monkeypatch.setattr(kinds, "THROUGH", ("low", "high"))
-    rising = {(f"resnet20w{w}", layer): [base + 0.01 * w, base - 0.01 * w]
-              for w in kinds.WIDTHS for layer, base in (("low", 0.1), ("high", 0.9))}  # fmt: skip
-    assert kinds._trend(rising, 0) > 0.98
-    assert kinds._trend(rising, 1) < -0.98
-
-
 def test_a_stitch_is_made_once_and_then_read(lab, monkeypatch):
     (pair, *_) = nets.pairs(lab, "tiny10", 2)
     wanted = task_loss(pair, "bn5", rate=2e-3)
@@ -409,19 +329,6 @@ def test_a_stitch_without_the_number_asked_for_is_refused(lab):
         NoValue, match="the stitch of bn2 and bn2 by identity has no cka; it takes labelled test images"
     ):
         number(stitch, "cka")
-
-
-def test_sparse_lines_are_read_between_their_points():
-    assert restricted._read([(0.0, 1.0), (0.9, 0.1), (0.5, 0.9)], [0.25, 0.7]) == pytest.approx([0.95, 0.5])
-    assert np.isnan(restricted._read([(0.0, 1.0), (0.1, 0.9)], [0.85])).all()  # nothing is read beyond the sparsest
-
-
-def test_a_line_that_ends_early_supports_no_claim():
-    whole = {"direct": [0.9] * 3, "task loss": [0.9] * 3}
-    ends = {"direct": [0.2, 0.21, 0.2], "task loss": [0.8, 0.8, 0.81], "pruned": [0.3, 0.31, 0.3]}
-    assert restricted._judged(ends, whole) is True
-    assert restricted._judged(ends | {"pruned": [0.8, 0.81, 0.8]}, whole) is None  # pruning does as well
-    assert restricted._judged(ends | {"task loss": [float("nan")] * 3}, whole) is False
 
 
 def test_the_authors_networks_are_asked_for_by_name(lab, tmp_path):

@@ -6,18 +6,13 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
+from federated_worlds import network
 from netkin.applications.federated import ALGORITHMS, federate, plan_for
 from netkin.errors import UnknownName, ValueFault
-from netkin.representations.filters import AtomConv2d
 
 RATE, MOMENTUM, EPOCHS, PULL, ROUNDS = 0.2, 0.9, 2, 0.3, 2
 ATOMS, ALPHA, BIAS, HEAD = ["0.atoms"], ["0.coefficients"], ["0.bias"], ["3.weight", "3.bias"]
 EVERY = ATOMS + ALPHA + BIAS + HEAD
-
-
-def network():
-    torch.manual_seed(3)
-    return nn.Sequential(AtomConv2d(1, 3, 3, atoms=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
 
 
 def clients():

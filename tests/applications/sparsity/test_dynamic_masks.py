@@ -17,6 +17,7 @@ from netkin.applications.sparsity.masks import bake_masks, mask_of, masked_layer
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import UnknownName, ValueFault
 from netkin.training import Recipe, train
+from sparsity_worlds import labelled
 
 
 def net(seed=0, dtype=torch.float64):
@@ -27,11 +28,6 @@ def net(seed=0, dtype=torch.float64):
         ).to(dtype)  # fmt: skip
     sparsify(model, 0.8, method="uniform", seed=seed)
     return model
-
-
-def labelled(n=48, seed=1):
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 2, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)
 
 
 def kept(model):

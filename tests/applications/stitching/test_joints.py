@@ -1,4 +1,4 @@
-"""Joints: which pairs can be stitched, and holes with their reason where one cannot."""
+"""Joints: which pairs can be stitched, where models can be cut, and holes with their reason where one cannot."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching.joints import joints
 from netkin.errors import UnknownName, ValueFault
-from stitching_worlds import Lines, Maps, built, drawn, labelled
+from stitching_worlds import Lines, Maps, Residual, built, drawn, labelled
 
 LEAST = "agreement(how=least_squares)"
 
@@ -76,3 +76,55 @@ def test_similarities_take_places_of_maps_and_means_of_lines():
     assert sweep["cka"]["conv", "conv"] == pytest.approx(expected)
     alone = nk.stitch(a, "conv", b, "conv", data, test=data)
     assert sweep[LEAST]["conv", "conv"] == pytest.approx(alone.evaluation.agreement)
+
+
+def can_be_cut(model, x, layer):
+    """Tell whether a stitch could cut the model after a layer; a layer with a path around it is refused."""
+    found = joints(model, model, x, pairs=[(layer, layer)])
+    found.refuse()
+    return found.cuts[layer]
+
+
+class TestCuts:
+    x = drawn(4, 3, 12, 12)
+
+    @pytest.mark.parametrize("layer", ["stem", "blocks", "blocks.0", "blocks.1", "blocks.0.relu", "blocks.1.relu"])
+    def test_residual_blocks_are_cut_around(self, layer):
+        assert can_be_cut(built(Residual), self.x, layer)
+
+    def test_a_layer_inside_a_residual_block_is_refused_naming_the_block(self):
+        model = built(Residual)
+        sentence = "layer 'blocks.1.conv' of 'b' has a path around it.*beside the stitch; choose 'blocks.1', which enc"
+        with pytest.raises(ValueFault, match=sentence):
+            can_be_cut(model, self.x, "blocks.1.conv")
+        assert not any(module._forward_hooks for module in model.modules())
+
+    def test_deeper_inside_the_nearest_good_module_is_named(self):
+        model = nn.Sequential(built(Residual))
+        model[0].blocks[0].conv = nn.Sequential(model[0].blocks[0].conv, nn.Tanh())
+        with pytest.raises(ValueFault, match="choose '0.blocks.0', which encloses both"):
+            can_be_cut(model, self.x, "0.blocks.0.conv.0")
+
+    def test_a_path_around_with_no_module_around_both_is_refused(self):
+        class Skips(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(5, 5)
+
+            def forward(self, x):
+                return x + self.inner(x)
+
+        with pytest.raises(ValueFault, match="choose a layer that all paths lead through"):
+            can_be_cut(built(Skips), drawn(4, 5), "inner")
+
+    def test_what_depends_on_the_data_is_not_cut(self):
+        class Branches(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.Linear(5, 5), nn.Linear(5, 4)
+
+            def forward(self, x):
+                x = self.one(x)
+                return self.two(x if x.sum() > 0 else -x)
+
+        assert not can_be_cut(built(Branches), drawn(4, 5), "one")
