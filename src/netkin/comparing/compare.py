@@ -132,7 +132,7 @@ def explain(
 
     The first batch is read and two of its examples are run through each model, once, to learn the layers' names and
     widths; a loader can be walked through again afterwards. What `compare` would then refuse, over pairs or memory,
-    stands as the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
+    is the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
 
     Args:
         a: a model, a mapping of recorded arrays, or an `nk.Subject`.

@@ -64,7 +64,7 @@ def compare_many(
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         memory: the most bytes that statistics may take, with the rows and models that are held beside them.
-        rows: how many examples may stand for all of them, where models would run several times otherwise; the result
+        rows: how many examples may be sampled, where models would run several times otherwise; the result
             names the sample.
         seed: seed of the sample of rows that kernel measures read.
         device: where the models run.
@@ -128,7 +128,7 @@ def explain_many(
         shape: what one example is (see `nk.shapes`).
         resize: "average" averages the larger of two maps down.
         memory: the most bytes that statistics may take, with the rows and models that are held beside them.
-        rows: how many examples may stand for all of them, where models would run several times otherwise.
+        rows: how many examples may be sampled, where models would run several times otherwise.
         seed: seed of the sample of rows.
         device: where the models run.
         transforms: a function of the inputs, or one for each model.

@@ -92,7 +92,7 @@ class Runner(ABC):
 
     @abstractmethod
     def ready(self, keep: Keep) -> Any:
-        """Return a context in which `rows` may be called; `keep` says what to keep of (layer, rows)."""
+        """Return a context in which `rows` may be called; `keep` reduces (layer, rows) to what is kept."""
 
     @abstractmethod
     def rows(self, batch: Any) -> dict[str, Any]:

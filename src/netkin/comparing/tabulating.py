@@ -304,7 +304,7 @@ class Tables:
         return found
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what a reader of these tables must know, in sentences."""
+        """Return the warnings about these tables, as sentences."""
         said = [*summed_cautions(self.cautions), *self._doubts_of_errors()]
         if "reading" in self.ended:
             said.append(f"interrupted: these numbers rest on the first {self.statistics.examples:,} examples.")

@@ -123,7 +123,7 @@ class _Node:
         self.training = LocalTraining(model, recipe, "one by one")
 
     def train(self, message: Any, context: Any) -> Any:
-        """Train on the client's own data, keep what is personal, and send what travels; or say why that failed."""
+        """Train on the client's own data, keep the personal weights, and send the others; or send the error."""
         name, examples = self._examples(self.data, context)
         number = int(message.content[CONFIG]["server-round"])
         work = RoundWork(

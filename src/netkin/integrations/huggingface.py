@@ -25,7 +25,7 @@ def dynamics_callback(
     """Return a `TrainerCallback` whose `recorder` probes before training, after each epoch and at the end.
 
     `options` are those of `DynamicsRecorder`, where `every` counts optimizer steps instead of epochs. `model` names the
-    attribute of the trained model to look at, or is a function that finds it. Probes are written beside each checkpoint
+    attribute of the trained model to probe, or is a function that finds it. Probes are written beside each checkpoint
     that the Trainer saves, so that a resumed run continues where it stopped.
     """
     return _class("DynamicsCallback", _DynamicsEvents, "dynamics_callback")(LateRecorder(probe, model, options))

@@ -25,8 +25,8 @@ class State:
     """How far a job has come: so many of the total are done, parts or what else `unit` names.
 
     `status` is "running", "done", "interrupted", "cancelled" or "failed", as its process wrote it last; `condition` is
-    the same but for a process that was killed. `message` says what is being done, `error` why it failed; `identity`
-    what its parts belong to, and `call` what made it.
+    the same but for a process that was killed. `message` is the current work, `error` the reason of a failure;
+    `identity` what its parts belong to, and `call` what made it.
     """
 
     kind: str

@@ -141,7 +141,7 @@ def pwcca(moments: Moments) -> Tensor:
     """Return the canonical correlations averaged by how much of X each accounts for, from 0 to 1.
 
     ``Σ αᵢρᵢ / Σ αᵢ`` with ``αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|``, hᵢ the whitened canonical variates of X and xⱼ its units. Not
-    symmetric, and not unchanged by a rotation of X: it looks at single units. Where some correlations are equal, as
+    symmetric, and not unchanged by a rotation of X: it depends on single units. Where some correlations are equal, as
     those of directions that both layers have, any turn of their variates is as good, and there is no value.
     """
     if moments.spans_all:
@@ -372,7 +372,7 @@ def dft_cca(X: Any, Y: Any, *, variance: float | None = None) -> Any:
     Correlations of all frequencies are pooled and divided by the smaller total rank, so that on data closed under
     translation this is `cca_mean` of the flattened maps, and with `variance`, say 0.99, `svcca`, whose cut is taken
     over all frequencies together. A larger map is regrouped to the grid of the smaller one, which must divide it; a
-    matrix, n × d, meets the zero frequency alone. On other data see `nk.off_block_share`.
+    matrix, n × d, is paired with the zero frequency only. On other data see `nk.off_block_share`.
 
     Example:
         >>> import numpy as np

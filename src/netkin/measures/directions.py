@@ -31,9 +31,9 @@ class AlignedSide:
     """One layer's directions, in the layer's own units: those paired with the other layer's first, then the rest.
 
     ``(X - mean) @ transform`` are the directions over the examples of X; over those that the moments came from they
-    are orthonormal. `patterns` says how each unit follows each direction: ``transformᵀ XᵀX`` of the centred examples.
+    are orthonormal. `patterns` is how each unit follows each direction: ``transformᵀ XᵀX`` of the centred examples.
     `kept` is how many principal directions were kept, `variance` the share of the layer's variance that they hold, and
-    `singular_values` are all those of the centred layer that stand above rounding.
+    `singular_values` are all those of the centred layer that are above rounding.
     """
 
     mean: Tensor
@@ -174,7 +174,7 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
 
 
 class _LeadingDirections:
-    """What is kept of one layer, whitened, and how it is turned to meet the other."""
+    """The kept directions of one layer, whitened, and their rotation towards the other."""
 
     def __init__(self, side: Side, share: float, by: str):
         values, keep = spectrum(side), leading(side, share, by)
@@ -187,7 +187,7 @@ class _LeadingDirections:
         self.settled = self.turn
 
     def settle(self, tie: slice) -> None:
-        """Turn directions that nothing tells apart so that they fall by the variance of the layer that they carry."""
+        """Rotate directions with equal correlations so that they fall by the variance of the layer that they carry."""
         carried = self.turn[:, tie].mT @ self.follows
         self.settled = torch.linalg.eigh(carried @ carried.mT)[1].flip(-1)
         self.turn[:, tie] = self.turn[:, tie] @ self.settled

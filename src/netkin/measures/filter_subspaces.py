@@ -114,8 +114,8 @@ def angles(units: Tensor) -> Tensor:
 def nearest(vectors: Tensor, layers: int, count: int, *, block: int = 1024) -> tuple[Tensor, Tensor]:
     """Return the places and the mean cosines of the `count` most similar others of each network, N × count each.
 
-    Blocks of rows meet all others, so that no N × N matrix is there at once. Candidates are found in float32; their
-    cosines are then taken in the precision of `vectors`.
+    Blocks of rows are compared with all others, so that no N × N matrix is held at once. Candidates are found in
+    float32; their cosines are then taken in the precision of `vectors`.
     """
     single = vectors.float()
     places = torch.empty(len(vectors), count, dtype=torch.int64)

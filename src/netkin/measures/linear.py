@@ -242,7 +242,7 @@ def procrustes_disparity(moments: Moments) -> Tensor:
 def magnitude_difference(moments: Moments) -> Tensor:
     """Return how much the lengths of two layers' mean activations differ, from 0 up.
 
-    ``| ‖mean x‖ - ‖mean y‖ |``. It sees nothing of how the examples are arranged.
+    ``| ‖mean x‖ - ‖mean y‖ |``. It does not depend on how the examples are arranged.
     """
     x, y = ((side.mean * side.scale).norm().to(moments.x.total) / side.scale for side in (moments.x, moments.y))
     return (x - y).abs()

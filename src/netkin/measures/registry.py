@@ -45,7 +45,7 @@ class PairType(Protocol):
 
     @classmethod
     def options(cls, facts: Facts, settings: Settings, /) -> dict[str, Any]:
-        """Return what `of` and collectors must know of a measure with these facts and settings."""
+        """Return the options of a measure with these facts and settings for `of` and collectors."""
 
     def caution(self, facts: Facts, settings: Settings, /) -> str:
         """Return a sentence if the measure's value of this pair would mislead, else an empty string."""
@@ -53,7 +53,7 @@ class PairType(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a measure promises, with the settings it has; tests hold it to every one."""
+    """The declared properties of a measure with its settings; tests check each of them."""
 
     reads: type[Any]  # a pair type
     higher_is_closer: bool
@@ -121,7 +121,7 @@ class Measure:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the pair type and its collectors must know of this measure."""
+        """The options of this measure for the pair type and its collectors."""
         return self.facts.reads.options(self.facts, self.settings)
 
     @property
@@ -141,7 +141,7 @@ class Measure:
         return pair.caution(self.facts, self.settings)
 
     def cautions(self, pair: Any) -> list[str]:
-        """Return all that must be said of the value of `pair`, each thing apart where the pair tells them apart."""
+        """Return the cautions about the value of `pair`, separately where the pair separates them."""
         apart = getattr(pair, "cautions", None)
         found = [self.caution(pair)] if apart is None else apart(self.facts, self.settings)
         return [sentence for sentence in found if sentence]
@@ -156,7 +156,7 @@ S = TypeVar("S")
 
 
 class MeasureFunction(Protocol[S, P]):
-    """A measure as people call it: with two matrices, or with the pair that it reads."""
+    """A measure as a function of two matrices, or of the pair that it reads."""
 
     __name__: str
 
@@ -194,20 +194,20 @@ def measure(
 ) -> Callable[[Callable[Concatenate[S, P], Any]], MeasureFunction[S, P]]:
     """Register a function of one statistic as a measure, callable with two matrices as well.
 
-    What it reads is said by the annotation of its first argument, a pair type; its parameters are keyword-only.
+    Its input is given by the annotation of its first argument, a pair type; its parameters are keyword-only.
 
     Args:
         higher_is_closer: whether it is a similarity; else it is a distance.
         bounds: the least and the greatest value.
         unchanged_by: changes of either layer that leave the value as it is: rotation, scaling, translation, invertible.
         reference: where it comes from.
-        convention: what must be said so that the number can be told from others of the same name.
+        convention: what distinguishes the number from others of the same name.
         symmetric: whether the order of the layers does not matter.
         is_metric: whether it is a metric.
         whitens: whether fewer examples than features inflate it; may be a function of the settings.
         precise: whether it needs products in float64, as everything that whitens does.
         debiases: whether it needs the debiasing sums.
-        shows: parameters that stand in the id even at their default.
+        shows: parameters that are in the id even at their default.
         smooth: whether a jackknife gives its standard error, or a text that says why not; may be a function of the
             settings.
         debiased_as: the name of the same measure without the bias of small samples.

@@ -100,7 +100,7 @@ class Spread:
         return pair_label([cells.facts for cells in self.tables.values()], self.layers_a[i], self.layers_b[j])
 
     def blocks(self) -> dict[str, list[Cells]]:
-        """Return the tables that stand side by side: the similarities, then each score by all methods."""
+        """Return the tables that are shown side by side: the similarities, then each score by all methods."""
         found: dict[str, list[Cells]] = {}
         for cells in self.tables.values():
             found.setdefault(cells.block, []).append(cells)

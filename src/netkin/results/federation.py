@@ -54,14 +54,14 @@ class RoundRecord:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Federation:
-    """A federation that has ended: frozen, with the networks of all clients and how they came to be.
+    """The result of a federation: immutable, with the networks of all clients and the provenance.
 
-    `accuracy` is that of each client on its own test data, without those in `unjudged`, which says why; `untuned` says
-    why the fine-tuning of a client failed, whose network is then as the last round left it. `shared` holds
-    the weights that all clients have in common, `personal` the others, with a row for each client; `parts` tells which
-    part of the network each weight is. In each round every client that is asked receives `numbers` numbers, those of
-    the weights in `travels`, and sends as many; `leaks` says what that gives away. `similarity` is None where all
-    clients end with one network.
+    `accuracy` is that of each client on its own test data, without those in `unjudged`, which holds the reasons;
+    `untuned` holds the reasons why the fine-tuning of a client failed, whose network is then that of the last round.
+    `shared` holds the weights that all clients have in common, `personal` the others, with a row for each client;
+    `parts` maps each weight to its part of the network. In each round every selected client receives `numbers` numbers,
+    those of the weights in `travels`, and sends as many; `leaks` describes what that reveals. `similarity` is None
+    where all clients end with one network.
     """
 
     algorithm: str

@@ -127,7 +127,7 @@ def listing(comparison: Comparison) -> list[Place]:
 
 
 def listed_pairs(tables: Sequence[Values]) -> list[Place]:
-    """Return the places of the pairs that were requested, or none where a layer was to meet several."""
+    """Return the places of the pairs that were requested, or none where a layer is compared with several."""
     asked = np.zeros(tables[0].values.shape if tables else (0, 0), dtype=bool)
     for table in tables:
         asked |= _asked(table)

@@ -70,7 +70,7 @@ def checked(kind: type[Record], values: Any) -> Record:
 
 
 def typed(value: Any, hint: Any, place: str) -> Any:
-    """Return a value from JSON as the type `hint` says: lists as tuples, mappings as records where those are asked."""
+    """Return a value from JSON as the type `hint`: lists as tuples, mappings as records where the type is one."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _one_of(value, inner, place)

@@ -39,11 +39,11 @@ NO_FORGETTING = (
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TaskAccuracies:
-    """The accuracy on every task after each of them was learnt, for every seed: frozen and labelled.
+    """The accuracy on every task after each of them was learnt, for every seed: immutable and labelled.
 
     `accuracies` is seeds × (tasks + 1) × tasks: the first row is the network before any training, row i + 1 that
-    after task i; NaN where a method has nothing to test yet. The protocol is task-incremental: at test time the method
-    is told the task, and chooses among its classes only. `storage` counts the numbers that are kept.
+    after task i; NaN where a method has nothing to test yet. The protocol is task-incremental: at test time the task
+    is given, and predictions are among its classes only. `storage` counts the numbers that are kept.
 
     `result["2-3", "0-1"]` is the accuracy on task 0-1 after task 2-3 was learnt, the mean over seeds.
     """

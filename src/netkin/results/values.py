@@ -71,9 +71,9 @@ class Values:
 
     Where the measure has no value the table has a hole: NaN in `values`, and the reason in `holes`.
 
-    `kind` says what the numbers are: a similarity, a distance, or what stitches are worth; `axes` what the rows and the
+    `kind` says what the numbers are: a similarity, a distance, or scores of stitches; `axes` what the rows and the
     columns are, layers or classes; `unit` in what the numbers are counted, if not in shares or correlations. `means`
-    and `cannot_see` are sentences for readers: what a value says, and what stays hidden from the measure.
+    and `cannot_see` are sentences for readers: what a value means, and what the measure does not detect.
 
     `replicates` (chunks × rows × columns) are the values with one chunk of the data left out in turn, and `chunk_sizes`
     the numbers of examples in the chunks. From them come the standard `errors`, unless those are given. A value without
@@ -214,7 +214,7 @@ class Values:
         return pandas.DataFrame(self.to_errors() if errors else self.to_numpy(), index=rows, columns=columns)
 
     def to_xarray(self, errors: bool = False) -> Any:
-        """Return the table, or its standard errors, as a labelled array whose attributes say what the numbers are."""
+        """Return the table, or its standard errors, as a labelled array whose attributes describe the numbers."""
         xarray, title = optional("xarray"), f"{self.id} standard error" if errors else self.id
         names = {"layer_a": list(self.layers_a), "layer_b": list(self.layers_b)}
         numbers = self.to_errors() if errors else self.to_numpy()

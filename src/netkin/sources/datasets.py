@@ -131,7 +131,7 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
     `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin data` list the kinds and where each is looked for. `NAME=KIND:PLACE`
-    is the same with a name of yours, by which results call the data. Options stand after the kind or are given as
+    is the same with your own name, which results show for the data. Options follow the kind or are given as
     keywords: `cifar10,normalise=imagenet:DIR` is `load_data("cifar10:DIR", normalise="imagenet")`. Images are ``(x /
     255 - mean) / std``, by default with the set's own statistics. `package.module:function` is called without arguments
     and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current directory.

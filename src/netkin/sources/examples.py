@@ -235,7 +235,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> Examples
     """Return the examples of a NumPy archive: its array `x`, `images`, `inputs` or `data`, or its only one.
 
     Labels are its `y` or `labels`. Bytes are taken as pixels from 0 to 255 and normalised; all other numbers are fed as
-    they are. `channels=last` says that images lie as n × height × width × channels.
+    they are. `channels=last` means images of shape n × height × width × channels.
     """
     path = Path(file).expanduser()
     if channels not in ("first", "last"):

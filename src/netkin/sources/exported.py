@@ -38,7 +38,7 @@ def load_exported(path: Path) -> nn.Module:
     """Return the network of an exported program, its layers by the module paths they had before.
 
     The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
-    fixed number of examples in a batch says so when it meets another.
+    fixed number of examples in a batch refuses any other number.
     """
     copy = vetted(content(path, "exported program"), str(path))
     logger = logging.getLogger("torch.export")

@@ -33,7 +33,7 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
       `package.module:function`, which is called without arguments and may lie in the current directory. The weights are
       a `.safetensors` file or a state dict saved by torch, or a compressed model as `nk.save_compressed` writes it,
       for which the builder makes the original network. Without weights the model has fresh ones, drawn from `seed`, and
-      results say so; torch's own random numbers go on undisturbed.
+      results say so; torch's global random state is not changed.
     - `hf:DIR`, a Hugging Face model in the folder that `save_pretrained` wrote.
     - the path of an exported program, which ends in `.pt2`.
 

@@ -118,7 +118,7 @@ def in_short(error: BaseException) -> str:
 def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
     """Let a function take models and data by their names, too: texts as `load_model` and `load_data` read them.
 
-    `models` and `data` list its arguments. Models may also stand in a list or a mapping, there also with their data as
+    `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
     ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
     argument `names` that is not given, the texts become the names.
     """

@@ -258,7 +258,7 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
     program (`.pt2`), a folder that the Hugging Face Trainer wrote; in a mapping also a state dict or a model. Steps are
     read from the names, see `step_in`; what has no number in its name is passed over in a folder and refused in a list,
     and where names of a folder say step or epoch, those that only have some number are passed over, too.
-    `model` says what network bare weights belong to: a builder's name, a module to copy, or a function. A run that is
+    `model` is the network of bare weights: a builder's name, a module to copy, or a function. A run that is
     open already comes back as it is.
     """
     if isinstance(run, Run):

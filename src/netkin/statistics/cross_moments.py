@@ -166,7 +166,7 @@ class SecondSide(CovarianceSide):
 
 
 class FirstSide(CovarianceSide):
-    """The first layer of a pair, whose rank is told from correlations: small units count as large ones do."""
+    """The first layer of a pair, whose rank is determined from correlations: small units count as large ones do."""
 
     def __init__(self, name: str, n: int, mean: Tensor, second: Tensor, resolution: float, rounding: float):
         super().__init__(name, n, mean, second, scale=1.0, resolution=resolution, rounding=rounding)

@@ -124,8 +124,8 @@ def regrouped(maps: Tensor, grid: Grid) -> Tensor:
 def off_block_share(maps: Any, grid: Grid | None = None) -> float:
     """Return which share of the energy of a layer's covariance, ``‖XᵀX‖²``, lies between different frequencies.
 
-    `maps` are n × c × space, at least 4 of them; `grid` is the one on which the layer meets another, its own unless
-    told. The covariance itself is never formed: its energy is estimated without bias from the Gram matrix of all
+    `maps` are n × c × space, at least 4 of them; `grid` is the one on which the layer is compared, by default its
+    own. The covariance itself is never formed: its energy is estimated without bias from the Gram matrix of all
     places, by HSIC₁, and so is that of each frequency; what the few examples alone put off the blocks is left aside.
     Zero for data closed under translation.
 

@@ -72,7 +72,7 @@ class Grams:
 
 @dataclass(frozen=True)
 class GramSettings(Settings):
-    """The size of a mini-batch, and the kernel; mini-batches of one size can't stand for those of another."""
+    """The size of a mini-batch, and the kernel; mini-batches of one size can't replace those of another."""
 
     batch: int = 128
     kernel: str = "linear"
@@ -122,7 +122,7 @@ class LayerGrams(Collector):
         self.release()
 
     def open_pairs(self, rectangles: Sequence[Rectangle]) -> None:
-        """Say which pairs are wanted, where the layers' names are learnt from the first batch."""
+        """Set which pairs are wanted, where the layers' names are learnt from the first batch."""
         self.rectangles, self.names = [(list(left), list(right)) for left, right in rectangles], keys_of(rectangles)
         self._sums = torch.zeros(max(self.chunks, 1), len(self.names), len(self.names), dtype=torch.float64)
 

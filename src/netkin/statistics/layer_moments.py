@@ -66,7 +66,7 @@ CHUNKED_FOLD = 2048  # the same where products are taken chunk by chunk
 class LayerMoments(Collector):
     """Moments of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    `rectangles` says which pairs are wanted: each is (names, names), and all of the first are paired with all of the
+    `rectangles` are the wanted pairs: each is (names, names), and all of the first are paired with all of the
     second by one product. `precision` is that of the products; sums are kept in float64, in `chunks` parts.
 
     Example:

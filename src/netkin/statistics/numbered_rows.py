@@ -23,7 +23,7 @@ SALT = 0x6E65746B  # of the hash that gives an example its chunk, so that chunks
 def row_numbers(numbers: np.ndarray, count: int, owners: np.ndarray | None = None) -> np.ndarray:
     """Return a number for each of `count` rows of the examples `numbers`.
 
-    `owners` tells for each row the place of its example, where examples have different numbers of rows.
+    `owners` holds for each row the index of its example, where examples have different numbers of rows.
     """
     if owners is not None:
         within = np.arange(count) - np.searchsorted(owners, owners)

@@ -31,7 +31,7 @@ class MeanEmbedding:
     """The norms of the kernel of features and gradients of one layer, on one data set of N examples.
 
     `norm` is ``‖μ‖ = √ΣK / N``, `kernel_norm` is ``‖K‖``, `trace` is ``Tr K``; none of them is centred. `error` is the
-    standard error of `norm` over draws of the examples. `exactness` says what of it is exact, estimated or sketched.
+    standard error of `norm` over draws of the examples. `exactness` is what of it is exact, estimated or sketched.
     """
 
     norm: float

@@ -194,7 +194,7 @@ class LayerSketches(Collector):
     def update(
         self, rows: Mapping[Any, Any], numbers: Any = None, owners: Mapping[Key, np.ndarray] | None = None
     ) -> None:
-        """Add rows of features and gradients; `numbers` tell what the examples are, whatever their order.
+        """Add rows of features and gradients; `numbers` identify the examples in any order.
 
         Labels come as ``{"outputs": {model or layer: (logits, labels)}}``, of which the logits are not examined.
         """
@@ -339,7 +339,7 @@ class Placing:
 
 
 def tensor_sketch(features: Tensor, gradients: Tensor, seed: int, width: int = PSI_WIDTH) -> Tensor:
-    """Return `width` numbers for each example that stand for ``g fᵀ``; products are ``⟨f, f'⟩⟨g, g'⟩`` on average.
+    """Return `width` numbers for each example that represent ``g fᵀ``; products are ``⟨f, f'⟩⟨g, g'⟩`` on average.
 
     Pham and Pagh (2013): the sketch of an outer product is the circular convolution of the sketches of its factors.
     """

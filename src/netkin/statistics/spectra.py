@@ -89,7 +89,7 @@ class Spectra(Moments):
 class LayerSpectra(LayerMoments):
     """Spectra of many layers; `collector[a, b]` is the pair that a measure reads.
 
-    `rectangles` says which pairs are wanted: each is (names, names), all of the first with all of the second.
+    `rectangles` are the wanted pairs: each is (names, names), all of the first with all of the second.
     `precision` is that of transforms and products; sums are kept in float64. Of `sample` examples the maps are kept, to
     tell how much of the covariance lies off the blocks.
 

@@ -46,7 +46,7 @@ class Progress:
 class Recording:
     """The probes of a run: each layer at each step, up to a rotation, which is enough for every linear measure.
 
-    `measures` are those that the recorder was made for; `provenance` says on what data and by what call.
+    `measures` are those that the recorder was made for; `provenance` holds the data and the call.
     """
 
     moments: Sequence[Moment] = field(repr=False)

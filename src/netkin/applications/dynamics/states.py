@@ -30,7 +30,7 @@ from netkin.statistics.row_sides import RowsSide
 class LayerState:
     """One layer at one step: its `rows` up to a rotation, on the CPU, its own `width` and what one example is.
 
-    A layer that held NaN or Inf has no columns, and `fault` says what was found. `resolution` is the rounding unit of
+    A layer that held NaN or Inf has no columns, and `fault` is the reason. `resolution` is the rounding unit of
     the data as they came, which the rows no longer show; 0 where they do.
     """
 
@@ -82,7 +82,7 @@ def turned(rows: Tensor) -> Tensor:
 
     The mean is taken off and joins the rows as one more, brought to their size, so that a large mean does not drown
     them. Of the n centred rows the last is minus the sum of the others: with A the first n - 1 and the mean, and
-    ``AAᵀ = LLᵀ``, the rows of L stand for those of A.
+    ``AAᵀ = LLᵀ``, the rows of L replace those of A.
     """
     side = RowsSide(rows.detach().to("cpu") if rows.device.type == "mps" else rows.detach(), precision=torch.float64)
     mean = side.mean * side.scale
@@ -190,7 +190,7 @@ def between(a: Moment, b: Moment, measure: Measure) -> dict[str, float]:
 def comparison(
     a: Moment, b: Moment, measures: Sequence[Measure], pairs: Any, data: str = "", origin: Mapping[str, str] = {}
 ) -> Comparison:
-    """Return the layers at moment `a` against those at moment `b`; `origin` says where the states came from."""
+    """Return the layers at moment `a` against those at moment `b`; `origin` is their provenance."""
     found = _statistics(a, b, pairs).compare(measures, progress=False)
     assert isinstance(found, Comparison)
     ranks = {name: text for name, text in found.provenance.items() if name.startswith("directions")}

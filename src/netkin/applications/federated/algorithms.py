@@ -108,7 +108,7 @@ ALGORITHMS = {
 class FederatedPlan:
     """What becomes of each weight under an algorithm: it travels, it is kept by its client, or it is fixed.
 
-    Weights are named as in the model; `parts` tells which part of the network each belongs to. A weight without
+    Weights are named as in the model; `parts` maps each to its part of the network. A weight without
     gradients is fixed and the same for all.
     """
 

@@ -248,7 +248,7 @@ def masked_attention(
 
 
 def straight_through(log_odds: Tensor) -> Tensor:
-    """Return a decision of 0 or 1 for each token, 1 with the probability that the log odds say, by Gumbel softmax.
+    """Return a decision of 0 or 1 for each token, 1 with the probability of the log odds, by Gumbel softmax.
 
     The gradient is that of ``σ(log odds + noise)``, the softmax of two classes with Gumbel noise at temperature 1.
     """

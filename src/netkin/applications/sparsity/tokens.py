@@ -55,7 +55,7 @@ def sparsify_tokens(
             quarters of them, 3, 6 and 9 of 12.
         similarity: Whether tokens that are similar to the others are dropped first, Eq. 13; a number is the factor of
             that penalty.
-        predict: Whether modules are learnt that tell the tokens to keep. Without, similarity alone decides, or if that
+        predict: Whether modules are learnt that predict the tokens to keep. If not, similarity decides, or if that
             is False too, chance.
         prefix: How many tokens in front are no patches and always kept; found by the names of class, distillation and
             register tokens unless given.
@@ -111,7 +111,7 @@ class SparseTokens(nn.Module):
 
     @property
     def predicts(self) -> bool:
-        """Whether modules are learnt that tell the tokens to keep."""
+        """Whether modules are learnt that predict the tokens to keep."""
         return bool(self.encoder.predictors)
 
     def last_pass(self) -> LastPass:

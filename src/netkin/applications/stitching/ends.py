@@ -283,7 +283,7 @@ class Transformation(nn.Module):
         self.shift.copy_(linear.bias)
 
     def as_map(self) -> LinearMap:
-        """Return the map of channels as it stands."""
+        """Return the map of channels unchanged."""
         return LinearMap(self.matrix.detach().double(), self.shift.detach().double())
 
 

@@ -137,7 +137,7 @@ class Likeness:
         self._distance = 0.0
 
     def update(self, transformed: Tensor, own: Tensor, mask: Any = None) -> None:
-        """Add one batch; a `mask` says which tokens of sequences are no padding."""
+        """Add one batch; a `mask` marks the valid tokens of sequences."""
         ours, theirs = self.end.rows(transformed, mask), self.end.rows(own, mask)
         distance = float((ours - theirs).to(summing_dtype(ours.device)).square().sum())
         if not math.isfinite(distance):
@@ -212,7 +212,7 @@ def evaluated_all(
 def judged_all(
     networks: Sequence[Stitched], data: Any, examples: int | None = None, *, name: str = "a"
 ) -> list[Evaluation | NetkinError]:
-    """Return the same, with the reason in the place of a network that gives NaN, whatever the others do."""
+    """Return the same, with the reason in place of the scores of a network that gives NaN."""
     tallies, b, digest = [Tally(network, name) for network in networks], networks[0].b, UnorderedDigest()
     for network in networks:
         network.cut()  # before hooks are in place

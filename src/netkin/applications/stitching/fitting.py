@@ -181,7 +181,7 @@ def both_lent(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> 
 
 @contextmanager
 def noted_warnings(said: list[str]) -> Iterator[None]:
-    """Note what warns of numbers easily misread inside the `with`: the comparison tells it. Other warnings go on."""
+    """Collect `InflatedWarning`s inside the `with` for the comparison; other warnings are passed on."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", InflatedWarning)
         yield

@@ -251,7 +251,7 @@ class Stitch:
 class StitchRecord:
     """The content of a stitch's file without the two models: its provenance, its scores, and its transformation.
 
-    `models` describes the models that belong to it; `cuts` says whether the second one was cut at its layer.
+    `models` describes the models that belong to it; `cuts` is whether the second one was cut at its layer.
     """
 
     method: str

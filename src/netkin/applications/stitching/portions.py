@@ -36,7 +36,7 @@ Read = Callable[[], Iterable[Any]]  # gives the batches, the same each time
 class Portion:
     """Some examples: what the first model gives at its layer, and what the second gives by itself.
 
-    None stands for what is not wanted, or must be computed from the `batch` again.
+    None means not needed, or to be computed from the `batch` again.
     """
 
     head: Tensor | None = None

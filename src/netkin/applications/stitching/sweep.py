@@ -91,7 +91,7 @@ class Asked:
 
     @property
     def judging(self) -> tuple[Any, int | None]:
-        """The data on which stitches are judged, and how many examples of them, at most; else those of the fitting."""
+        """The data on which stitches are evaluated, and the maximal number of examples; else those of the fitting."""
         if self.test is None:
             return self.data, self.examples if self.test_examples is None else self.test_examples
         return self.test, self.test_examples
@@ -147,7 +147,7 @@ class _Outcome:
 
 
 class Sweep:
-    """One model stitched into another; the job has what is finished, and `store` is told what is known by now."""
+    """One model stitched into another; the job holds what is finished, and `store` receives the results so far."""
 
     def __init__(
         self,

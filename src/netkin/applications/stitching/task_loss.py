@@ -247,7 +247,7 @@ def counted(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tupl
 
 
 def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
-    """Refuse labels that are missing or no class numbers; `answers` are some scores, which tell the classes."""
+    """Refuse labels that are missing or no class numbers; `answers` are some logits, which give the classes."""
     assert answers is not None
     classes = scores(answers).shape[1]
     if not isinstance(labels, Tensor):

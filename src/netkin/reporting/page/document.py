@@ -210,7 +210,7 @@ def origins(comparison: Comparison, names: Mapping[str, str]) -> Markup:
 
 
 def identity(provenance: Mapping[str, str]) -> Markup | None:
-    """Return digests and calls, which tell results apart and are seldom read, folded; None where there are none."""
+    """Return digests and calls, which identify results and are seldom read, folded; None where there are none."""
     found = {key: value for key, value in provenance.items() if is_identity(key)}
     return folded("Identity: digests of weights, data and settings", _facts(found)) if found else None
 
