@@ -24,11 +24,11 @@ class ModelBlock:
 
 
 def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
-    """Return blocks of at most `2 * size` models, in which every pair is once; those in a row share models.
+    """Return blocks of at most `2 * size` models, each pair in exactly one; consecutive blocks share models.
 
     Example:
         >>> [block.models for block in blocks_of([("a", "b"), ("a", "c"), ("b", "c")], 1)]
-        [('a', 'b'), ('a', 'c'), ('b', 'c')]
+        [('a', 'c'), ('a', 'b'), ('b', 'c')]
     """
     names = list(dict.fromkeys(name for pair in pairs for name in pair))
     count = -(-len(names) // size)
