@@ -305,8 +305,8 @@ DOCUMENTS: dict[str, tuple[str, str]] = {
     "task ensembles": ("netkin.results.task_accuracies", "tasks_from"),
 }
 COLLECTORS = (
-    "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows", "LayerSketches",
-    "LayerSpectra", "LinearRows", "Outputs",
+    "CrossMoments", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments", "LayerRows",
+    "LayerSketches", "LayerSpectra", "LinearRows", "Outputs",
 )  # fmt: skip
 
 

@@ -265,7 +265,7 @@ def test_a_file_without_its_parts_is_refused(rows, tmp_path):
 
 def test_the_call_and_its_identity_are_in_the_series(rows, tmp_path):
     series = dynamics({0: Fan(0), 20: Fan(20)}, rows, "cka", save=tmp_path / "run.netkin")
-    assert series.provenance["call"] == ("nk.dynamics(run='run', data='Tensor', measure=['cka'], pairs='all', seed=0)")
+    assert series.provenance["call"] == ("nk.dynamics(run='run', data='Tensor', measures=['cka'], pairs='all', seed=0)")
     assert series.provenance["data digest"] == series[0].provenance["data digest"]
     assert series.provenance["final weights"] == series[20].provenance["weights a"]
     state = nk.jobs.read(tmp_path / "run.netkin")

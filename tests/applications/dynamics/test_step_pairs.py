@@ -56,7 +56,7 @@ def test_the_series_is_saved_continued_and_written_as_json_with_all_pairs(run, t
 
 def test_the_page_draws_each_layer_with_its_lines(run, tmp_path):
     page = nk.report(nk.dynamics(run, measure="atom_cosine"), tmp_path / "run.html").read_text()
-    assert page.count('class="map"') == 2
+    assert page.count('class="framed"') == 2
     assert "0.99 from 3, 0.999 from 3" in page
     assert "0.999 not before the last" in page
 

@@ -337,7 +337,7 @@ def test_a_layer_that_does_not_reach_the_loss_is_a_hole_with_the_reason():
         (({"x": inputs(3)}, inputs(3)), "a task needs a model that can be run, and data to run it on"),
         ((net(0), []), "the data gave no batches"),
         ((net(0), inputs(0)), "the data gave no batches"),
-        (("netkin:digits", inputs(3)), "must be a torch module"),
+        ((3.5, inputs(3)), "must be a torch module"),
     ],
 )
 def test_what_is_no_task_is_refused_by_its_name(task, words):
