@@ -95,6 +95,7 @@ GOALS = [
         "`cka`, `dft`, the nine blocks of two ResNet-20, 10,000 images, float32, against the forward passes",
         "≤ 1.5",
     ),
+    ("dft_resnet_cca", "`cca_mean`, `dft`, the same, transforms and products in float64, against the same", "≤ 1.5"),
     (
         "two_processes",
         "the gain of two processes for a comparison of two ResNet-20, 2,048 images, against that of forward passes",
@@ -105,7 +106,6 @@ GOALS = [
         "all pairs of 100 small checkpoints by one worker of Ray, started before, against here",
         "≤ 1.15",
     ),
-    ("dft_resnet_cca", "`cca_mean`, `dft`, the same, transforms and products in float64, against the same", "≤ 1.5"),
 ]
 
 
@@ -201,7 +201,10 @@ def threads(figure: dict[str, Any]) -> str:
 
 def spread(figure: dict[str, Any]) -> str:
     """Return the ends of a figure that was taken in several processes."""
-    return f"; in {PROCESSES} processes {figure['lowest']:.2f} to {figure['highest']:.2f}" if "lowest" in figure else ""
+    if "lowest" not in figure:
+        return ""
+    times = f"{figure['repeats']} repetitions" if "repeats" in figure else f"{PROCESSES} processes"
+    return f"; in {times} {figure['lowest']:.2f} to {figure['highest']:.2f}"
 
 
 def accuracy(figures: dict[str, Any]) -> list[str]:

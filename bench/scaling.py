@@ -55,7 +55,7 @@ def two_processes() -> dict[str, Any]:
     gains = {what: [alone / both for alone, both in zip(*times[what], strict=True)] for what in times}
     ratios = [ours / floor for ours, floor in zip(gains["compare"], gains["forward"], strict=True)]
     return {
-        "ratio": median(ratios), "lowest": min(ratios), "highest": max(ratios), "threads": 1,
+        "ratio": median(ratios), "lowest": min(ratios), "highest": max(ratios), "repeats": REPEATS, "threads": 1,
         "gain": median(gains["compare"]), "floor_gain": median(gains["forward"]), "seconds": min(times["compare"][0]),
     }  # fmt: skip
 
