@@ -292,10 +292,10 @@ def test_a_real_federation_of_local_processes_gives_the_simulators_weights(flowe
     for name, text in APP.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text.replace("{port}", str(port)))
-    paths = [str(Path(__file__).parent), str(Path(nk.__file__).parents[1])]
+    folders = [*Path(__file__).parents[:2], Path(nk.__file__).parents[1]]  # the tests', what they share, the package's
     result = tmp_path / "result.npz"
     own = {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "KIN_RESULT": str(result)}
-    own |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    own |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     started = []
 
     def start(name, *options):
