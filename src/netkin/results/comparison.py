@@ -15,7 +15,17 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
-from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
+from netkin.results.records import (
+    distinct,
+    freeze,
+    frozen_mapping,
+    now,
+    optional,
+    plain_fields,
+    rebuild,
+    same_fields,
+    shared_mapping,
+)
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -52,8 +62,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        for name in ("tables", "shapes_a", "shapes_b", "widths_a", "widths_b", "provenance"):
-            freeze(self, **{name: frozen_mapping(getattr(self, name))})
+        for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
+            freeze(self, **{name: shared_mapping(getattr(self, name))})
+        freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
         freeze(self, warnings=tuple(self.warnings))
         for name, table in self.tables.items():
             self._refuse_stranger(name, table)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
@@ -18,14 +19,20 @@ import numpy as np
 
 from netkin.errors import MissingExtra, NameClash
 
+MOST = 4096  # values that are shared at once
+PLAIN = frozenset({str, int, float, bool, NoneType})
+
 Record = TypeVar("Record")
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 
 
+_SHARED: dict[Any, Any] = {}
+
+
 def now() -> str:
     """Return the time at which a record is made, in UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return sys.intern(datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 def freeze(record: Any, **values: Any) -> None:
@@ -46,13 +53,28 @@ def frozen_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
     return MappingProxyType(dict(mapping))
 
 
+def shared_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
+    """Return a copy as `frozen_mapping` does, one for all equal mappings: many records take less memory."""
+    if not PLAIN.issuperset(map(type, mapping.values())):
+        return frozen_mapping(mapping)
+    # by the types too, as the numbers 1 and 1.0 are equal
+    key = MappingProxyType, *[(name, type(one), one) for name, one in mapping.items()]
+    return _SHARED.get(key) or _share(key, frozen_mapping(mapping))
+
+
+def _share(key: Any, value: Item) -> Item:
+    if len(_SHARED) >= MOST:
+        _SHARED.clear()
+    return _SHARED.setdefault(key, value)
+
+
 def distinct(names: Any, what: str) -> tuple[str, ...]:
-    """Return `names` as a tuple; a name that occurs twice is refused."""
+    """Return `names` as a tuple, one for all equal names; a name that occurs twice is refused."""
     names = tuple(names)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise NameClash(f"{what} must have distinct names; {twice!r} occurs {names.count(twice)} times.")
-    return names
+    return _SHARED.get(names) or _share(names, names)
 
 
 def plain_fields(record: Any) -> dict[str, Any]:
