@@ -103,7 +103,10 @@ def _checked(name: str, written: Sequence[Any], hint: Any) -> list[Any]:
     """Return the distinct values of a field, or of a mapping's entries, each of the type that the record declares."""
     if name == "bounds":
         return [(-math.inf if low is None else low, math.inf if high is None else high) for low, high in written]
-    return [typed(one, tuple[get_args(hint)] if get_origin(hint) is Mapping else hint, name) for one in written]
+    if get_origin(hint) is not Mapping:
+        return [typed(one, hint, name) for one in written]
+    key_hint, value_hint = get_args(hint)
+    return [(typed(key, key_hint, name), typed(one, value_hint, name)) for key, one in written]
 
 
 def _tables(columns: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Values]:

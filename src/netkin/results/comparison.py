@@ -18,17 +18,7 @@ from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
-from netkin.results.records import (
-    distinct,
-    freeze,
-    frozen_mapping,
-    now,
-    optional,
-    plain_fields,
-    rebuild,
-    same_fields,
-    shared_mapping,
-)
+from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
@@ -66,7 +56,7 @@ class Comparison:
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
         for name in ("shapes_a", "shapes_b", "widths_a", "widths_b"):
-            freeze(self, **{name: shared_mapping(getattr(self, name))})
+            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, tables=frozen_mapping(self.tables), provenance=frozen_mapping(self.provenance))
         freeze(self, warnings=tuple(self.warnings))
         for name, table in self.tables.items():

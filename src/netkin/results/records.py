@@ -48,18 +48,13 @@ def frozen_array(array: Any) -> np.ndarray:
     return copy
 
 
-def frozen_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
-    """Return a copy of `mapping` that refuses to be written to."""
-    return MappingProxyType(dict(mapping))
-
-
-def shared_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
-    """Return a copy as `frozen_mapping` does, one for all equal mappings: many records take less memory."""
-    if not PLAIN.issuperset(map(type, mapping.values())):
-        return frozen_mapping(mapping)
+def frozen_mapping(mapping: Mapping[Key, Item], *, shared: bool = False) -> Mapping[Key, Item]:
+    """Return a copy of `mapping` that refuses to be written to; one `shared` by all equal ones saves memory."""
+    if not shared or not PLAIN.issuperset(map(type, mapping.values())):
+        return MappingProxyType(dict(mapping))
     # by the types too, as the numbers 1 and 1.0 are equal
     key = MappingProxyType, *[(name, type(one), one) for name, one in mapping.items()]
-    return _SHARED.get(key) or _share(key, frozen_mapping(mapping))
+    return _SHARED.get(key) or _share(key, MappingProxyType(dict(mapping)))
 
 
 def _share(key: Any, value: Item) -> Item:
