@@ -127,13 +127,16 @@ def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_
 
 
 def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
-    recipe = lab.recipe("resnet20-sparse").recipe.but(rate=1e30)
+    usual, case = lab.recipe("resnet20-sparse"), Case(sparsity=0.5)
     monkeypatch.setitem(
-        laboratory.RECIPES["cpu"], "resnet20-sparse", replace(lab.recipe("resnet20-sparse"), recipe=recipe)
+        laboratory.RECIPES["cpu"], "resnet20-sparse", replace(usual, recipe=usual.recipe.but(rate=1e30))
     )
-    found = nets.trained(lab, Case(sparsity=0.5))
-    assert found["accuracy"] == 0.1
-    assert "the mean loss of epoch" in found["failed"]
+    found = nets.measured(lab, [case])[case]
+    assert (found["accuracy"], "the mean loss of epoch" in found["failed"]) == (0.1, True)
+    with pytest.raises(
+        ValueFault, match=r"1 of 1 networks .* the first is resnet20-sparse, base of strength 0, seed 0: "
+    ):
+        nets.measured_whole(lab, [case])
 
 
 def test_a_fault_that_is_none_of_training_is_not_taken_for_a_failure(lab):
