@@ -128,13 +128,12 @@ def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_
 
 def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
     usual, case = lab.recipe("resnet20-sparse"), Case(sparsity=0.5)
-    monkeypatch.setitem(
-        laboratory.RECIPES["cpu"], "resnet20-sparse", replace(usual, recipe=usual.recipe.but(rate=1e30))
-    )
+    failing = replace(usual, recipe=usual.recipe.but(rate=1e30))
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "resnet20-sparse", failing)
     found = nets.measured(lab, [case])[case]
     assert (found["accuracy"], "the mean loss of epoch" in found["failed"]) == (0.1, True)
     with pytest.raises(
-        ValueFault, match=r"1 of 1 networks .* the first is resnet20-sparse, base of strength 0, seed 0: "
+        ValueFault, match=r"1 of 1 networks .* is resnet20-sparse, base of strength 0, seed 0: the mean"
     ):
         nets.measured_whole(lab, [case])
 
