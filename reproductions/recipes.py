@@ -73,7 +73,7 @@ _TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosi
 _TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
 _FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
 # of networks with masks, whose runs are many; and of vision transformers, before tokens are dropped
-_SPARSE = _LARGE.but(epochs=None, steps=2000, batch=128, rate=0.1, warmup=100, flip=True)
+_SPARSE = _LARGE.but(epochs=None, steps=1500, batch=128, rate=0.1, warmup=75, flip=True)
 _FEW_SPARSE = _SPARSE.but(steps=200, batch=50, rate=0.05, warmup=20, shift=2)
 _PATCHES = _LARGE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05, warmup=1, flip=True)
 _FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
