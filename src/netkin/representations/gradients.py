@@ -19,10 +19,9 @@ from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, Va
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
 from netkin.representations.guests import guest
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
-from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, replaced_at
 from netkin.representations.shapes import Shape
 from netkin.settings import plain_recurrence
 from netkin.sources.names import by_name

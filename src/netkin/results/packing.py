@@ -289,7 +289,7 @@ READERS: dict[str, tuple[str, str, int]] = {
     "statistics": ("netkin.comparing.study", "load_statistics", 0),
     "stitch": ("netkin.applications.stitching.network", "load_stitch", 2),
     "federation": ("netkin.results.federation", "load_federation", 0),
-    "compressed": ("netkin.applications.compression.saving", "load_compressed", 1),
+    "compressed": ("netkin.applications.compression.factoring", "load_compressed", 1),
     "recording": ("netkin.applications.dynamics.recordings", "load_recording", 0),
     "kernel ridge": ("netkin.applications.transfer.ridge", "load_kernel_ridge", 1),
     "sparsity": ("netkin.results.weight_sparsity", "load_sparsity", 0),

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
+from netkin.sources.models import load_processor, preprocessing
 from netkin.sources.names import call, find_function, fitted, split_options
-from netkin.sources.pretrained import load_processor, preprocessing
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
 from netkin.sources.reading import refusing_unreadable
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from netkin.applications.compression.factoring import (
     PROJECTIONS,
@@ -22,16 +22,20 @@ from netkin.applications.compression.factoring import (
     put,
     refuse_hooked,
     refuse_unfit,
+    replacement,
     subspace,
     width_of,
 )
-from netkin.applications.compression.layer_inputs import Feeding, Inputs, collected, in_order
-from netkin.applications.compression.sizes import (
+from netkin.applications.compression.layer_sizes import (
+    Feeding,
+    Inputs,
     K,
     Size,
     accuracy,
+    collected,
     fewest,
     has_labels,
+    in_order,
     most_that_saves,
     multiply_adds,
     parameters,
@@ -44,7 +48,7 @@ from netkin.representations import batches_of, guest
 from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, choose, layer_label, modules, split_call, unwrapped
-from netkin.results.compression import CompressedLayer, Compression, TakenApart
+from netkin.results.compression import CompressedLayer, Compression
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 
@@ -305,9 +309,7 @@ class Work:
         earlier: Compression | None,
     ) -> Compression:
         there = modules(net)
-        taken_apart = [
-            _taken_apart(row.layer, there[row.layer]) for row in rows if isinstance(there[row.layer], nn.Sequential)
-        ]
+        factors = [replacement(row.layer, there[row.layer]) for row in rows]
         return Compression(
             layers=tuple(rows),
             against="logits" if self.other is None else f"another {type(unwrapped(self.other)).__name__}",
@@ -319,7 +321,7 @@ class Work:
             accuracy_before=before,
             accuracy_after=rows[-1].accuracy,
             data=name_of(self.data),
-            replaced=(*(earlier.replaced if earlier else ()), *taken_apart),
+            replaced=(*(earlier.replaced if earlier else ()), *filter(None, factors)),
             provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
         )
 
@@ -372,13 +374,6 @@ def _row(
         accuracy=reached,
         notes=tuple(note for note in (*notes, few if moments.n < width else "") if note),
     )
-
-
-def _taken_apart(name: str, small: nn.Module) -> TakenApart:
-    assert isinstance(small, nn.Sequential)
-    first, second = small[0], small[1]
-    assert isinstance(first.weight, Tensor)
-    return TakenApart(name, len(first.weight), first.bias is not None, second.bias is not None)
 
 
 def _tied(net: nn.Module, layer: Layer) -> str:

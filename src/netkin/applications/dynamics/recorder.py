@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from netkin.applications.dynamics.probing import Examples, Probe, is_first_process, rank
 from netkin.applications.dynamics.recordings import (
     Progress,
     Recording,
@@ -18,7 +17,7 @@ from netkin.applications.dynamics.recordings import (
     state_measures,
     write,
 )
-from netkin.applications.dynamics.states import LayerState, Moment, between
+from netkin.applications.dynamics.states import Examples, LayerState, Moment, Probe, between, is_first_process, rank
 from netkin.errors import ForwardError, ValueFault
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption

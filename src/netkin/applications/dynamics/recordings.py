@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from netkin import files
-from netkin.applications.dynamics.probing import Examples
-from netkin.applications.dynamics.states import LayerState, Moment, comparison, reads_states, refuse_unfit
+from netkin.applications.dynamics.states import Examples, LayerState, Moment, comparison, reads_states, refuse_unfit
 from netkin.errors import ValueFault
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported
