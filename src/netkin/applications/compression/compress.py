@@ -16,7 +16,7 @@ from torch import nn
 
 from netkin.applications.compression.factoring import (
     PROJECTIONS,
-    Layer,
+    LinearOrConv,
     Subspace,
     factored,
     put,
@@ -127,7 +127,7 @@ def compress(
         raise ValueFault(f"`cut` must lie above 0 and at most at 1; got {cut}.")
     size = Size(k, variance, accuracy_drop)
     with showing(progress), random_states_kept(model, data=[data, test]):
-        work = Work(
+        work = CompressCall(
             model, layers, data, test, _other(against), projection, cut, size, Feeding(examples, forward, transform)
         )
         return work.compressed(from_the_top=order == "from_the_top")
@@ -152,7 +152,7 @@ def _refuse_other(what: str, value: str, known: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class CompressCall:
     """One call of `compress`."""
 
     model: nn.Module
@@ -210,7 +210,7 @@ class Work:
         return _row(name, layer, small, kept, held, inputs, self._accuracy(net), remarks)
 
     def _directions_to_keep(
-        self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float
+        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
     ) -> tuple[int | None, str]:
         """Return how many directions are kept, or None where the layer is better left as it is, and why."""
         if self.size.accuracy_drop is not None:
@@ -223,7 +223,7 @@ class Work:
         return wanted, ""
 
     def _searched(
-        self, net: nn.Module, name: str, layer: Layer, space: Subspace, floor: float
+        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
     ) -> tuple[int | None, str]:
         """Search for the fewest directions with which the accuracy stays at or above `floor`."""
 
@@ -267,13 +267,13 @@ class Work:
                     "`(inputs, labels)`, the labels whole numbers."
                 )
 
-    def _layers(self) -> dict[str, Layer]:
+    def _layers(self) -> dict[str, LinearOrConv]:
         known = modules(self.model)
         names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
         for name in names:
             if split_call(name)[1] is not None:
                 raise ValueFault(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
-        fitting: dict[str, Layer] = {}
+        fitting: dict[str, LinearOrConv] = {}
         for name in names:
             try:
                 fitting[name] = self._fitting(name, known)
@@ -285,7 +285,7 @@ class Work:
             raise ValueFault(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
         return fitting
 
-    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> Layer:
+    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> LinearOrConv:
         """Return a layer that can be compressed as requested, or raise an error with the reason."""
         layer = refuse_unfit(name, known[name])
         refuse_hooked(name, layer)
@@ -351,7 +351,7 @@ def _in_words(left_out: Mapping[str, str]) -> str:
 
 def _row(
     name: str,
-    layer: Layer,
+    layer: LinearOrConv,
     small: nn.Module,
     kept: int,
     held: float,
@@ -376,14 +376,14 @@ def _row(
     )
 
 
-def _tied(net: nn.Module, layer: Layer) -> str:
+def _tied(net: nn.Module, layer: LinearOrConv) -> str:
     """Say so where the net still needs the weights that were taken apart."""
     if not any(parameter is layer.weight for parameter in net.parameters()):
         return ""
     return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
 
 
-def _remarks(layer: Layer, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
+def _remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
     """Say what the numbers alone would not."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:

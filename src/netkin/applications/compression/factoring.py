@@ -35,7 +35,7 @@ from netkin.results.compression import KIND, Compression, TakenApart
 from netkin.statistics import Moments
 
 PROJECTIONS = ("least_squares", "orthogonal")
-Layer = nn.Linear | nn.Conv2d
+LinearOrConv = nn.Linear | nn.Conv2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
     return torch.cat([torch.arange(aligned, device=rest.device), rest + aligned])
 
 
-def refuse_unfit(name: str, module: nn.Module) -> Layer:
+def refuse_unfit(name: str, module: nn.Module) -> LinearOrConv:
     """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
         raise ValueFault("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
@@ -129,7 +129,7 @@ def refuse_unfit(name: str, module: nn.Module) -> Layer:
     return module
 
 
-def refuse_hooked(name: str, layer: Layer) -> None:
+def refuse_hooked(name: str, layer: LinearOrConv) -> None:
     """Refuse a layer with hooks, which would be lost with it."""
     count = len(layer._forward_hooks) + len(layer._forward_pre_hooks)
     if count:
@@ -139,12 +139,12 @@ def refuse_hooked(name: str, layer: Layer) -> None:
         )
 
 
-def width_of(layer: Layer) -> int:
+def width_of(layer: LinearOrConv) -> int:
     """Return how many features or channels a layer is fed."""
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
-def factored(layer: Layer, factors: Factors) -> nn.Sequential:
+def factored(layer: LinearOrConv, factors: Factors) -> nn.Sequential:
     """Return two modules that do what `layer` does to inputs in the span of the directions."""
     weight = layer.weight.detach().to(factors.mean)
     lost = factors.lost_mean
@@ -156,11 +156,13 @@ def factored(layer: Layer, factors: Factors) -> nn.Sequential:
     return nn.Sequential(*parts).train(layer.training).requires_grad_(layer.weight.requires_grad)
 
 
-def empty_factors(layer: Layer, between: int, first_bias: bool, second_bias: bool) -> tuple[Layer, Layer]:
+def empty_factors(
+    layer: LinearOrConv, between: int, first_bias: bool, second_bias: bool
+) -> tuple[LinearOrConv, LinearOrConv]:
     """Return the two modules that replace `layer`, `between` wide in the middle, their weights not set."""
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     if isinstance(layer, nn.Linear):
-        first: Layer = skip_init(nn.Linear, layer.in_features, between, bias=first_bias, **place)
+        first: LinearOrConv = skip_init(nn.Linear, layer.in_features, between, bias=first_bias, **place)
         return first, skip_init(nn.Linear, between, layer.out_features, bias=second_bias, **place)
     # where nothing lies between the strides, only every so many places need be looked at
     early, late = (layer.stride, 1) if is_pointwise(layer) else (1, layer.stride)
@@ -192,7 +194,7 @@ def put(model: nn.Module, name: str, replacement: nn.Module) -> None:
                 module._modules[key] = replacement
 
 
-def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[Layer, Layer]:
+def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[LinearOrConv, LinearOrConv]:
     bias = _bias(layer, weight @ lost)
     first, second = empty_factors(layer, len(factors.encode), False, bias is not None)
     _set(first, factors.encode, None)
@@ -200,7 +202,7 @@ def _linear(layer: nn.Linear, weight: Tensor, factors: Factors, lost: Tensor) ->
     return first, second
 
 
-def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[Layer, Layer]:
+def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> tuple[LinearOrConv, LinearOrConv]:
     kernels = torch.einsum("ochw,ck->okhw", weight, factors.decode)
     from_mean = torch.einsum("ochw,c->ohw", weight, lost)
     ends_at_border = pads_with_zeros(layer) and bool(from_mean.any())
@@ -216,7 +218,7 @@ def _conv(layer: nn.Conv2d, weight: Tensor, factors: Factors, lost: Tensor) -> t
     return first, second
 
 
-def _bias(layer: Layer, more: Tensor) -> Tensor | None:
+def _bias(layer: LinearOrConv, more: Tensor) -> Tensor | None:
     """Return the layer's bias and what is added to it; None where there is neither."""
     if layer.bias is None:
         return more if bool(more.any()) else None
@@ -224,7 +226,7 @@ def _bias(layer: Layer, more: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def _set(layer: Layer, weight: Tensor, bias: Tensor | None) -> None:
+def _set(layer: LinearOrConv, weight: Tensor, bias: Tensor | None) -> None:
     layer.weight.copy_(weight)
     if bias is not None:
         assert layer.bias is not None

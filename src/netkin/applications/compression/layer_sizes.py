@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.compression.factoring import Layer, Subspace, is_pointwise, pads_with_zeros, width_of
+from netkin.applications.compression.factoring import LinearOrConv, Subspace, is_pointwise, pads_with_zeros, width_of
 from netkin.arrays import exact_products, refuse_non_finite
 from netkin.errors import ForwardError, MemoryLimit, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.identity import DataDigest
@@ -246,7 +246,7 @@ class Size:
                 f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}."
             )
 
-    def wanted(self, name: str, layer: Layer, space: Subspace, projection: str) -> int:
+    def wanted(self, name: str, layer: LinearOrConv, space: Subspace, projection: str) -> int:
         """Return how many directions `k` or `variance` requests, which may be more than there are."""
         if self.k is not None:
             return _count(self.k[name] if isinstance(self.k, Mapping) else self.k, name, width_of(layer))
@@ -254,7 +254,7 @@ class Size:
         short = int((held < (self.variance or 0) * (1 - 1e-9)).sum())  # rounding must not ask for one more
         return min(short + 1, space.rank)
 
-    def refuse_unfit(self, layers: Mapping[str, Layer]) -> None:
+    def refuse_unfit(self, layers: Mapping[str, LinearOrConv]) -> None:
         """Refuse a `k` that does not fit some layer, before the work."""
         if isinstance(self.k, Mapping):
             _refuse_other_names(self.k, layers)
@@ -267,7 +267,7 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def most_that_saves(layer: Layer) -> int:
+def most_that_saves(layer: LinearOrConv) -> int:
     """Return the largest k for which the two layers have fewer parameters than the one, 0 if there is none.
 
     Counted with all that the two may need: a bias, and where zeros are padded a channel for the mean.

@@ -24,7 +24,7 @@ from netkin.applications.continual.learners import (
     TaskHeads,
     refuse_options,
 )
-from netkin.applications.continual.task_splits import Examples, Task, refuse_tasks
+from netkin.applications.continual.task_splits import LabelledData, Task, refuse_tasks
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -331,7 +331,7 @@ def _accuracies(
     return right[0], right[1], right[2]
 
 
-def _fitted(features: Tensor, train_part: Examples, head: nn.Module, recipe: Recipe, seed: int) -> nn.Module:
+def _fitted(features: Tensor, train_part: LabelledData, head: nn.Module, recipe: Recipe, seed: int) -> nn.Module:
     """Return a head trained on features, from where `head` stands; without gradients."""
     made = copy.deepcopy(head).requires_grad_(True)
     train(made, (features, train_part[1].to(features.device)), recipe, seed=seed, progress=False)

@@ -224,7 +224,7 @@ LOOK = 2  # examples run to learn the layers' widths
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
-class Examples:
+class ProbeExamples:
     """The examples of all probes, read once: `batches`, their `count` and what the data are called.
 
     A tuple of arrays, or a list of arrays of different shapes as a loader gives it, is one batch. A loader's own
@@ -262,7 +262,7 @@ class Probe:
         self._axes: dict[str, int | None] = {}  # learnt by the first probe, for all that follow
         Reader(model, layers, shape=shape)  # refuses unknown layers and shapes before training begins
 
-    def states(self, examples: Examples) -> dict[str, LayerState]:
+    def states(self, examples: ProbeExamples) -> dict[str, LayerState]:
         """Return the state of every layer; the model, its buffers and all random states are as before.
 
         Of one batch only the layer that has just run is held at full size; of several all wait for the last batch.
@@ -283,7 +283,7 @@ class Probe:
                 return {name: state for name, (state,) in kept.items()}
             return {name: state(name, torch.cat(kept.pop(name))) for name in list(kept)}
 
-    def bytes(self, examples: Examples) -> int:
+    def bytes(self, examples: ProbeExamples) -> int:
         """Return the most memory that one probe will take, learnt from a run of two examples."""
         reader = self._reader(lambda name, rows: (len(rows), rows.shape[1], rows.element_size()))
         batch = examples.batches[0]
