@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from netkin.arrays import exact_products, summing_dtype
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.measures import AlignedSide, Directions
 from netkin.progress import ProgressOption, showing
 from netkin.representations import replacing, rows_of
@@ -36,7 +36,7 @@ from netkin.representations.layers import Spec, layer_label
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 
 REST = ("mean", "predicted")
 Restriction = tuple[Tensor, Tensor, Tensor]  # mean, p × k, k × p

@@ -212,8 +212,12 @@ class Pass:
         rows = [one.rows for one in kept.values() if one.witness is None and one.rows is not None]
         rows += [one for own in self._gradients.values() for one in own.values()]
         found = list(torch._foreach_norm(rows)) if rows else []
-        found += [one.witness.sum() for one in kept.values() if one.witness is not None]
-        fine = torch.stack([torch.isfinite(one).to(found[0].device) for one in found])
+        witnesses = [one.witness for one in kept.values() if one.witness is not None]
+        found += torch._foreach_norm(witnesses, 1) if witnesses else []  # sums, as Gram matrices are squares already
+        # asked of all at once: of each alone it would be four kernels a layer
+        fine = torch.isfinite(
+            torch.stack([one if one.device == found[0].device else one.to(found[0].device) for one in found])
+        )
         if fine.is_cuda:
             self._settle()
         elif bool(fine.all()):
