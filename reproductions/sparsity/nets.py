@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from netkin.applications.sparsity import CKASparsityLoss, epsilon_sparsity, sparsify
 from netkin.errors import EmptyLayerWarning, NetkinError, ValueFault
-from netkin.measures.batch_cka import batch_gram, gram_cosines
+from netkin.measures.kernels import batch_gram, gram_cosines
 from netkin.representations import guest, recording
 from netkin.representations.layers import stages
 from netkin.sources.architectures import seeded

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, pictures, typed
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.collect import default_measures, kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.options import FILE, JSON, comparing_options, engine_options, example, is_typed, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
-    Worked,
-    called,
-    crashes_refused,
-    described_data,
+    Destination,
+    call_library,
+    crash_refusals,
+    data_spec,
     functions_of,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
-    refusing,
+    with_refusals,
 )
 from netkin.errors import InflatedWarning, ValueFault
 
@@ -52,11 +52,11 @@ READING = (  # they concern no pass
 @partial(comparing_options, needs_data=False)
 @engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
-@pictures("ab")
+@picture_options("ab")
 @FORCE
 @JSON
 @click.pass_context
-@refusing
+@with_refusals
 def compare(
     context: click.Context,
     a: str,
@@ -77,7 +77,7 @@ def compare(
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
     """
-    outputs = Outputs(force, a, b, *more, options["data"], engine=options["engine"])
+    outputs = OutputFiles(force, a, b, *more, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparisons" if more else "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -85,7 +85,9 @@ def compare(
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = (
-            _read(context, a) if _is_statistics(a, b, *more) else _compared([a, b, *more], options, Worked(save, force))
+            _read_statistics(context, a)
+            if _is_statistics(a, b, *more)
+            else _compare_two([a, b, *more], options, Destination(save, force))
         )
     outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
@@ -95,7 +97,7 @@ def compare(
 
 def _is_statistics(a: str, *others: str | None) -> bool:
     """Return whether the first argument is a file of statistics; beside other arguments it is refused."""
-    found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
+    found = next((one for one in (a, *others) if one and kind_of_file(one) == "statistics"), None)
     if found and any(others):
         raise click.UsageError(
             f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
@@ -103,7 +105,7 @@ def _is_statistics(a: str, *others: str | None) -> bool:
     return found is not None
 
 
-def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worked) -> Comparison | Comparisons:
+def _compare_two(specs: Sequence[str | None], options: dict[str, Any], place: Destination) -> Comparison | Comparisons:
     """Return the comparison of two models, or of all pairs of several, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
@@ -116,11 +118,11 @@ def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worke
             + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
         )
     if more:
-        return _all_compared([one for one in specs if one], options, place)
-    return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
+        return _compare_all([one for one in specs if one], options, place)
+    return call_library(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
 
 
-def _all_compared(specs: Sequence[str], options: dict[str, Any], place: Worked) -> Comparisons:
+def _compare_all(specs: Sequence[str], options: dict[str, Any], place: Destination) -> Comparisons:
     """Return the comparisons of all pairs of several models."""
     from netkin.comparing import compare_many
 
@@ -133,33 +135,33 @@ def _all_compared(specs: Sequence[str], options: dict[str, Any], place: Worked) 
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
     if options["engine"] == "ray":  # which loads models and data where they are used
         options["engine"] = ray_engine(address, gpus, place)
-        described = data and described_data(data, batch_size, options, balanced)
+        described = data and data_spec(data, batch_size, options, balanced)
         return compare_many(dict(zip(names, specs, strict=True)), data=described, **options)
     if options["device"] == "cuda" and options["engine"] == "distributed":
         options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
     refuse_absent_device(options["device"])
-    models = loaded_models(specs)
-    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with crashes_refused(specs, models):
+    models = load_models(specs)
+    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
+    with crash_refusals(specs, models):
         return compare_many(dict(zip(names, models, strict=True)), data=batches, **options)
 
 
-def _read(context: click.Context, path: str) -> Comparison:
+def _read_statistics(context: click.Context, path: str) -> Comparison:
     """Return the comparison that is read from statistics; what would concern a pass is refused."""
     for parameter in context.command.get_params(context):
         name = str(parameter.name)
-        if name not in READING and typed(context, name):
+        if name not in READING and is_typed(context, name):
             raise click.UsageError(
                 f"{parameter.opts[0]} concerns the pass over the data, which {path!r} already holds; leave it out, "
                 "or collect again."
             )
-    statistics = opened(Path(path))
+    statistics = open_statistics(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
         raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
-    measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
+    measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
         statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
-    warn_of_missing(statistics)
+    warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 
 
@@ -170,7 +172,7 @@ def _read(context: click.Context, path: str) -> Comparison:
 @click.argument("b", required=False)
 @partial(comparing_options, needs_data=False)
 @JSON
-@refusing
+@with_refusals
 def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
@@ -181,7 +183,7 @@ def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool
 
     if data is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing: models need examples to run on.")
-    plan = called(explain_models, a, b, data, batch_size, options)
+    plan = call_library(explain_models, a, b, data, batch_size, options)
     click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
