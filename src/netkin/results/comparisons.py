@@ -20,10 +20,10 @@ from netkin.results.labels import column_label, is_worth, pair_label
 from netkin.results.packing import all_unpacked
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
-from netkin.results.values import Values
+from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named
-Pair = tuple[str, str]
+FIRST = 32  # pairs of models that the header of a file names
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,8 @@ class Comparisons(Mapping[Pair, Comparison]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
         columns, arrays = packed_columns(list(self.pairs.values()))
-        header = {"columns": columns} | ({"failed": dict(self.failed)} if self.failed else {})
+        header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
+        header |= {"failed": dict(self.failed)} if self.failed else {}
         files.write(path, "comparisons", header, arrays, overwrite=overwrite)
 
     @classmethod

@@ -22,10 +22,9 @@ from netkin.errors import MissingExtra, NameClash
 MOST = 4096  # values that are shared at once
 PLAIN = frozenset({str, int, float, bool, NoneType})
 
-Record = TypeVar("Record")
-Key = TypeVar("Key")
-Item = TypeVar("Item")
-
+RecordType = TypeVar("RecordType")
+KeyType = TypeVar("KeyType")
+ItemType = TypeVar("ItemType")
 
 _SHARED: dict[Any, Any] = {}
 
@@ -48,7 +47,7 @@ def frozen_array(array: Any) -> np.ndarray:
     return copy
 
 
-def frozen_mapping(mapping: Mapping[Key, Item], *, shared: bool = False) -> Mapping[Key, Item]:
+def frozen_mapping(mapping: Mapping[KeyType, ItemType], *, shared: bool = False) -> Mapping[KeyType, ItemType]:
     """Return a copy of `mapping` that refuses to be written to; one `shared` by all equal ones saves memory."""
     if not shared or not PLAIN.issuperset(map(type, mapping.values())):
         return MappingProxyType(dict(mapping))
@@ -57,7 +56,7 @@ def frozen_mapping(mapping: Mapping[Key, Item], *, shared: bool = False) -> Mapp
     return _SHARED.get(key) or _share(key, MappingProxyType(dict(mapping)))
 
 
-def _share(key: Any, value: Item) -> Item:
+def _share(key: Any, value: ItemType) -> ItemType:
     if len(_SHARED) >= MOST:
         _SHARED.clear()
     return _SHARED.setdefault(key, value)
@@ -78,7 +77,7 @@ def plain_fields(record: Any) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-def checked(kind: type[Record], values: Any) -> Record:
+def checked(kind: type[RecordType], values: Any) -> RecordType:
     """Make a record of what a file holds; a field of another type than the record declares is refused."""
     if not isinstance(values, Mapping):
         raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
@@ -145,7 +144,7 @@ def optional(package: str) -> Any:
         ) from fault
 
 
-def rebuild(kind: type[Record], values: dict[str, Any]) -> Record:
+def rebuild(kind: type[RecordType], values: dict[str, Any]) -> RecordType:
     """Make a record again from its plain fields; pickle and copy call this."""
     return kind(**values)
 
