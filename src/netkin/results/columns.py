@@ -14,17 +14,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from netkin.results.comparison import Comparison
-from netkin.results.packing import Arrays, Facts, plain
+from netkin.results.packing import HeaderFacts, NamedArrays, plain
 from netkin.results.records import typed
 from netkin.results.values import Values
 
 NUMBERS = ("values", "errors", "replicates")  # of a table; it may be without the last two
 
 
-def packed_columns(comparisons: Sequence[Comparison]) -> tuple[Facts, Arrays]:
+def packed_columns(comparisons: Sequence[Comparison]) -> tuple[HeaderFacts, NamedArrays]:
     """Return comparisons as a header for JSON and arrays."""
     tables = [table for one in comparisons for table in one.tables.values()]
-    arrays: Arrays = {"tables of each": np.array([len(one.tables) for one in comparisons], dtype=np.int64)}
+    arrays: NamedArrays = {"tables of each": np.array([len(one.tables) for one in comparisons], dtype=np.int64)}
     for name in NUMBERS:
         found = [getattr(table, name) for table in tables]
         arrays[name] = np.concatenate([np.zeros(0), *(one.ravel() for one in found if one is not None)])
@@ -47,15 +47,15 @@ def unpacked_columns(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def _hints(kind: type[Any]) -> Facts:
+def _hints(kind: type[Any]) -> HeaderFacts:
     """Return the types of the fields that are no arrays and no tables."""
     hints = get_type_hints(kind)
     return {one.name: hints[one.name] for one in fields(kind) if one.name not in (*NUMBERS, "tables")}
 
 
-def _columns(records: Sequence[Any], kind: type[Any], arrays: Arrays) -> Facts:
+def _columns(records: Sequence[Any], kind: type[Any], arrays: NamedArrays) -> HeaderFacts:
     """Return the distinct values of each field, for JSON; which of them each record has is put into `arrays`."""
-    found: Facts = {}
+    found: HeaderFacts = {}
     for name, hint in _hints(kind).items():
         own, key = [getattr(record, name) for record in records], f"{kind.__name__} {name}"
         if get_origin(hint) is Mapping:  # of which many share some entries, as the weights of a model
@@ -85,7 +85,7 @@ def _entries(mappings: Sequence[Mapping[Any, Any]]) -> tuple[list[Any], list[tup
     return plain([entry[:2] for entry in distinct]), [tuple([next(each) for _ in mapping]) for mapping in mappings]
 
 
-def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[Facts]:
+def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, np.ndarray]) -> Iterator[HeaderFacts]:
     """Yield the fields of each record; those that are equal are one object."""
     found, hints = [], _hints(kind)
     for name, written in columns.items():
