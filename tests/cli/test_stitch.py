@@ -196,7 +196,7 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(sweep, "trained_stitch", interrupted)
+        context.setattr(sweep, "train_stitch", interrupted)
         result = netkin(line)
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
 from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, laid_out, refuse_unfit_rank
-from netkin.applications.stitching.joints import Joints, hooked, joints
-from netkin.applications.stitching.map_training import Place, trained
+from netkin.applications.stitching.joints import Joints, joints, watch_layers
+from netkin.applications.stitching.map_training import Place, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
-from netkin.applications.stitching.task_loss import How, TaskLoss, Way, asked_ways
+from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
 from netkin.comparing.study import Statistics, load_statistics
 from netkin.comparing.subjects import lent
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
@@ -87,7 +87,7 @@ class Fit:
         return Stitch(network, way.id, examples, names=self.names, seed=seed, provenance=provenance)
 
 
-def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
+def fit_by_pass(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, names: tuple[str, str]) -> Fit:
     """Return the fitted sums for the pairs of layers of `a` and `b` that can be joined.
 
     Args:
@@ -107,7 +107,9 @@ def fitted(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joints, na
     return Fit((a, b), names, found, lambda pair: sums.pair(*keys[pair]), (str(digest), digest.count))
 
 
-def saved_fit(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
+def fit_from_statistics(
+    statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]
+) -> Fit:
     """Return the same sums from saved statistics of the two models, without a pass.
 
     Pairs that they can't serve are refused in its joints; where they can serve none, that is refused here.
@@ -212,7 +214,7 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
             )
 
 
-def trained_stitch(
+def train_stitch(
     found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
 ) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that.
@@ -225,21 +227,21 @@ def trained_stitch(
         examples: how many of `data` are read.
         place: where the training's state is kept, in a job of which it is a part.
     """
-    done = trained(found.network, data, settings, validation=validation, examples=examples, place=place)
+    done = train_map(found.network, data, settings, validation=validation, examples=examples, place=place)
     ended = {"steps": done.steps, "step": done.step, "stopped": done.stopped, "kept": done.kept, "final": done.final}
     origin = {**found.provenance, "data digest": done.data}
     return replace(found, examples=done.examples, history=done.history, training=ended, provenance=origin)
 
 
 @contextmanager
-def both_lent(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
+def lend_both(a: nn.Module, b: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Lend two models to `device` while the `with` lasts."""
     with lent(a, device), nullcontext() if a is b else lent(b, device):
         yield
 
 
 @contextmanager
-def noted_warnings(said: list[str]) -> Iterator[None]:
+def collect_warnings(said: list[str]) -> Iterator[None]:
     """Collect `InflatedWarning`s inside the `with` for the comparison; other warnings are passed on."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", InflatedWarning)
@@ -272,8 +274,8 @@ def _both(
         sums.second(_label(layer, names[1]), laid_out(form, fitting_mask(masks[0], form)))
 
     with ExitStack() as stack:
-        run_a = stack.enter_context(hooked(a, list(forms), first, names[0]))
-        run_b = stack.enter_context(hooked(b, list(aims), second, names[1]))
+        run_a = stack.enter_context(watch_layers(a, list(forms), first, names[0]))
+        run_b = stack.enter_context(watch_layers(b, list(aims), second, names[1]))
 
         def fold(batch: Any) -> None:
             masks[0] = mask_of(batch)
@@ -351,8 +353,8 @@ def explain_stitch(
         seed: seed for random maps and for training.
         names: what the plan calls the two models.
     """
-    ways = asked_ways(hows, seed)
-    with both_lent(a, b, device):
+    ways = find_ways(hows, seed)
+    with lend_both(a, b, device):
         found = joints(a, b, next(batches_of(data, examples)), layers, pairs, resize=resize, names=names)
     sizes = [(found.widths[0][x], found.widths[1][y]) for x, y in found.meetings]
     numbers = sum(width**2 for width in {x: found.widths[0][x] for x, _ in found.meetings}.values())

@@ -19,13 +19,19 @@ from torch import nn
 from netkin import files
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import evaluated_all, warn_of_doubt
-from netkin.applications.stitching.fitting import both_lent, fitted, opened_statistics, saved_fit, trained_stitch
+from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
+from netkin.applications.stitching.fitting import (
+    fit_by_pass,
+    fit_from_statistics,
+    lend_both,
+    opened_statistics,
+    train_stitch,
+)
 from netkin.applications.stitching.joints import FEW, joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
 from netkin.applications.stitching.sweep import Asked, Sweep
-from netkin.applications.stitching.task_loss import How, Way, asked_ways, listed, way_of
+from netkin.applications.stitching.task_loss import How, Way, as_list, find_way, find_ways
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
 from netkin.comparing.study import Statistics
@@ -92,7 +98,7 @@ def stitch(
         >>> round(stitch(model, "1", model, "1", batches, test=batches).relative_accuracy, 3)
         1.0
     """
-    way, pair = way_of(how, seed, training), (layer_a, layer_b)
+    way, pair = find_way(how, seed, training), (layer_a, layer_b)
     call = described_call(
         "nk.stitch", a=unwrapped(a), layer_a=layer_a, b=unwrapped(b), layer_b=layer_b, data=name_of(data), how=way.id,
         examples=examples, resize=resize, seed=seed,
@@ -106,10 +112,10 @@ def stitch(
         ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed,
         statistics=opened_statistics(statistics),
     )  # fmt: skip
-    with showing(progress), both_lent(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
+    with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
         one = _made(a, b, asked, names, call)[pair, way]
         if way.training is not None:
-            one = trained_stitch(one, data, way.training, validation=validation, examples=examples)
+            one = train_stitch(one, data, way.training, validation=validation, examples=examples)
         if test is not None:
             one = replace(one, evaluation=one.evaluate(test))
     one.transformation.to(device_of(b))
@@ -147,7 +153,7 @@ def fit_all(
         names: what the results call the two models.
         statistics: what `nk.collect` returned, or its file, read in place of a pass over `data`, as in `stitch`.
     """
-    ways = {str(how): way_of(how, seed) for how in listed(hows)}
+    ways = {str(how): find_way(how, seed) for how in as_list(hows)}
     of: dict[str, Any] = {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs), "data": name_of(data)}
     given: dict[str, Any] = {"examples": examples, "resize": resize, "seed": seed}
     call = described_call("fit_all", **of, hows=list(ways), **given)
@@ -155,11 +161,11 @@ def fit_all(
         find(how)  # refuses a training
     saved = opened_statistics(statistics)
     asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, statistics=saved, **given)
-    with both_lent(a, b, device), random_states_kept(a, b, data=[data, test]):
+    with lend_both(a, b, device), random_states_kept(a, b, data=[data, test]):
         found = _made(a, b, asked, names, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:
-            judged = evaluated_all([one.network for one in made.values()], test, name=names[0])
+            judged = evaluate_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
             warn_of_doubt(judged[0])  # of the second model, which is the same in all
     for one in made.values():
@@ -182,9 +188,9 @@ def _made(
     found = joints(a, b, first, pairs=asked.pairs, resize=asked.resize, names=names)
     found.refuse()
     if asked.statistics is None:
-        fit = fitted(a, b, chain([first], batches), found, names)
+        fit = fit_by_pass(a, b, chain([first], batches), found, names)
     else:
-        fit = saved_fit(asked.statistics, a, b, found, names)
+        fit = fit_from_statistics(asked.statistics, a, b, found, names)
         fit.joints.refuse()
     origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
     return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
@@ -316,7 +322,7 @@ def _asked(
     for name in options:
         if name not in known:
             raise UnknownName(f"a sweep has no option {name!r}{did_you_mean(name, known) or '; see `nk.stitch_all`.'}")
-    ways, wanted = asked_ways(hows, seed), known_scores(scores)
+    ways, wanted = find_ways(hows, seed), known_scores(scores)
     asked = Asked(ways=ways, scores=wanted, data=data, test=test, seed=seed, **options)
     asked.refuse_iterators()
     return asked

@@ -18,11 +18,25 @@ import torch
 from torch import nn
 
 from netkin.applications.stitching.ends import Pair
-from netkin.applications.stitching.evaluating import Evaluation, judged_all
-from netkin.applications.stitching.fitting import Fit, both_lent, fitted, noted_warnings, saved_fit, trained_stitch
+from netkin.applications.stitching.evaluating import Evaluation, evaluate_each
+from netkin.applications.stitching.fitting import (
+    Fit,
+    collect_warnings,
+    fit_by_pass,
+    fit_from_statistics,
+    lend_both,
+    train_stitch,
+)
 from netkin.applications.stitching.joints import joints
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, among, contrasts, with_count
+from netkin.applications.stitching.stitch_scores import (
+    FLATTERED,
+    UNFINISHED,
+    Ledger,
+    contrasts,
+    restrict_to,
+    with_count,
+)
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
@@ -160,9 +174,9 @@ class Sweep:
         self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
         self.weights = weights
         first = next(batches_of(*asked.tried))
-        with both_lent(a, b, asked.device):
+        with lend_both(a, b, asked.device):
             found = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
-            self.saved = None if asked.statistics is None else saved_fit(asked.statistics, a, b, found, names)
+            self.saved = None if asked.statistics is None else fit_from_statistics(asked.statistics, a, b, found, names)
         self.joints = found if self.saved is None else self.saved.joints
         self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
         self.outcomes: dict[Work, _Outcome] = {}
@@ -179,7 +193,7 @@ class Sweep:
             known = self.job.recall(self._part(key), _Outcome.unpacked)
             if known is not None:
                 self.outcomes[key] = known
-        with both_lent(self.a, self.b, self.asked.device):
+        with lend_both(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
                 self._stitched()
@@ -238,14 +252,14 @@ class Sweep:
 
     def _fitted(self) -> Fit:
         batches = watched(self.asked.data, self.asked.examples, "fitting")
-        return fitted(self.a, self.b, batches, self.joints, self.names)  # of all pairs: the same sums bit for bit
+        return fit_by_pass(self.a, self.b, batches, self.joints, self.names)  # of all pairs: the same sums bit for bit
 
     def _started(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         few = list[str]()
         origin = {"call": self.job.state.call, **self.weights}
         try:
-            with noted_warnings(few):
+            with collect_warnings(few):
                 one = fit.stitch(pair, way, self.asked.seed, origin)
         except (NoValue, ValueFault) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
@@ -258,7 +272,7 @@ class Sweep:
             self.job.check()
             begun, networks = perf_counter(), [one.network for _, one, _ in some]
             try:
-                found = judged_all(networks, *self.asked.judging, name=self.names[0])
+                found = evaluate_each(networks, *self.asked.judging, name=self.names[0])
             except (ForwardError, ValueFault) as fault:  # of the models themselves, or of the data
                 found = [fault] * len(networks)
             each = (perf_counter() - begun) / len(networks)
@@ -283,8 +297,8 @@ class Sweep:
         given: dict[str, Any] = {"validation": asked.validation, "examples": asked.examples, "place": place}
         found: Evaluation | NetkinError
         try:
-            one = trained_stitch(one, asked.data, way.training, **given)
-            (found,) = judged_all([one.network], *asked.judging, name=self.names[0])
+            one = train_stitch(one, asked.data, way.training, **given)
+            (found,) = evaluate_each([one.network], *asked.judging, name=self.names[0])
         except (ForwardError, ShapeError, ValueFault) as reason:  # it came to NaN, or no gradient comes back
             found = reason
         self._note(key, one, known, found, perf_counter() - begun)
@@ -320,7 +334,7 @@ class Sweep:
 
     def _so_far(self) -> Comparison:
         similar, layers, stitches = self.similarity, self.joints.layers, self.ledger().tables()
-        tables = {name: among(table, layers) for name, table in similar.tables.items()}
+        tables = {name: restrict_to(table, layers) for name, table in similar.tables.items()}
         outcomes = [outcome for _, outcome in self._in_order]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
         done = len(outcomes) == len(self.work)
