@@ -7,7 +7,6 @@ kept,
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from netkin.applications.stitching.joints import Joints, joints, watch_layers
 from netkin.applications.stitching.map_training import Place, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
-from netkin.comparing.study import Statistics, load_statistics
+from netkin.comparing.study import Statistics
 from netkin.comparing.subjects import lent
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, outside
 from netkin.identity import UnorderedDigest, settings_digest, weights_digest
@@ -107,9 +106,7 @@ def fit_by_pass(a: nn.Module, b: nn.Module, batches: Iterable[Any], found: Joint
     return Fit((a, b), names, found, lambda pair: sums.pair(*keys[pair]), (str(digest), digest.count))
 
 
-def fit_from_statistics(
-    statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]
-) -> Fit:
+def fit_saved(statistics: Statistics, a: nn.Module, b: nn.Module, found: Joints, names: tuple[str, str]) -> Fit:
     """Return the same sums from saved statistics of the two models, without a pass.
 
     Pairs that they can't serve are refused in its joints; where they can serve none, that is refused here.
@@ -185,11 +182,6 @@ def _refuse_coarse(moments: Moments, how: str) -> None:
         f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its units nearly "
         "depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
     )
-
-
-def opened_statistics(given: Statistics | str | os.PathLike[str] | None) -> Statistics | None:
-    """Return statistics, from their file where a path is given."""
-    return load_statistics(given) if isinstance(given, (str, os.PathLike)) else given
 
 
 def _saved_moments(collector: Collector, x: Key, y: Key) -> Moments:

@@ -20,21 +20,14 @@ from netkin import files
 from netkin.applications.stitching.direct import find
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import evaluate_all, warn_of_doubt
-from netkin.applications.stitching.fitting import (
-    fit_by_pass,
-    fit_from_statistics,
-    lend_both,
-    opened_statistics,
-    train_stitch,
-)
+from netkin.applications.stitching.fitting import fit_by_pass, fit_saved, lend_both, train_stitch
 from netkin.applications.stitching.joints import FEW, joints
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.stitch_scores import USUAL, known_scores
-from netkin.applications.stitching.sweep import Asked, Sweep
+from netkin.applications.stitching.sweep import Asked, Saved, Sweep
 from netkin.applications.stitching.task_loss import How, Way, as_list, find_way, find_ways
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.comparing.study import Statistics
 from netkin.errors import FileFault, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, weights_digest
 from netkin.jobs import Job
@@ -44,8 +37,6 @@ from netkin.representations.inputs import device_of, watched
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.sources.names import also_called, by_name
-
-Saved = Statistics | str | os.PathLike[str] | None  # statistics, or the file that holds them
 
 
 @by_name(models="a b", data="data test")
@@ -109,8 +100,7 @@ def stitch(
             "loader or a list."
         )
     asked = Asked(
-        ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed,
-        statistics=opened_statistics(statistics),
+        ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed, saved=statistics
     )  # fmt: skip
     with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
         one = _made(a, b, asked, names, call)[pair, way]
@@ -159,8 +149,7 @@ def fit_all(
     call = described_call("fit_all", **of, hows=list(ways), **given)
     for how in ways:
         find(how)  # refuses a training
-    saved = opened_statistics(statistics)
-    asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, statistics=saved, **given)
+    asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, saved=statistics, **given)
     with lend_both(a, b, device), random_states_kept(a, b, data=[data, test]):
         found = _made(a, b, asked, names, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
@@ -190,7 +179,7 @@ def _made(
     if asked.statistics is None:
         fit = fit_by_pass(a, b, chain([first], batches), found, names)
     else:
-        fit = fit_from_statistics(asked.statistics, a, b, found, names)
+        fit = fit_saved(asked.statistics, a, b, found, names)
         fit.joints.refuse()
     origin = {"call": call, "weights a": weights_digest(a), "weights b": weights_digest(b)}
     return {(pair, way): fit.stitch(pair, way, asked.seed, origin) for pair in found.meetings for way in asked.ways}
@@ -267,7 +256,7 @@ def stitch_all(
     asked = _asked(
         data, test, hows, scores=scores, seed=seed, measures=measures, layers=layers, pairs=pairs, shape=shape,
         resize=resize, examples=examples, test_examples=test_examples, validation=validation, device=device, each=each,
-        statistics=opened_statistics(statistics),
+        saved=statistics,
     )  # fmt: skip
     with showing(progress):
         call = _called("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))

@@ -241,7 +241,7 @@ def laid_out(
     return values, holes
 
 
-def restrict_to(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
+def restrict(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
     """Return a table of a similarity with the rows and columns of a sweep."""
     pairs = [(x, y) for x in layers[0] for y in layers[1] if x in table.layers_a and y in table.layers_b]
     known = {pair: table[pair] for pair in pairs if pair not in table.holes}

@@ -7,6 +7,7 @@ fitting pass.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,29 +20,15 @@ from torch import nn
 
 from netkin.applications.stitching.ends import Pair
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_each
-from netkin.applications.stitching.fitting import (
-    Fit,
-    collect_warnings,
-    fit_by_pass,
-    fit_from_statistics,
-    lend_both,
-    train_stitch,
-)
+from netkin.applications.stitching.fitting import Fit, collect_warnings, fit_by_pass, fit_saved, lend_both, train_stitch
 from netkin.applications.stitching.joints import joints
 from netkin.applications.stitching.network import Stitch
-from netkin.applications.stitching.stitch_scores import (
-    FLATTERED,
-    UNFINISHED,
-    Ledger,
-    contrasts,
-    restrict_to,
-    with_count,
-)
+from netkin.applications.stitching.stitch_scores import FLATTERED, UNFINISHED, Ledger, contrasts, restrict, with_count
 from netkin.applications.stitching.task_loss import Way
 from netkin.comparing.compare import compare
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
-from netkin.comparing.study import Statistics, found_measures
+from netkin.comparing.study import Statistics, found_measures, load_statistics
 from netkin.errors import ForwardError, NetkinError, NoValue, ShapeError, ValueFault
 from netkin.identity import UnorderedDigest, settings_digest
 from netkin.jobs import Job, Part
@@ -56,6 +43,7 @@ from netkin.results.records import checked
 FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
 NUMBERS = 3  # matrices of a stitch's evaluation, as wide as the second layer each
 Work = tuple[Pair, Way]
+Saved = Statistics | str | os.PathLike[str] | None
 Store = Callable[[Pair, Comparison], None]
 
 
@@ -78,10 +66,10 @@ class Asked:
     device: torch.device | str | None = None
     seed: int = 0
     each: Callable[[Stitch], None] | None = None
-    statistics: Statistics | None = None  # from which direct maps are read
+    saved: Saved = None  # statistics, or their file, from which direct maps are read
 
     def __post_init__(self) -> None:
-        if self.data is None and self.statistics is None:
+        if self.data is None and self.saved is None:
             raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
         if self.data is None and (self.test is None or any(way.training for way in self.ways)):
             raise ValueFault(
@@ -101,6 +89,11 @@ class Asked:
                     f"`{name}` is an iterator, which gives its batches once, and a sweep reads them several times; "
                     "pass a loader or a list."
                 )
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """The statistics from which direct maps are read, if any were given."""
+        return load_statistics(self.saved) if isinstance(self.saved, (str, os.PathLike)) else self.saved
 
     @property
     def tried(self) -> tuple[Any, int | None]:
@@ -176,7 +169,7 @@ class Sweep:
         first = next(batches_of(*asked.tried))
         with lend_both(a, b, asked.device):
             found = joints(a, b, first, asked.layers, asked.pairs, resize=asked.resize, names=names)
-            self.saved = None if asked.statistics is None else fit_from_statistics(asked.statistics, a, b, found, names)
+            self.saved = None if asked.statistics is None else fit_saved(asked.statistics, a, b, found, names)
         self.joints = found if self.saved is None else self.saved.joints
         self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
         self.outcomes: dict[Work, _Outcome] = {}
@@ -334,7 +327,7 @@ class Sweep:
 
     def _so_far(self) -> Comparison:
         similar, layers, stitches = self.similarity, self.joints.layers, self.ledger().tables()
-        tables = {name: restrict_to(table, layers) for name, table in similar.tables.items()}
+        tables = {name: restrict(table, layers) for name, table in similar.tables.items()}
         outcomes = [outcome for _, outcome in self._in_order]
         doubts = dict.fromkeys(one.evaluation.doubt for one in outcomes if one.evaluation and one.evaluation.doubt)
         done = len(outcomes) == len(self.work)
