@@ -31,8 +31,17 @@ from netkin.reporting.page.line_chart import key, line_chart
 from netkin.reporting.page.model_maps import map_figures, spread_section, summary_section
 from netkin.reporting.words import closest_and_farthest, headline, number_with_error, told_apart
 from netkin.results import Comparison, Values
-from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks, is_worth, listing, pair_label
-from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note, plural
+from netkin.results.labels import (
+    buckets_note,
+    column_label,
+    has_classes,
+    has_networks,
+    is_of_tasks,
+    is_worth,
+    listing,
+    pair_label,
+)
+from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note, plural
 
 UNNAMED = "layers"  # a model of class sensitivity that was given no name
 MATCHES = "Best matches, and how far the second is behind"
