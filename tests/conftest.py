@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import Counter
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,12 @@ def shared_nets(monkeypatch):
         return trained_digits_net(seed, epochs, progress) if progress else deepcopy(_trained(seed, epochs))
 
     monkeypatch.setattr("netkin.training.trained_digits_net", copied)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the files with slow tests first: what is long and begun last leaves the other processors idle."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 # importing it registers measures, which only the tests of plug-ins want

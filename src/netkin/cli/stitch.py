@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.collect import held_by, opened
+from netkin.cli.compare import kind_of_file, open_statistics
 from netkin.cli.options import (
     BALANCED,
     COUNT,
@@ -18,22 +18,22 @@ from netkin.cli.options import (
     EXAMPLES,
     FILE,
     JSON,
+    KNOWN,
     NAMES,
-    QUIET,
     example,
-    pictures,
+    picture_options,
 )
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
-    how_far,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     refuse_absent_device,
     refuse_crash,
-    refusing,
+    resume_hint,
     tell_random_weights,
+    with_refusals,
 )
 from netkin.errors import InflatedWarning, NoValue
 
@@ -80,13 +80,14 @@ MOST = 6  # warnings shown
     default=["least_squares"],
     show_default=True,
     metavar="METHOD",
-    help="Fitting method: least_squares, procrustes, 'reduced_rank(k=8)', 'task_loss(epochs=3)', ...; can be repeated.",
+    help=f"Fitting method: {', '.join(KNOWN['stitching methods'])}; parameters as in 'reduced_rank(k=8)' or "
+    "'task_loss(epochs=3)'. Can be repeated.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
               help="Similarity of the layers to show beside the scores; see `netkin measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
-              help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy; also accuracy, r2, "
-              "stitched_cka, stitched_cca, stitched_svcca.")  # fmt: skip
+              help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
+              f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
 @click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How feature maps are resized.")
 @EXAMPLES
 @click.option("--test-examples", type=COUNT, metavar="N", help="Number of examples to use, sampled from all of --test.")
@@ -105,15 +106,14 @@ MOST = 6  # warnings shown
 @click.option(
     "--save", type=FILE, help="Write the result to this file as it grows; run the same command again to resume."
 )
-@pictures("ab")
+@picture_options("ab")
 @click.option(
     "--map", "map_file", type=FILE, help="Write the one stitch of a single --at and --how to this file, for `nk.load`."
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
 @FORCE
-@QUIET
 @JSON
-@refusing
+@with_refusals
 def stitch(
     models: tuple[str, ...],
     whole: bool,
@@ -136,7 +136,7 @@ def stitch(
     more than two models all ordered pairs are stitched, and the mean and spread over them is shown.
     """
     kind = "comparison" if len(models) == 2 else "comparisons"
-    outputs = Outputs(force, *models, options["data"], options["test"])
+    outputs = OutputFiles(force, *models, options["data"], options["test"])
     outputs.check("--save", save, kind)
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -156,9 +156,7 @@ def stitch(
     asked |= {"save": save, "overwrite": force}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
-        found = _stitched(
-            models, model_names(models, names), each=made.append if map_file else None, **asked, **options
-        )
+        found = _stitch(models, model_names(models, names), each=made.append if map_file else None, **asked, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
     if map_file and not made:
@@ -168,9 +166,9 @@ def stitch(
     outputs.draw(found, report, figure)
     _show(found, json)
     outputs.finish()
-    if not all(one.complete for one in _each(found)):
-        raise KeyboardInterrupt(how_far(save))
-    if not any(_has_values(one) for one in _each(found)):
+    if not all(one.complete for one in _comparisons(found)):
+        raise KeyboardInterrupt(resume_hint(save))
+    if not any(_has_values(one) for one in _comparisons(found)):
         click.echo("no stitch has a value; the reasons stand below the table", err=True)
         raise click.exceptions.Exit(REFUSED)
 
@@ -203,7 +201,7 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
 
     if len(models) > 2:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
-    networks, fitting, judging, asked = _loaded(models, **options)
+    networks, fitting, judging, asked = _load(models, **options)
     fitting = judging if fitting is None else fitting
     known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
     wanted = {name: asked[name] for name in known if name in asked}
@@ -214,11 +212,11 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
         raise click.exceptions.Exit(REFUSED)
 
 
-def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
+def _stitch(specs: tuple[str, ...], names: list[str], **options: Any) -> Comparison | Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.stitching import stitch_all, stitch_many
 
-    networks, fitting, judging, asked = _loaded(specs, **options)
+    networks, fitting, judging, asked = _load(specs, **options)
     found: Comparison | Comparisons
     if len(specs) == 2:
         pair = (names[0], names[1])
@@ -230,24 +228,24 @@ def _stitched(specs: tuple[str, ...], names: list[str], **options: Any) -> Compa
     return found
 
 
-def _loaded(
+def _load(
     specs: tuple[str, ...], data: str, test: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
-    saved = held_by(data) == "statistics"
+    saved = kind_of_file(data) == "statistics"
     if saved and (len(specs) > 2 or not test or options["examples"]):
         raise click.UsageError(
             f"{data!r} is a file of statistics, which serves two models, needs --test and takes no --examples."
         )
-    networks = loaded_models(specs)
+    networks = load_models(specs)
     seed, balanced = options["seed"], options.pop("balanced")
-    fitting = None if saved else loaded(data, batch_size, options["examples"], seed, balanced, specs)
-    options |= {"statistics": opened(Path(data))} if saved else {}
+    fitting = None if saved else load_batches(data, batch_size, options["examples"], seed, balanced, specs)
+    options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
-    judging = loaded(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    judging = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
     for batches in (fitting, judging):
         for spec, model in zip(specs, networks, strict=True) if batches is not None else ():
             refuse_crash(spec, model, batches)
@@ -260,7 +258,7 @@ def _has_values(found: Comparison) -> bool:
     return any(t.values.size > len(t.holes) for t in found.tables.values() if "how" in t.parameters)
 
 
-def _each(found: Comparison | Comparisons) -> list[Comparison]:
+def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:
     from netkin.results import Comparison
 
     return [found] if isinstance(found, Comparison) else list(found.values())
@@ -273,16 +271,16 @@ def _show(found: Comparison | Comparisons, json: bool) -> None:
     if json:
         click.echo(as_json(found))
         return
-    each, width = _each(found), terminal_width()
+    each, width = _comparisons(found), terminal_width()
     click.echo(heading_as_text(each[0]) if len(each) == 1 else f"{len(each)} ordered pairs of models")
     click.echo(_table(each))
     for reason in _missing(each):
         click.echo(wrapped(reason, width))
-    told = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
-    for sentence in told[:MOST]:
+    sentences = [f"warning: {one.a} into {one.b}: {warning}" for one in each for warning in one.warnings]
+    for sentence in sentences[:MOST]:
         click.echo("\n" + wrapped(sentence, width))
-    if len(told) > MOST:
-        click.echo(f"\nand {len(told) - MOST} more warnings, which a report and --json show")
+    if len(sentences) > MOST:
+        click.echo(f"\nand {len(sentences) - MOST} more warnings, which a report and --json show")
 
 
 def _table(found: Sequence[Comparison]) -> str:

@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, pictures, recipe_settings
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, KNOWN, RECIPE, example, picture_options, recipe_settings
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import refuse_absent_device, with_refusals, with_resume_hint
 from netkin.errors import FileFault
 
 if TYPE_CHECKING:
     from netkin.results import Federation, TaskAccuracies
 
 
-# written out, since the library is imported when the command runs
-METHODS = ("atoms", "finetune", "ewc", "replay", "joint", "separate")
-OPTIONS = {"atoms": ("atoms",), "ewc": ("strength", "examples"), "replay": ("examples",)}
-
-
-ALGORITHMS = ("fedavg", "fedprox", "fedper", "fedrep", "ditto", "local", "pretrain")
-SOURCES = ("fixed", "pretrained", "evolving", "federated")
+OPTIONS = KNOWN["options of learners"]
 
 
 @click.command(
@@ -47,8 +41,15 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
 @click.option(
     "--order", type=click.IntRange(min=0), metavar="SEED", help="Shuffle the order of the classes with this seed."
 )
-@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=["atoms"], show_default=True,
-              help="Learning method; can be repeated.")  # fmt: skip
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(KNOWN["learners"]),
+    default=["atoms"],
+    show_default=True,
+    help="Learning method; can be repeated.",
+)
 @click.option(
     "--atoms",
     type=COUNT,
@@ -70,11 +71,10 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
 @DEVICE
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
-@pictures("tasks", "the accuracy matrices")
+@picture_options("tasks", "the accuracy matrices")
 @FORCE
-@QUIET
 @JSON
-@refusing
+@with_refusals
 def learn_tasks(
     model: str, methods: tuple[str, ...], save: Path | None, report: Path | None, figure: Path | None, force: bool,
     json: bool, **options: Any,
@@ -85,14 +85,14 @@ def learn_tasks(
     end, BWT the mean change on earlier tasks since they were learnt (negative: forgetting), FWT the mean accuracy gain
     on tasks before they are learnt.
     """
-    outputs = Outputs(force, model, options["data"], options["test"])
+    outputs = OutputFiles(force, model, options["data"], options["test"])
     places = {} if save is None else {method: save / f"{method}.netkin" for method in methods}
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
     with _folder(save):
         for method, place in places.items():
             outputs.check(f"--save, for {method},", place, "task accuracies")
-        records = _learnt(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
+        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=force, **options)
     if save is not None:
         click.echo(f"saved to {save}", err=True)
     outputs.draw(records if len(records) > 1 else records[0], report, figure)
@@ -124,7 +124,7 @@ def _folder(folder: Path | None) -> Iterator[None]:
             folder.rmdir()
 
 
-def _learnt(
+def _learn(
     spec: str, methods: tuple[str, ...], places: dict[str, Path], data: str, test: str, tasks: int, order: int | None,
     recipe: tuple[str, ...], seeds: int, **options: Any,
 ) -> list[TaskAccuracies]:  # fmt: skip
@@ -137,7 +137,7 @@ def _learnt(
     how, own = recipe_of(None, recipe_settings(recipe)), _options(methods, options)
     split, records = split_tasks(data, test, tasks, seed=order), []
     for method in methods:
-        with telling_how_far(places.get(method)):
+        with with_resume_hint(places.get(method)):
             learnt = learn(spec, split, method, how, seeds=range(seeds), options=own[method], save=places.get(method),
                            **options)  # fmt: skip
         records.append(learnt.record)
@@ -168,14 +168,16 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
 @click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
 @click.option("--classes", type=COUNT, required=True, metavar="N", help="Number of classes per client.")
-@click.option("--deal", type=click.Choice(["random", "groups"]), default="random", show_default=True,
+@click.option("--deal", type=click.Choice(KNOWN["deals"]), default="random", show_default=True,
               help="Draw classes for each client, or split classes into groups that clients share.")  # fmt: skip
 @click.option("--equal", is_flag=True, help="Give all clients the same number of examples; the rest is unused.")
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fedavg", show_default=True,
+@click.option("--algorithm", type=click.Choice(KNOWN["algorithms"]), default="fedavg", show_default=True,
               help="Federated algorithm.")  # fmt: skip
 @click.option("--atoms", type=COUNT, metavar="M", help="Decompose convolutions first, into M atoms per layer.")
 @click.option(
-    "--coefficients", type=click.Choice(SOURCES), help="Train personal atoms; where the shared coefficients come from."
+    "--coefficients",
+    type=click.Choice(KNOWN["coefficients"]),
+    help="Train personal atoms; where the shared coefficients come from.",
 )
 @click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N", help="Number of rounds.")
 @click.option(
@@ -214,11 +216,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     type=FILE,
     help="Write the result to this file, and finished rounds beside it; run the same command again to resume.",
 )
-@pictures("users", "accuracies and similarity")
+@picture_options("users", "accuracies and similarity")
 @FORCE
-@QUIET
 @JSON
-@refusing
+@with_refusals
 def federate(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -227,12 +228,12 @@ def federate(
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
     first decomposes the convolutions into atoms. A saved federation can be resumed with more --rounds.
     """
-    outputs = Outputs(force, model, options["data"], options["test"], options["public"])
+    outputs = OutputFiles(force, model, options["data"], options["test"], options["public"])
     outputs.check("--save", save, "federation")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    with telling_how_far(save):
-        found = _federated(model, save=save, overwrite=force, **options)
+    with with_resume_hint(save):
+        found = _federate(model, save=save, overwrite=force, **options)
     if save:
         click.echo(f"saved to {save}", err=True)
     outputs.draw(found, report, figure)
@@ -240,7 +241,7 @@ def federate(
     outputs.finish()
 
 
-def _federated(
+def _federate(
     spec: str,
     data: str,
     test: str | None,

@@ -14,12 +14,12 @@ from netkin.comparing.engines import Engine
 from netkin.comparing.pairs_plan import PairsPlan
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, also_called
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.statistics.collector import Study
 
 

@@ -16,6 +16,7 @@ from netkin.representations.guests import guest, model_lock, random_states, rand
 from netkin.representations.hooks import (
     Repeats,
     apart,
+    copied,
     is_plain_tensor,
     keeping,
     main_tensor,
@@ -36,7 +37,6 @@ from netkin.representations.inputs import (
     transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, named_outright, refuse_lazy, split_call, unwrapped
-from netkin.representations.nesting import copied
 from netkin.representations.shapes import (
     Shape,
     TokenMask,
@@ -47,6 +47,7 @@ from netkin.representations.shapes import (
     is_custom,
     is_plain,
     name_of,
+    refuse_strange_layers,
     rows_of,
     shape_for,
     token_mask,
@@ -95,6 +96,7 @@ def activations(
         {'0': (5, 8), '2': (5, 2)}
     """
     kept: dict[str, list[Tensor]] = {}
+    refuse_strange_layers(shape, model)
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
     with guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):

@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from netkin import files
-from netkin.applications.dynamics.cluster_steps import ClusterSteps
-from netkin.applications.dynamics.holding import Held, spare
-from netkin.applications.dynamics.step_pairs import between_steps
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
@@ -23,7 +21,7 @@ from netkin.comparing.feed import CachedRunner
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, also_called
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
@@ -35,7 +33,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows
