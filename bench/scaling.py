@@ -135,7 +135,8 @@ def ray_checkpoints(count: int = FEW) -> dict[str, Any]:
     """
     import ray
 
-    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    # workers of Ray leave processors to others, which would count as Ray's time where a machine has more to do
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     torch.set_num_threads(1)
     options: dict[str, Any] = {"layers": LAYERS, "pairs": "corresponding", "progress": False}
     with tempfile.TemporaryDirectory() as folder:
