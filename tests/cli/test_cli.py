@@ -37,8 +37,10 @@ def saved_before(netkin, checkout):
         Path(name).write_bytes((run / f"step_{step}.pt").read_bytes())
 
 
-@pytest.mark.usefixtures("saved_before")
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.usefixtures("saved_before", "shared_nets")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "tasks")) for name in sorted(cli.commands)]
+)
 def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
     example = example_of(cli.commands[name])
     assert netkin(f"{name} --help").stdout.rstrip().endswith(example)

@@ -17,7 +17,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with small networks, trained for an epoch or two."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
@@ -27,7 +27,7 @@ def lab(tmp_path_factory):
         }
         patch.setitem(laboratory.RECIPES, "cpu", small)
         patch.setitem(few_directions.PAIRS, "cpu", 1)
-        yield Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 600, 200)
 
 
 def test_known_subspaces(lab):
@@ -55,13 +55,14 @@ def test_covariances_of_images_in_all_shifts_are_diagonal(lab):
 
 @pytest.mark.slow
 def test_toy_nets(lab, monkeypatch):
-    monkeypatch.setattr(toy, "PAIRS", 2)
+    for name, value in {"PAIRS": 2, "WIDTH": 100, "RECIPE": toy.RECIPE.but(steps=600)}.items():
+        monkeypatch.setattr(toy, name, value)
     directions, projection = toy.toy_directions(lab), toy.toy_projection(lab)
     assert directions.measured["relative error of the networks on new points"].value < 0.02
     assert directions.measured[toy.ALIKE].value > 0.98
-    few, many = (projection.measured[f"error of the output on {k} of 200 directions"].value for k in (2, 30))
+    few, many = (projection.measured[f"error of the output on {k} of 100 directions"].value for k in (2, 30))
     assert many < 0.05 < few
-    assert projection.controls.keys() == {f"error of the output on {k} of 200 directions" for k in toy.FEW}
+    assert projection.controls.keys() == {f"error of the output on {k} of 100 directions" for k in toy.FEW}
 
 
 def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
@@ -90,6 +91,7 @@ def test_few_directions(lab, monkeypatch):
     assert variances.min() > 0
 
 
+@pytest.mark.slow
 def test_distributed(lab, monkeypatch):
     monkeypatch.setattr(few_directions, "COUNTS", (1, 2, 3, 5, 10))
     found = few_directions.distributed(lab)

@@ -40,7 +40,7 @@ def small_tiny10():
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with small networks, trained for an epoch, and stitches of few images."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"):
@@ -54,15 +54,10 @@ def lab(tmp_path_factory):
         patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=150, test=100, epochs=1, batch=50, every=3, sample=50))
         for module in (starts.LONGER, restricted.LONGER):
             patch.setitem(module, "cpu", {"rate": 1e-2, "epochs": 1, "every": 3})
-        lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"))
-        whole = lab.images()
-        part = {name: getattr(whole, name)[:count] for name, count in PARTS.items()}
-        lab.__dict__["_images"] = replace(whole, **part)
-        yield lab
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 400, 100)
 
 
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
-PARTS = {"train_images": 400, "train_labels": 400, "test_images": 100, "test_labels": 100}
 
 
 @pytest.mark.slow
@@ -115,6 +110,7 @@ def test_networks_trained_together_are_those_trained_alone(lab, tmp_path):
             torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_cka_of_stitches_is_taken_three_ways_and_judged_by_whole_maps(lab):
     found = sweeps.cka_of_stitches(lab)
     assert "here those of 100 test images" in found.note
@@ -143,6 +139,7 @@ def test_an_invertible_map_changes_nothing_for_cca(lab):
     assert found.measured["change of R²"].value < 0
 
 
+@pytest.mark.slow
 def test_cka_is_driven_down_and_the_network_left_as_it_was(lab, monkeypatch):
     monkeypatch.setitem(indices.RATE, "cpu", 0.05)
     before = {key: value.clone() for key, value in nets.network(lab, "resnet20w1/0").state_dict().items()}
@@ -156,6 +153,7 @@ def test_cka_is_driven_down_and_the_network_left_as_it_was(lab, monkeypatch):
     assert all(torch.equal(value, after[key]) for key, value in before.items())
 
 
+@pytest.mark.slow
 def test_the_gain_at_a_rank_is_what_the_task_loss_has_more_than_the_svd(lab, monkeypatch):
     monkeypatch.setattr(restricted, "RANKS", (2, 4))
     found = restricted.low_rank(lab)
@@ -175,6 +173,7 @@ def test_the_aimless_training_sees_the_answers_to_another_image():
     torch.testing.assert_close(stitches.of_another_image(answers, own, None), expected)
 
 
+@pytest.mark.slow
 def test_random_and_least_squares_starts_are_compared_with_maps_before_training(lab, monkeypatch):
     monkeypatch.setitem(starts.STARTS, "cpu", 2)
     found = starts.starts(lab)
@@ -189,6 +188,7 @@ def test_random_and_least_squares_starts_are_compared_with_maps_before_training(
     assert found.controls["relative accuracy from random starts"].value == pytest.approx(np.mean(before))
 
 
+@pytest.mark.slow
 def test_the_drop_between_stitches_is_that_of_the_worst_point_of_five(lab, monkeypatch):
     monkeypatch.setitem(starts.EARLY, "cpu", (3,))
     monkeypatch.setitem(starts.LATE, "cpu", (7,))
@@ -216,6 +216,7 @@ def test_stitches_that_are_not_good_enough_are_not_joined(lab, monkeypatch):
     assert found.measured["Layer 3: pairs of stitches of at least 900%"].value == 0
 
 
+@pytest.mark.slow
 def test_the_line_without_penalty_begins_at_the_measured_accuracy(lab, monkeypatch):
     monkeypatch.setitem(restricted.PENALTIES, "cpu", (1e-2, 1e-1))
     found = restricted.sparse_matching(lab)
@@ -250,6 +251,7 @@ def test_networks_of_four_ways_of_training_are_judged_by_their_worst_layer(lab):
         assert found.controls[name].value == pytest.approx(curve[f"{words}, control"][worst])
 
 
+@pytest.mark.slow
 def test_networks_of_other_data_are_judged_at_layers_fixed_beforehand(lab, monkeypatch):
     with pytest.raises(SourceError, match="this claim reads SVHN; pass --data DIR or set NETKIN_DATA"):
         kinds.other_data(lab)
@@ -344,6 +346,7 @@ def test_the_authors_networks_are_asked_for_by_name(lab, tmp_path):
     assert not nets.published(SimpleNamespace(data=None, checkpoints=tmp_path), "tiny10/0")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA and CHECKPOINTS), reason="needs the authors' networks")
 def test_the_authors_networks_are_as_good_as_they_say():
     lab = Lab("cpu", data=DATA, checkpoints=CHECKPOINTS)

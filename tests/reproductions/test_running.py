@@ -283,7 +283,7 @@ for line in json.loads(sys.argv[1]):
     print(json.dumps([code, told.getvalue()]))
 """
 LINES = [
-    (["--list"], 0, ""),
+    (["--list", "sparsity"], 0, ""),
     ([], 2, "name a paper or a claim, or --list"),
     (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
     (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
