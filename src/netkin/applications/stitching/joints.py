@@ -19,10 +19,9 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest, recording
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
-from netkin.representations.hooks import main_tensor, uncompiled, watching
+from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled, watching
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import at, path_to_tensor
 
 React = Callable[[str, Tensor], None]
 FEW = 4  # examples on which layers are tried out
@@ -90,7 +89,7 @@ def joints(
     theirs = trial.ends
     given = (tuple(ours), tuple(theirs))
     told = names if names[0] != names[1] else ("a", "b")
-    wanted = tuple(dict.fromkeys(Pairs([told], pairs).listed(dict(zip(told, given, strict=True)), *told)))
+    wanted = tuple(dict.fromkeys(Pairs([told], pairs).layer_pairs(dict(zip(told, given, strict=True)), *told)))
     found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
     cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
     for pair, one in found.items():
