@@ -20,7 +20,7 @@ test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass option
 	@$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are not marked slow, about two minutes on two cores
-	@$(BIN)/python -m pytest $(SHARED) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from reproductions.laboratory import Lab, Network
 from reproductions.svcca import few_directions, networks, subspaces, toy
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def lab(tmp_path_factory, with_few_images):
         }
         patch.setitem(laboratory.RECIPES, "cpu", small)
         patch.setitem(few_directions.PAIRS, "cpu", 1)
-        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 600, 200)
+        yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 1100, 200)
 
 
 def test_known_subspaces(lab):
@@ -53,9 +54,8 @@ def test_covariances_of_images_in_all_shifts_are_diagonal(lab):
     assert found.measured[subspaces.PIXELS].value > 0.1
 
 
-@pytest.mark.slow
 def test_toy_nets(lab, monkeypatch):
-    for name, value in {"PAIRS": 2, "WIDTH": 100, "RECIPE": toy.RECIPE.but(steps=600)}.items():
+    for name, value in {"PAIRS": 1, "WIDTH": 100}.items():
         monkeypatch.setattr(toy, name, value)
     directions, projection = toy.toy_directions(lab), toy.toy_projection(lab)
     assert directions.measured["relative error of the networks on new points"].value < 0.02
@@ -73,7 +73,6 @@ def test_the_tail_of_a_chain_is_the_rest_of_the_network(lab):
             torch.testing.assert_close(rest, model(images))
 
 
-@pytest.mark.slow
 def test_few_directions(lab, monkeypatch):
     monkeypatch.setattr(few_directions, "COUNTS", (5, 512))
     monkeypatch.setattr(few_directions, "DRAWS", 1)
@@ -91,7 +90,6 @@ def test_few_directions(lab, monkeypatch):
     assert variances.min() > 0
 
 
-@pytest.mark.slow
 def test_distributed(lab, monkeypatch):
     monkeypatch.setattr(few_directions, "COUNTS", (1, 2, 3, 5, 10))
     found = few_directions.distributed(lab)
@@ -113,7 +111,6 @@ def test_classes_need_animals_and_vehicles(lab):
         networks.classes(lab)
 
 
-@pytest.mark.slow
 def test_classes(lab, monkeypatch):
     renamed = replace(lab.images(), classes=CLASSES)
     monkeypatch.setattr(lab, "images", lambda: renamed)

@@ -31,7 +31,10 @@ from reproductions.matching.stitches import (
 )
 
 # networks of two epochs are no better than chance, which is enough for what is tested here
-pytestmark = pytest.mark.filterwarnings("ignore:the second model itself gets:netkin.errors.InflatedWarning")
+pytestmark = [
+    pytest.mark.slow,  # what verdicts follow from numbers is tested quickly in test_matching_verdicts.py
+    pytest.mark.filterwarnings("ignore:the second model itself gets:netkin.errors.InflatedWarning"),
+]
 
 
 def small_tiny10():
@@ -60,7 +63,6 @@ def lab(tmp_path_factory, with_few_images):
 DATA, CHECKPOINTS = (os.environ.get(name) for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"))
 
 
-@pytest.mark.slow
 def test_task_loss_and_direct_matching_are_compared_at_every_layer(lab):
     found = sweeps.task_loss_matching(lab)
     curve = found.curves["Relative accuracy of Tiny-10 stitched at each layer"]
@@ -110,7 +112,6 @@ def test_networks_trained_together_are_those_trained_alone(lab, tmp_path):
             torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_cka_of_stitches_is_taken_three_ways_and_judged_by_whole_maps(lab):
     found = sweeps.cka_of_stitches(lab)
     assert "here those of 100 test images" in found.note
@@ -139,7 +140,6 @@ def test_an_invertible_map_changes_nothing_for_cca(lab):
     assert found.measured["change of R²"].value < 0
 
 
-@pytest.mark.slow
 def test_cka_is_driven_down_and_the_network_left_as_it_was(lab, monkeypatch):
     monkeypatch.setitem(indices.RATE, "cpu", 0.05)
     before = {key: value.clone() for key, value in nets.network(lab, "resnet20w1/0").state_dict().items()}
@@ -153,7 +153,6 @@ def test_cka_is_driven_down_and_the_network_left_as_it_was(lab, monkeypatch):
     assert all(torch.equal(value, after[key]) for key, value in before.items())
 
 
-@pytest.mark.slow
 def test_the_gain_at_a_rank_is_what_the_task_loss_has_more_than_the_svd(lab, monkeypatch):
     monkeypatch.setattr(restricted, "RANKS", (2, 4))
     found = restricted.low_rank(lab)
@@ -173,7 +172,6 @@ def test_the_aimless_training_sees_the_answers_to_another_image():
     torch.testing.assert_close(stitches.of_another_image(answers, own, None), expected)
 
 
-@pytest.mark.slow
 def test_random_and_least_squares_starts_are_compared_with_maps_before_training(lab, monkeypatch):
     monkeypatch.setitem(starts.STARTS, "cpu", 2)
     found = starts.starts(lab)
@@ -188,7 +186,6 @@ def test_random_and_least_squares_starts_are_compared_with_maps_before_training(
     assert found.controls["relative accuracy from random starts"].value == pytest.approx(np.mean(before))
 
 
-@pytest.mark.slow
 def test_the_drop_between_stitches_is_that_of_the_worst_point_of_five(lab, monkeypatch):
     monkeypatch.setitem(starts.EARLY, "cpu", (3,))
     monkeypatch.setitem(starts.LATE, "cpu", (7,))
@@ -216,7 +213,6 @@ def test_stitches_that_are_not_good_enough_are_not_joined(lab, monkeypatch):
     assert found.measured["Layer 3: pairs of stitches of at least 900%"].value == 0
 
 
-@pytest.mark.slow
 def test_the_line_without_penalty_begins_at_the_measured_accuracy(lab, monkeypatch):
     monkeypatch.setitem(restricted.PENALTIES, "cpu", (1e-2, 1e-1))
     found = restricted.sparse_matching(lab)
@@ -237,7 +233,6 @@ def test_a_pruned_stitch_keeps_its_largest_entries_and_is_left_as_it_was(lab):
     assert torch.equal(stitch.transformation.as_map().weight, before)
 
 
-@pytest.mark.slow
 def test_networks_of_four_ways_of_training_are_judged_by_their_worst_layer(lab):
     found = kinds.ways_of_training(lab)
     plain = nets.network(lab, "tiny10-plain-adam/0")
@@ -251,7 +246,6 @@ def test_networks_of_four_ways_of_training_are_judged_by_their_worst_layer(lab):
         assert found.controls[name].value == pytest.approx(curve[f"{words}, control"][worst])
 
 
-@pytest.mark.slow
 def test_networks_of_other_data_are_judged_at_layers_fixed_beforehand(lab, monkeypatch):
     with pytest.raises(SourceError, match="this claim reads SVHN; pass --data DIR or set NETKIN_DATA"):
         kinds.other_data(lab)
@@ -346,7 +340,6 @@ def test_the_authors_networks_are_asked_for_by_name(lab, tmp_path):
     assert not nets.published(SimpleNamespace(data=None, checkpoints=tmp_path), "tiny10/0")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (DATA and CHECKPOINTS), reason="needs the authors' networks")
 def test_the_authors_networks_are_as_good_as_they_say():
     lab = Lab("cpu", data=DATA, checkpoints=CHECKPOINTS)

@@ -344,6 +344,7 @@ def right_answers(lab, seed):
     return lab.accuracy(lab.trained("net", seed).model)
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
     def begin(place):
         (tmp_path / place).mkdir(exist_ok=True)

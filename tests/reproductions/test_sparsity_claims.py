@@ -21,6 +21,7 @@ from reproductions.sparsity import ablation, concentration, dropped_tokens, nets
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
+pytestmark = pytest.mark.slow
 
 
 def made_up(name, seed, size=32):
@@ -203,7 +204,6 @@ def checked(lab, id):
     return finding
 
 
-@pytest.mark.slow
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     finding = checked(lab, "sparsity/random-sparse-training")
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"
@@ -218,7 +218,6 @@ def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     assert finding.curves["Test accuracy on CIFAR-100, %"]["sparsity"] == [0.7, 0.85, 0.9, 0.95, 0.98, 0.998]
 
 
-@pytest.mark.slow
 def test_larger_betas_are_compared_with_zero_and_with_random_targets(lab, monkeypatch):
     monkeypatch.setitem(concentration.SEEDS, "cpu", 2)
     finding = checked(lab, "sparsity/concentration")
@@ -232,7 +231,6 @@ def test_larger_betas_are_compared_with_zero_and_with_random_targets(lab, monkey
     assert len(curve["ResNet-20"]) == 4
 
 
-@pytest.mark.slow
 def test_a_strong_term_lowers_the_similarity_of_layers_of_the_same_stage(lab):
     recipe = {"steps": 60, "batch": 16, "rate": 0.05}
     found = {}
@@ -244,7 +242,6 @@ def test_a_strong_term_lowers_the_similarity_of_layers_of_the_same_stage(lab):
     assert found["stage"] < found["base"] - 0.1
 
 
-@pytest.mark.slow
 def test_variants_of_samples_and_batches_are_compared_over_all_betas(lab, monkeypatch):
     monkeypatch.setitem(ablation.SEEDS, "cpu", 2)
     monkeypatch.setattr(ablation, "BETAS", (1e-4, 1e-2))
@@ -275,7 +272,6 @@ def test_a_network_far_below_its_pair_counts_as_a_failure_too():
     assert ablation.failures({**found, trial: {"accuracy": 0.24, "failed": ""}}, [trial], base) == [100]
 
 
-@pytest.mark.slow
 def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypatch):
     monkeypatch.setitem(tickets.SEEDS, "cpu", 2)
     finding = checked(lab, "sparsity/lottery-tickets")
@@ -292,7 +288,6 @@ def test_tickets_of_both_arms_begin_alike_and_end_at_the_sparsity(lab, monkeypat
     assert alone["rounds"][0] == [0.0, 100 * accuracy(model, images.test)]
 
 
-@pytest.mark.slow
 def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatch):
     monkeypatch.setitem(pretraining.SEEDS, "cpu", 2)
     finding = checked(lab, "sparsity/pretraining")
@@ -302,7 +297,6 @@ def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatc
     assert set(finding.controls) == {pretraining.GAIN, pretraining.SMALL}
 
 
-@pytest.mark.slow
 def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monkeypatch):
     monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
     monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
