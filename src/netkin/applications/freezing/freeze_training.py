@@ -309,7 +309,7 @@ class Frozen:
         self._norms.clear()
 
 
-class _Asked:
+class _ModeAsked:
     """The training mode that a held module would have."""
 
     def __init__(self, mode: bool):
@@ -318,11 +318,11 @@ class _Asked:
 
 def _still(norm: nn.Module) -> None:
     # not a hook, which compiled code would not see; a partial, so that the model can still be copied and pickled
-    vars(norm)["train"] = partial(_stay, norm, _Asked(norm.training))
+    vars(norm)["train"] = partial(_stay, norm, _ModeAsked(norm.training))
     norm.training = False
 
 
-def _stay(norm: nn.Module, asked: _Asked, mode: bool = True) -> nn.Module:
+def _stay(norm: nn.Module, asked: _ModeAsked, mode: bool = True) -> nn.Module:
     """Stand in for ``norm.train(mode)``: note what was requested, and stay in evaluation mode."""
     asked.mode = mode
     norm.training = False
