@@ -89,6 +89,20 @@ def measured(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
     return {case: known[case] for case in cases}
 
 
+def measured_whole(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
+    """Return what was found of each network, where more than accuracies is asked for: none may have failed."""
+    found = measured(lab, cases)
+    failed = [case for case in found if found[case]["failed"]]
+    if failed:
+        one = failed[0]
+        raise ValueFault(
+            f"{len(failed)} of {len(found)} networks have weights that are no numbers, so that the similarity of their "
+            f"layers does not exist; the first is {one.net}, {one.arm} of strength {one.strength:g}, seed {one.seed}: "
+            f"{found[one]['failed']}. Lower the rate in its recipe, or leave that strength out."
+        )
+    return found
+
+
 def chosen(lab: Lab, wanted: Mapping[str, tuple[Case, str]]) -> dict[str, Choice]:
     """Return by name the strength of an arm that was best on held-out training images, in networks of no other use."""
     trials = {
