@@ -1,5 +1,6 @@
 """Models, data and functions by name, for the workers of Ray that the fixture `ray_cluster` starts."""
 
+import json
 import os
 import signal
 import time
@@ -35,6 +36,14 @@ def first_float():
 
 def second_float():
     return seeded(1, torch.float32)
+
+
+def assigned():
+    """Return a model, and write what Ray has given to the task that loads it."""
+    import ray
+
+    Path("assigned").write_text(json.dumps(ray.get_runtime_context().get_assigned_resources()))
+    return first()
 
 
 def words():
