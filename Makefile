@@ -14,10 +14,10 @@ demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, wri
 	@$(BIN)/netkin demo
 
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
-	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are not marked slow, about two minutes on two cores
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

@@ -43,16 +43,28 @@ def value():
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
-    """One cluster of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
+def ray_cluster(tmp_path_factory):
+    """Two nodes of Ray for all tests, on the loopback address, whose workers find the modules of these tests."""
     ray = pytest.importorskip("ray", reason="needs the extra netkin[ray]")
     from netkin.comparing.engines.cluster import Cluster
+    from ray_worlds import Nodes
 
     with pytest.MonkeyPatch.context() as patch:
         folders = [str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)]
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
-        yield Cluster()
+        nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+        Cluster(nodes.address)  # to which all calls in this process then connect
+        yield nodes
     ray.shutdown()
+    nodes.cluster.shutdown()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Let one process of `pytest -n` have all tests of a file, and one all tests with Ray, so that it starts once."""
+    for item in items:
+        group = "ray" if "ray_cluster" in getattr(item, "fixturenames", ()) else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @cache

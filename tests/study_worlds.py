@@ -1,7 +1,7 @@
-"""One study for all engines, and its models and data by name: `python study_worlds.py ENGINE FOLDER [ADDRESS]`.
+"""One study for all engines, and its models and data by name: `python study_worlds.py FOLDER [ADDRESS]`.
 
-All pairs of 40 checkpoints of one run, all layers, with error bars; the result is left in the folder. With "disk" for
-ENGINE, two of them on a cluster of which a node has a full disk.
+All pairs of 40 checkpoints of one run, all layers, with error bars. Without an address the processes that RANK and
+WORLD_SIZE number do it, and find each other by a file, so that no port is open; the first leaves the result.
 """
 
 import os
@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,7 +22,7 @@ ASKED = {"measures": ["svcca", "cka_debiased"], "pairs": "corresponding", "error
 
 
 def net():
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh()).double()
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
 
 def inputs():
@@ -48,7 +49,7 @@ def cached_inputs():
 def train(folder):
     """Train a net for 40 steps, and keep each."""
     torch.manual_seed(0)
-    model, targets = net(), examples().sin().repeat(1, 2)[:, :8]
+    model, targets = net(), examples().sin()[:, :4]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(CHECKPOINTS):
         torch.save(model.state_dict(), folder / f"step{step}.pt")
@@ -61,23 +62,26 @@ def models():
     return {f"step {step}": f"study_worlds:net@step{step}.pt" for step in range(CHECKPOINTS)}
 
 
-def study(engine, data):
-    return nk.compare_many(models(), data, engine=engine, progress=False, **ASKED)
+def study(engine, data="study_worlds:inputs", progress=False):
+    return nk.compare_many(models(), data, engine=engine, progress=progress, **ASKED)
 
 
-def main(engine, folder, address=None):
+def on_ray(address=None):
+    """Return the engine whose job lies in the folder."""
+    return Ray(address, job="study.job", shares=6)
+
+
+def main(folder, address=None):
     os.chdir(folder)
-    if engine == "disk":
-        first, *_, last = models().values()
-        nk.compare(first, last, "study_worlds:cached_inputs", engine=Ray(address, shares=6)).save("disk.netkin")
+    if address:
+        study(on_ray(address))
         return
-    if engine == "ray":
-        study(Ray(address, job="study.job", shares=6), "study_worlds:inputs").save("ray.netkin")
-        return
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
     found = study("distributed", nk.load_data("study_worlds:inputs"))
-    if torch.distributed.get_rank() == 0:
+    if rank == 0:
         found.save("distributed.netkin")
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from netkin.comparing.engines.worker import Message
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
 from netkin.identity import described_call, in_words, settings_digest
-from netkin.jobs import Job
+from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
 from netkin.statistics.collector import Study
@@ -60,6 +60,11 @@ class Ray(Engine):
         if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
             raise ValueFault(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
+
+    def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Ray:
+        """Return this engine with its job beside a result, unless it has one."""
+        job, overwrite = (beside(result), overwrite) if self.job is None else (self.job, self.overwrite)
+        return Ray(self.address, job=job, overwrite=overwrite, gpus=self.gpus, shares=self.shares)
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
