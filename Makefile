@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a file's tests stay together, as they share what they build, and so do all with Ray; see tests/conftest.py
+SHARED := -n auto --dist loadgroup --no-loadscope-reorder
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -14,10 +16,10 @@ demo: $(VENV)/.dev  ## train two small nets on bundled digits, compare them, wri
 	@$(BIN)/netkin demo
 
 test: $(VENV)/.dev  ## run tests, doctests and the README's example; pass options with ARGS="-k cka"
-	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are not marked slow, about two minutes on two cores
-	@$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev  ## see that all is formatted, linted and type-checked
 	@$(BIN)/ruff format --check .

@@ -1,16 +1,19 @@
 """Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
 
-In `recommend.md`, a guide, the part between two marks is written. With ``--check``, say which of these is old.
+In `recommend.md`, a guide, the part between two marks is written. `names.json` of the command line holds the names that
+its help and its completion show, so that these need no torch. With ``--check``, say which of these is out of date.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 import sys
 from functools import cache
 from importlib import import_module
+from os.path import normpath
 from pathlib import Path
 
 import click
@@ -217,10 +220,40 @@ def judged_scores(claim: Claim) -> str:
     return "".join([*lines, f"*{'; '.join(filter(None, [*facts, claim.created[:10]]))}.*\n"])
 
 
+# --- names.json -------------------------------------------------------------------------------------------------------
+
+
+def names_of_the_library() -> str:
+    """Return the names that the command line shows, as they are registered in the library."""
+    from netkin.applications.continual.learners import LEARNERS
+    from netkin.applications.federated import ALGORITHMS, SOURCES
+    from netkin.applications.federated.client_data import DEALS
+    from netkin.applications.stitching import METHODS
+    from netkin.applications.stitching.stitch_scores import SCORES as STITCH_SCORES
+    from netkin.applications.transfer.scores import SCORES
+    from netkin.comparing.engines import ENGINES
+    from netkin.representations.shapes import SHAPES
+    from netkin.sources.architectures import ARCHITECTURES
+    from netkin.sources.datasets import NAMED
+
+    ours = [name for name, one in measures().items() if one.function.__module__.startswith("netkin.")]
+    kinds = {
+        "networks": ARCHITECTURES, "data": NAMED, "shapes": SHAPES, "measures": sorted(ours), "engines": ENGINES,
+        "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
+        "algorithms": ALGORITHMS, "coefficients": SOURCES, "deals": DEALS, "learners": LEARNERS,
+    }  # fmt: skip
+    lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
+    lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
 PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}
 GUIDE, MARKS = FOLDER / "recommend.md", ("<!-- the table: made by generate.py -->", "<!-- end of the table -->")
 if GUIDE.exists():
     PAGES["recommend.md"] = page_of_recommending
+NAMES = "../src/netkin/cli/names.json"
+if (FOLDER / NAMES).parent.exists():
+    PAGES = {NAMES: names_of_the_library, **PAGES}
 
 
 def out_of_date() -> list[str]:
@@ -236,4 +269,4 @@ if __name__ == "__main__":
         if RESULTS.exists() and (found := records()):
             report_claims(found, FOLDER / "claims.html", overwrite=True)
     elif stale := out_of_date():
-        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`.")
+        sys.exit(f"out of date: {', '.join(normpath(f'docs/{name}') for name in stale)}; run `make docs`.")

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import Counter
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -59,14 +60,6 @@ def ray_cluster(tmp_path_factory):
     nodes.cluster.shutdown()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Let one process of `pytest -n` have all tests of a file, and one all tests with Ray, so that it starts once."""
-    for item in items:
-        group = "ray" if "ray_cluster" in getattr(item, "fixturenames", ()) else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @cache
 def _trained(seed, epochs):
     return trained_digits_net(seed, epochs)
@@ -83,6 +76,21 @@ def shared_nets(monkeypatch):
         return trained_digits_net(seed, epochs, progress) if progress else deepcopy(_trained(seed, epochs))
 
     monkeypatch.setattr("netkin.training.trained_digits_net", copied)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep the tests of a file together in one process, and all that need Ray, which then starts once.
+
+    These and the files with slow tests come first: what is long and begun last leaves the other processors idle.
+    """
+    slow, groups = Counter(item.path for item in items if item.get_closest_marker("slow")), {}
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            needs_ray = "ray_cluster" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("ray" if needs_ray else item.location[0]))
+        groups[item] = item.get_closest_marker("xdist_group").args[0]
+    items.sort(key=lambda item: (groups[item] != "ray", -slow[item.path]))
 
 
 # importing it registers measures, which only the tests of plug-ins want

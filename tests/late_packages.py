@@ -12,6 +12,8 @@ class LatePackage:
         self.name = name
 
     def __getattr__(self, attribute):
+        if attribute.startswith(("_", "pytest")):  # pytest asks every name of a module for these while collecting
+            raise AttributeError(attribute)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of packages about each other
             return getattr(pytest.importorskip(self.name), attribute)

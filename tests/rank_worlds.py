@@ -1,13 +1,11 @@
-"""What tests of the distributed engine run on every rank, in one start of torchrun: `torchrun rank_worlds.py FOLDER`.
+"""What tests of the distributed engine run on every rank, in one start of the ranks.
 
 Each function of `SAME` makes one result, by any engine; each of `REFUSED` makes a call that some rank must refuse, told
 its rank and how many there are. What every rank got is left in the folder, as a file of the result or as a sentence.
 """
 
-import sys
 import warnings
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -367,9 +365,10 @@ def shares():
     return np.bincount(data.read, minlength=50)
 
 
-def main(folder):
-    dist.init_process_group("gloo")
-    rank, count = dist.get_rank(), dist.get_world_size()
+def run_all(rank, folder):
+    """Make every result and every refusal on this rank."""
+    warnings.simplefilter("ignore")
+    count = dist.get_world_size()
     for make in SAME:
         make("distributed").save(folder / f"{make.__name__}.{rank}")
     np.save(folder / f"shares.{rank}.npy", shares())
@@ -382,9 +381,3 @@ def main(folder):
         (folder / f"{name}.{rank}").write_text(sentence)
     dist.distributed_c10d._get_default_store().set_timeout(timedelta(minutes=1))
     dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(Path(sys.argv[1]))

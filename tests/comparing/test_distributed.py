@@ -1,10 +1,6 @@
-"""Under torchrun every rank gets what one process gets, and a fault of one rank ends all with its own sentence."""
+"""Every rank gets what one process gets, and a fault of one rank ends all with its own sentence."""
 
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,27 +14,16 @@ from netkin.comparing.engines.ranks import Ranks, _as_bytes
 from netkin.comparing.feed import Feed
 from netkin.comparing.subjects import ModelRunner
 from netkin.errors import InflatedWarning, UnknownName, ValueFault, WorkerFault
+from processes import run_ranks
 
-SOURCES, SCRIPT = str(Path(nk.__file__).parents[1]), Path(rank_worlds.__file__)
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
-
-
-def torchrun(count, *arguments, timeout=240):
-    """Return how torchrun ended, with `count` processes on this machine that talk over the loopback alone."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
-    environment = found | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    return subprocess.run(
-        [*start, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
 def ran(request, tmp_path_factory):
     """The number of ranks and the folder in which each has left what it got, after one start for all tests."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    done = torchrun(request.param, SCRIPT, folder)
-    assert done.returncode == 0, done.stderr
+    run_ranks(rank_worlds.run_all, folder, request.param)
     return request.param, folder
 
 

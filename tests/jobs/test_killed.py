@@ -3,7 +3,6 @@
 `NETKIN_KILLS=50 pytest tests/jobs/test_killed.py` kills fifty times.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ import netkin as nk
 from netkin import files, jobs
 from netkin.results import Comparison, Comparisons, Series
 from netkin.training.restarts import unpacked
+from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
 TIMES = ("created",)
@@ -90,17 +90,9 @@ def worked(name, path):
 
 def killed(name, path, after):
     """Do the work in a process of its own, and kill it after so many seconds; tell whether it had not ended before."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(
-        ["torch._dynamo", "netkin.applications.stitching", "netkin.applications.dynamics", "netkin.training"]
-    )
-    process = processes.Process(target=worked, args=(name, path))
-    process.start()
-    process.join(after)
-    process.kill()
-    process.join()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
+    code = ended(started(worked, name, path), after)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
 
 
 def without_times(result):

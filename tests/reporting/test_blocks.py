@@ -11,7 +11,7 @@ from netkin.reporting.grids import APART, SHARED, summary_grids
 from netkin.reporting.page import page
 from netkin.reporting.scales import Scale
 from netkin.results import Comparisons
-from netkin.results.text import buckets_note
+from netkin.results.labels import buckets_note
 
 LAYERS = {"a": ("x/y", "z"), "a/x": ("y", "u", "v"), "c": ("z",)}  # whose names are alike when joined by a stroke
 SAME = ("a", "c")

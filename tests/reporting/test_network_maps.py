@@ -9,7 +9,7 @@ from netkin.reporting import plot
 from netkin.reporting.page import page
 from netkin.reporting.page.model_maps import label_places, network_map
 from netkin.results import Comparison, Comparisons, Values
-from netkin.results.clusters import distances_of, plane_of, tree_of
+from netkin.results.comparison import distances_of, plane_of, tree_of
 
 
 def networks(values, higher=True):

@@ -72,6 +72,7 @@ def test_runs_from_the_bottom_up_hold_where_their_controls_do_not(monkeypatch):
     assert curve["out"][-1] == pytest.approx(1)
     assert list(curve)[1:] == list(bottom_up.CONVNET)
     # from the top down a layer is as it will be only when all below it are: nothing settles before the end
+    monkeypatch.setattr(bottom_up, "NETWORKS", ("resnet",))
     assert bottom_up.bottom_up(Shelf(upwards=False)).verdict == "does not hold"
 
 

@@ -141,7 +141,8 @@ def test_an_architecture_is_known_by_its_layers_and_shapes_and_not_by_its_weight
 
 
 @pytest.mark.slow
-def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab):
+def test_workers_have_a_laboratory_of_their_own_with_the_same_setting(lab, monkeypatch):
+    monkeypatch.setattr(laboratory, "TOGETHER", 1)
     found = lab._workers.map(partial(_apart, getattr, lab._setting), ["scale", "cache", "device"])
     assert list(found) == ["cpu", lab.cache, torch.device("cpu")]
     lab._workers.shutdown()

@@ -1,17 +1,20 @@
-import os
+import json
+import multiprocessing
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from netkin import __version__
 from netkin.errors import UnknownName, ValueFault
 from netkin.results.claim import Claim
-from reproductions import listing
+from netkin.training import Recipe
+from processes import ended, started
+from reproductions import claims, laboratory, listing, running
 from reproductions.claims import Finding, Measured
 from reproductions.running import current, device_named, device_words, measured, noting, record_of, run
 
@@ -264,36 +267,44 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     assert documents[1]["fault"] == "ValueFault: too small."
 
 
-def module(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
 # as `python -m reproductions` on a machine without the packages of the command line
 PROGRAM = """
-import runpy, sys
+import contextlib, io, json, runpy, sys
 sys.path.insert(0, "src")
 sys.modules["click"] = sys.modules["matplotlib"] = None
-sys.argv[0] = "reproductions"
-runpy.run_module("reproductions", run_name="__main__")
+for line in json.loads(sys.argv[1]):
+    sys.argv[:] = ["reproductions", *line]
+    with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_module("reproductions", run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, told.getvalue()]))
 """
+LINES = [
+    (["--list"], 0, ""),
+    ([], 2, "name a paper or a claim, or --list"),
+    (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
+    (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
+    (["svcca", "--device", "cuda:99"], 1, "netkin: there is no device 'cuda:99' here."),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments, code, words",
-    [
-        (["--list"], 0, ""),
-        ([], 2, "name a paper or a claim, or --list"),
-        (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
-        (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
-        (["svcca", "--device", "cuda:99"], 1, "netkin: there is no device 'cuda:99' here."),
-    ],
-)
-def test_the_module_runs_without_the_packages_of_the_command_line(arguments, code, words):
-    done = module(*arguments)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
+@pytest.fixture(scope="module")
+def outcomes():
+    """The exit code and the words of the module for each line."""
+    asked = json.dumps([arguments for arguments, _, _ in LINES])
+    done = subprocess.run([sys.executable, "-c", PROGRAM, asked], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("place", range(len(LINES)), ids=[" ".join(line) or "nothing" for line, _, _ in LINES])
+def test_the_module_runs_without_the_packages_of_the_command_line(outcomes, place):
+    (_, code, words), (found, told) = LINES[place], outcomes[place]
+    assert found == code, told
+    assert words in told
 
 
 def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monkeypatch, tmp_path, capsys):
@@ -309,55 +320,42 @@ def test_the_module_gives_1_for_a_failure_and_130_for_an_interruption(made, monk
     assert main(["toys/c", "--out", str(tmp_path)]) == 0
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from torch import nn
-from netkin.training import Recipe
-from reproductions import laboratory
-from reproductions.claims import Finding, Measured, claim
-from reproductions.laboratory import Lab, Network
-from reproductions.running import measured
-import reproductions.claims as claims, reproductions.running as running
+def measure_a_claim(folder, begun):
+    """Measure a claim that trains three networks, and write down what was found."""
+    claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
+    recipe = Recipe(epochs=5, batch=32, rate=0.01, shift=2)
+    laboratory.RECIPES["cpu"] = {"net": laboratory.Network(small_net, recipe)}
 
-claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
-build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-laboratory.RECIPES["cpu"] = {"net": Network(build, Recipe(epochs=8, batch=32, rate=0.01, shift=2))}
+    @claims.claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
+    def killed(lab):
+        found = lab.over(right_answers, range(3), keep=True)
+        return Finding("holds", {"x": Measured.over(found)}, {"x": Measured(lab.trained("net", 0).accuracy)})
+
+    begun.send(True)
+    found = measured(claims._STATEMENTS["toys/killed"], laboratory.Lab("cpu", cache=folder / "cache"))
+    (folder / "found").write_text(repr(found.measured["x"]))
 
 
-def right(lab, seed):
+def small_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def right_answers(lab, seed):
     return lab.accuracy(lab.trained("net", seed).model)
 
 
-@claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
-def killed(lab):
-    found = lab.over(right, range(3), keep=True)
-    return Finding("holds", {"x": Measured.over(found)}, {"x": Measured(lab.trained("net", 0).accuracy)})
-
-
-print("begun", flush=True)
-lab = Lab("cpu", cache=Path(sys.argv[1]) / "cache")
-found = measured(claims._STATEMENTS["toys/killed"], lab)
-print(found.measured["x"].value, found.measured["x"].error, flush=True)
-"""
-
-
-@pytest.mark.slow
 def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
-    def start(place):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / place)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        assert process.stdout.readline() == "begun\n"
+    def begin(place):
+        (tmp_path / place).mkdir(exist_ok=True)
+        told, begun = multiprocessing.Pipe(duplex=False)
+        process = started(measure_a_claim, tmp_path / place, begun)
+        assert told.recv()
         return process
 
-    whole, _ = start("whole").communicate()
+    assert ended(begin("whole")) == 0
     delays = random.Random(0)
     for _ in range(6):
-        process = start("killed")
-        time.sleep(delays.uniform(0.05, 1.5))
-        process.kill()
-        process.communicate()
-    assert start("killed").communicate()[0] == whole != ""
+        ended(begin("killed"), delays.uniform(0.05, 1.0))
+    assert ended(begin("killed")) == 0
+    whole, found = ((tmp_path / place / "found").read_text() for place in ("whole", "killed"))
+    assert found == whole

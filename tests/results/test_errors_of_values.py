@@ -10,7 +10,7 @@ from scipy import stats
 from netkin import files
 from netkin.errors import ShapeError, UnknownName, ValueFault
 from netkin.results import Comparison, Match, load
-from netkin.results.jackknife import bias, standard_error
+from netkin.results.values import jackknife_bias, jackknife_error
 
 MEDIAN = "medians are not smooth"
 
@@ -19,8 +19,8 @@ def test_errors_come_from_the_replicates(made):
     table = made.jackknifed()
     for place in np.ndindex(3, 3):
         alone = table.values[place], table.replicates[(slice(None), *place)], table.chunk_sizes
-        assert table.errors[place] == pytest.approx(standard_error(*alone), rel=1e-12)
-        assert table.bias()[place] == pytest.approx(bias(*alone), rel=1e-9)
+        assert table.errors[place] == pytest.approx(jackknife_error(*alone), rel=1e-12)
+        assert table.bias()[place] == pytest.approx(jackknife_bias(*alone), rel=1e-9)
     assert table.errors.min() > 0
     assert not table.error_reasons
 
@@ -125,7 +125,7 @@ def test_a_match_carries_the_margin_to_the_second_best(made, higher):
     sign = 1 if higher else -1
     assert match.margin == pytest.approx(sign * (table.values[0, best] - table.values[0, second]))
     apart = sign * (table.replicates[:, 0, best] - table.replicates[:, 0, second])
-    assert match.margin_error == pytest.approx(standard_error(match.margin, apart, table.chunk_sizes), rel=1e-12)
+    assert match.margin_error == pytest.approx(jackknife_error(match.margin, apart, table.chunk_sizes), rel=1e-12)
     assert match.clear is True
 
 

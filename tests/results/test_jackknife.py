@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from netkin.errors import ShapeError, ValueFault
-from netkin.results.jackknife import bias, interval, quantile, standard_error
+from netkin.results.values import jackknife_bias, jackknife_error, student_interval, student_quantile
 
 
 def chunked(sizes, seed=0):
@@ -36,51 +36,51 @@ def log_mean(x):
 def test_unequal_chunks_follow_the_printed_formula(sizes):
     chunks = chunked(sizes)
     value, replicates = log_mean(np.concatenate(chunks)), replicates_of(log_mean, chunks)
-    assert standard_error(value, replicates, sizes) == pytest.approx(slow_error(value, replicates, sizes), rel=1e-12)
+    assert jackknife_error(value, replicates, sizes) == pytest.approx(slow_error(value, replicates, sizes), rel=1e-12)
 
 
 def test_equal_chunks_give_the_delete_a_group_jackknife():
     chunks = chunked([6] * 9)
     value, replicates = log_mean(np.concatenate(chunks)), replicates_of(log_mean, chunks)
     plain = np.sqrt(8 / 9 * ((replicates - replicates.mean()) ** 2).sum())
-    assert standard_error(value, replicates, [6] * 9) == pytest.approx(plain, rel=1e-12)
-    assert bias(value, replicates, [6] * 9) == pytest.approx(8 * (replicates.mean() - value), rel=1e-9)
+    assert jackknife_error(value, replicates, [6] * 9) == pytest.approx(plain, rel=1e-12)
+    assert jackknife_bias(value, replicates, [6] * 9) == pytest.approx(8 * (replicates.mean() - value), rel=1e-9)
 
 
 def test_the_error_of_a_mean_is_its_standard_error():
     (data,) = chunked([40])
     replicates = replicates_of(np.mean, [np.array([x]) for x in data])
-    assert standard_error(data.mean(), replicates, [1] * 40) == pytest.approx(stats.sem(data), rel=1e-12)
-    assert bias(data.mean(), replicates, [1] * 40) == pytest.approx(0, abs=1e-12)
+    assert jackknife_error(data.mean(), replicates, [1] * 40) == pytest.approx(stats.sem(data), rel=1e-12)
+    assert jackknife_bias(data.mean(), replicates, [1] * 40) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_bias_of_the_plain_variance_is_found():
     (data,) = chunked([30])
     replicates = replicates_of(np.var, [np.array([x]) for x in data])
-    assert bias(data.var(), replicates, [1] * 30) == pytest.approx(-data.var(ddof=1) / 30, rel=1e-9)
+    assert jackknife_bias(data.var(), replicates, [1] * 30) == pytest.approx(-data.var(ddof=1) / 30, rel=1e-9)
 
 
 def test_a_table_has_the_errors_of_its_numbers():
     generator, sizes = np.random.default_rng(1), (4, 6, 5)
     values, replicates = generator.random((2, 3)), generator.random((3, 2, 3))
-    errors, biases = standard_error(values, replicates, sizes), bias(values, replicates, sizes)
+    errors, biases = jackknife_error(values, replicates, sizes), jackknife_bias(values, replicates, sizes)
     for place in np.ndindex(2, 3):
         alone = values[place], replicates[(slice(None), *place)], sizes
         assert errors[place] == pytest.approx(slow_error(*alone), rel=1e-12)
-        assert biases[place] == pytest.approx(bias(*alone), rel=1e-12)
+        assert biases[place] == pytest.approx(jackknife_bias(*alone), rel=1e-12)
 
 
 def test_a_missing_replicate_leaves_no_error():
     replicates = np.ones((3, 2))
     replicates[1, 0] = np.nan
-    assert np.isnan(standard_error(np.ones(2), replicates, [5, 5, 5])).tolist() == [True, False]
+    assert np.isnan(jackknife_error(np.ones(2), replicates, [5, 5, 5])).tolist() == [True, False]
 
 
 def test_intervals_are_those_of_student():
-    low, high = interval(np.array([0.5, np.nan]), np.array([0.1, 0.1]), 20, 0.9)
+    low, high = student_interval(np.array([0.5, np.nan]), np.array([0.1, 0.1]), 20, 0.9)
     assert (low[0], high[0]) == pytest.approx(stats.t.interval(0.9, 19, loc=0.5, scale=0.1), rel=1e-12)
     assert np.isnan([low[1], high[1]]).all()
-    assert quantile(5) == pytest.approx(stats.t.ppf(0.975, 4), rel=1e-12)
+    assert student_quantile(5) == pytest.approx(stats.t.ppf(0.975, 4), rel=1e-12)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -88,22 +88,22 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     for _ in range(2000):
         data = generator.normal(1.0, 1.0, (chunks, 5))
         replicates = [np.delete(data, j, axis=0).mean() for j in range(chunks)]
-        low, high = interval(data.mean(), standard_error(data.mean(), replicates, [5] * chunks), chunks)
+        low, high = student_interval(data.mean(), jackknife_error(data.mean(), replicates, [5] * chunks), chunks)
         met += bool(low <= 1.0 <= high)
     assert abs(met / 2000 - 0.95) < 0.02  # four standard errors
 
 
 def test_what_is_no_jackknife_is_refused():
     with pytest.raises(ShapeError, match=r"replicates of 3 chunks of a value of shape \(2,\) must have shape \(3, 2\)"):
-        standard_error(np.ones(2), np.ones((2, 2)), [1, 2, 3])
+        jackknife_error(np.ones(2), np.ones((2, 2)), [1, 2, 3])
     with pytest.raises(ValueFault, match="at least 2 chunks; got 1"):
-        standard_error(1.0, [1.0], [4])
+        jackknife_error(1.0, [1.0], [4])
     with pytest.raises(ValueFault, match="every chunk needs at least one example; got sizes 3, 0"):
-        standard_error(1.0, [1.0, 1.0], [3, 0])
+        jackknife_error(1.0, [1.0, 1.0], [3, 0])
     with pytest.raises(ValueFault, match="an interval needs at least 2 chunks; got 1"):
-        quantile(1)
+        student_quantile(1)
     with pytest.raises(ValueFault, match=r"between 0 and 1, as 0\.95; got 95"):
-        quantile(5, 95)
+        student_quantile(5, 95)
 
 
 def leaving_out(measure, X, Y, chunks):
@@ -118,7 +118,7 @@ def test_the_error_of_a_correlation_is_fishers():
     for _ in range(40):
         x = generator.normal(size=n)
         y = 0.6 * x + 0.8 * generator.normal(size=n)
-        found.append(standard_error(*leaving_out(lambda x, y: np.corrcoef(x, y)[0, 1], x, y, 20)))
+        found.append(jackknife_error(*leaving_out(lambda x, y: np.corrcoef(x, y)[0, 1], x, y, 20)))
     spread = np.std(found) / len(found) ** 0.5
     assert np.mean(found) == pytest.approx((1 - 0.6**2) / n**0.5, abs=4 * spread)
 
@@ -133,4 +133,4 @@ def test_wide_layers_on_few_examples_give_cka_more_bias_than_error(n, p, biased)
     shared = np.pad(2 * generator.normal(size=(n, 5)), ((0, 0), (0, p - 5)))
     X, Y = (generator.normal(size=(n, p)) + shared for _ in range(2))
     told = leaving_out(cka, X, Y, 20)
-    assert (bias(*told) > standard_error(*told)) == biased
+    assert (jackknife_bias(*told) > jackknife_error(*told)) == biased

@@ -6,7 +6,7 @@ import pytest
 import netkin as nk
 from netkin.errors import NoValue, UnknownName, ValueFault
 from netkin.results import Comparisons
-from netkin.results.clusters import clusters_of, distances_of, plane_of, tree_of
+from netkin.results.comparison import clusters_of, distances_of, plane_of, tree_of
 
 
 def many_of(made, values, **facts):

@@ -15,6 +15,7 @@ from netkin.cli.compress import compress, sparsity
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
+from netkin.cli.options import QUIET
 from netkin.cli.reproduce import reproduce
 from netkin.cli.running import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
@@ -54,4 +55,4 @@ COMMANDS = (
     recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
-    cli.add_command(completed(command))
+    cli.add_command(completed(QUIET(command)))

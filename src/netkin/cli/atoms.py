@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, NAMES, QUIET, example, pictures
+from netkin.cli.options import FILE, JSON, NAMES, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import loaded_models, model_names, refusing, tell_random_weights
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 @pictures("nets", "the table")
 @FORCE
 @JSON
-@QUIET
 @refusing
 def atoms(
     models: tuple[str, ...],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, QUIET, collecting_options, engine_options, example
+from netkin.cli.options import FILE, JSON, collecting_options, engine_options, example
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import Worked, called, refusing
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
@@ -155,7 +155,6 @@ def collect(
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:

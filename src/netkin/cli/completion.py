@@ -1,6 +1,6 @@
-"""`netkin completion`: the script of a shell, and the words by which measures, shapes, devices, data and models begin.
+"""`netkin completion`: the script for a shell, and the names of measures, shapes, devices, data and models.
 
-Nothing here imports torch, so that a shell does not wait; what the library holds is written out, and tested.
+Nothing here imports torch, so that a shell does not wait.
 """
 
 from __future__ import annotations
@@ -14,20 +14,8 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
 from click.types import StringParamType
 
-import netkin
-from netkin.cli.options import example
+from netkin.cli.options import KNOWN, example
 
-NETWORKS = (
-    "tiny10", "digits", "resnet20", "resnet32", "resnet44", "resnet56", "resnet20a", "resnet32a", "resnet44a",
-    "resnet56a", "resnet18", "resnet50", "alexnet", "vgg11", "svcca_convnet", "char_lstm", "vit", "efficientnet_lite0",
-    "efficientnet_lite1", "efficientnet_lite2",
-)  # fmt: skip
-DATA = (
-    "digits", "cifar10", "cifar10-train", "cifar100", "cifar100-train", "svhn", "svhn-train", "mnist", "mnist-train",
-    "images", "npz", "text",
-)  # fmt: skip
-SHAPES = ("flatten", "positions", "pool", "dft", "tokens", "mean", "cls", "last")
-NOT_MEASURES = ("dft_cca", "measure", "svcca_directions")  # other functions of that room
 # Bash splits a line at colons, equals signs and ats, too, and puts the reply in the place of the last piece alone.
 BASH = r"""%(complete_func)s() {
     local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT} response type value
@@ -85,12 +73,6 @@ class Words(StringParamType):
         return [CompletionItem(word) for word in self.words(incomplete) if word.startswith(incomplete)]
 
 
-def measures(typed: str) -> list[str]:
-    """Return the names of all measures, without those of other packages."""
-    rooms = (netkin._ROOMS["netkin.measures"], netkin._UNLISTED["netkin.measures"])
-    return sorted(name for room in rooms for name in room if name not in NOT_MEASURES)
-
-
 def devices(typed: str) -> list[str]:
     """Return the names of devices, as far as the system shows them."""
     return ["cpu", "cuda", *(f"cuda:{i}" for i in range(len(glob("/dev/nvidia[0-9]*")))), "mps"]
@@ -101,7 +83,10 @@ def data(typed: str) -> list[str]:
     name, kind, place = _taken_apart(typed)
     if ":" in kind and not typed.startswith(f"{name}digits"):
         return [f"{name}{kind}{path}" for path in paths(place)]
-    return [f"{name}{one}" for one in ("digits:test", "digits:train", *(f"{kind}:" for kind in DATA[1:]))]
+    return [
+        f"{name}{one}"
+        for one in ("digits:test", "digits:train", *(f"{kind}:" for kind in KNOWN["data"] if kind != "digits"))
+    ]
 
 
 def models(typed: str) -> list[str]:
@@ -112,7 +97,7 @@ def models(typed: str) -> list[str]:
         return [f"{head}@{path}" for path in paths(weights)]
     if typed.startswith(f"{name}hf:"):
         return [f"{name}hf:{path}" for path in paths(place)]
-    return [*(f"{name}netkin:{one}" for one in NETWORKS), f"{name}hf:", *paths(typed)]
+    return [*(f"{name}netkin:{one}" for one in KNOWN["networks"]), f"{name}hf:", *paths(typed)]
 
 
 def paths(start: str) -> list[str]:
@@ -132,17 +117,25 @@ def _taken_apart(typed: str) -> tuple[str, str, str]:
     return name, kind + colon, place
 
 
+def known(kind: str) -> Callable[[str], Iterable[str]]:
+    """Return what completes names of that kind."""
+    return lambda typed: KNOWN[kind]
+
+
 COMPLETED = {
-    "measures": measures, "device": devices, "shape": lambda typed: SHAPES,
+    **dict.fromkeys(["measures", "measure", "measures name"], known("measures")),
+    "device": devices, "shape": known("shapes"), "hows": known("stitching methods"),
+    "stitch scores": known("stitching scores"), "recommend scores": known("transfer scores"),
     **dict.fromkeys(["data", "test", "public"], data),
-    **dict.fromkeys(["a", "b", "model", "models", "other", "against"], models),
-    **dict.fromkeys(["run"], paths),
+    **dict.fromkeys(["a", "b", "more", "model", "models", "other", "against", "tasks tasks"], models),
+    "run": paths,
 }  # fmt: skip
 
 
 def completed(command: click.Command) -> click.Command:
     """Return a command whose texts of known kinds a shell completes."""
     for parameter in command.params:
-        if parameter.type is click.STRING and parameter.name in COMPLETED:
-            parameter.type = Words(COMPLETED[parameter.name])
+        found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))
+        if parameter.type is click.STRING and found:
+            parameter.type = Words(found)
     return command

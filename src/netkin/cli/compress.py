@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, QUIET, SHAPE, TRANSFORM, example, pictures
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, SHAPE, TRANSFORM, example, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import (
     crashes_refused,
@@ -86,7 +86,6 @@ class Amount(click.ParamType):
 @click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
 @pictures("small", "shares kept and accuracy")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def compress(
@@ -175,7 +174,6 @@ def _compressed(
 @pictures("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
-@QUIET
 @refusing
 def sparsity(
     model: str,

@@ -15,7 +15,7 @@ import click
 
 from netkin.cli.options import example
 from netkin.cli.outputs import FORCE, Outputs
-from netkin.cli.running import refusing
+from netkin.cli.running import SILENT, refusing
 from netkin.errors import InflatedWarning
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="First of three random seeds."
 )
 @FORCE
-@click.option("--quiet", is_flag=True, help="Hide progress.")
 @refusing
-def demo(out: Path, seed: int, force: bool, quiet: bool) -> None:
+def demo(out: Path, seed: int, force: bool) -> None:
     """Train two small networks on the bundled digits, compare them, explain the results and write a report.
 
     The two differ only in their seeds; a third network stays untrained. Takes a few seconds on a CPU.
@@ -57,7 +56,7 @@ def demo(out: Path, seed: int, force: bool, quiet: bool) -> None:
     for kind, paths in (("comparison", results), ("weights", weights), ("page", [page])):
         for path in paths:
             outputs.check("--out", path, kind)
-    networks = _networks(seed, quiet)
+    networks = _networks(seed)
     comparisons = [_compared(networks, *pair) for pair in pairs]
     for comparison, path in zip(comparisons, results, strict=True):
         outputs.write(path, comparison.save)
@@ -70,17 +69,17 @@ def demo(out: Path, seed: int, force: bool, quiet: bool) -> None:
     outputs.finish()
 
 
-def _networks(seed: int, quiet: bool) -> dict[str, nn.Module]:
+def _networks(seed: int) -> dict[str, nn.Module]:
     from netkin.training import untrained_digits_net
 
-    trained = {f"seed{s}": _trained(s, quiet) for s in (seed, seed + 1)}
+    trained = {f"seed{s}": _trained(s) for s in (seed, seed + 1)}
     return trained | {"untrained": untrained_digits_net(seed + 2)}
 
 
-def _trained(seed: int, quiet: bool) -> nn.Module:
+def _trained(seed: int) -> nn.Module:
     from netkin.training import trained_digits_net
 
-    if quiet:
+    if click.get_current_context().meta.get(SILENT):
         return trained_digits_net(seed)
     click.echo(f"training a network from seed {seed} on 1,437 digits ", err=True, nl=False)
     model = trained_digits_net(seed, progress=lambda epoch, loss: click.echo(".", err=True, nl=False))

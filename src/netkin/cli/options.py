@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 DEVICE = click.option("--device", metavar="DEVICE", help="Device to run on: cpu, cuda, cuda:1, mps.")
+# the names in the library's registries, written by docs/generate.py, so that help and completion need no torch
+KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
@@ -80,7 +84,7 @@ TRANSFORM = click.option(
     metavar="MODULE:FUNCTION",
     help="Function of a batch of inputs, applied before the model; once for all models, or once for each.",
 )
-QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress bars.")
+QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress.")
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -97,7 +101,7 @@ RECIPE = click.option(
 _ENGINE = (
     click.option(
         "--engine",
-        type=click.Choice(["local", "distributed", "ray"]),
+        type=click.Choice(KNOWN["engines"]),
         default="local",
         show_default=True,
         is_eager=True,
@@ -121,9 +125,7 @@ _ENGINE = (
 )
 COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = click.option(
-    "--shape", metavar="NAME", help="How outputs become rows: pool, flatten, positions, dft, mean, tokens, cls, last."
-)
+SHAPE = click.option("--shape", metavar="NAME", help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}.")
 _RESIZE = click.option(
     "--resize",
     type=click.Choice(["average"]),
@@ -213,7 +215,7 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
+    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORM)
 
 
 def engine_options(command: Command) -> Command:
@@ -226,19 +228,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORM, QUIET)
+    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORM)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM, QUIET)
+    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM, QUIET)
+    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM)
 
 
 def pictures(stem: str, drawn: str = "the tables") -> Option:

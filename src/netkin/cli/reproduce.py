@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from netkin.cli.options import DEVICE, JSON, QUIET, example
+from netkin.cli.options import DEVICE, JSON, example
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import REFUSED, refuse_absent_device, refusing
 from netkin.errors import SourceError
@@ -47,7 +47,6 @@ DATA = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Write an HTML page of all recorded claims to this file.",
 )
 @FORCE
-@QUIET
 @JSON
 @refusing
 def reproduce(

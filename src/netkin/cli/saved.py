@@ -13,7 +13,7 @@ import click
 from netkin.cli.collect import held_by
 from netkin.cli.options import FILE, JSON, TITLED, example
 from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
-from netkin.cli.running import TITLE, refusing
+from netkin.cli.running import SILENT, TITLE, refusing
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ def _watched(path: str) -> State:
 
     from netkin.jobs import read
 
-    state = read(path)
-    with tqdm(total=state.total, desc=state.kind, unit=f" {state.unit}", initial=state.done, disable=None) as bar:
+    state, hidden = read(path), click.get_current_context().meta.get(SILENT) or None  # None: if stderr is no terminal
+    with tqdm(total=state.total, desc=state.kind, unit=f" {state.unit}", initial=state.done, disable=hidden) as bar:
         while state.condition == "running":
             bar.n, bar.total, bar.unit = state.done, state.total, f" {state.unit}"
             bar.set_postfix_str(state.message)

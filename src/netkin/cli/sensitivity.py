@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, QUIET, SHAPE, example, memory_option, pictures
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, SHAPE, example, memory_option, pictures
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 @pictures("classes")
 @FORCE
 @JSON
-@QUIET
 @refusing
 def sensitivity(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any

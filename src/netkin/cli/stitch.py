@@ -17,8 +17,8 @@ from netkin.cli.options import (
     EXAMPLES,
     FILE,
     JSON,
+    KNOWN,
     NAMES,
-    QUIET,
     example,
     pictures,
 )
@@ -75,13 +75,14 @@ MOST = 6  # warnings shown
     default=["least_squares"],
     show_default=True,
     metavar="METHOD",
-    help="Fitting method: least_squares, procrustes, 'reduced_rank(k=8)', 'task_loss(epochs=3)', ...; can be repeated.",
+    help=f"Fitting method: {', '.join(KNOWN['stitching methods'])}; parameters as in 'reduced_rank(k=8)' or "
+    "'task_loss(epochs=3)'. Can be repeated.",
 )
 @click.option("--measure", "measures", multiple=True, default=["cka"], show_default=True, metavar="NAME",
               help="Similarity of the layers to show beside the scores; see `netkin measures`.")  # fmt: skip
 @click.option("--score", "scores", multiple=True, metavar="NAME",
-              help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy; also accuracy, r2, "
-              "stitched_cka, stitched_cca, stitched_svcca.")  # fmt: skip
+              help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
+              f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
 @click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]), help="How feature maps are resized.")
 @EXAMPLES
 @click.option("--test-examples", type=COUNT, metavar="N", help="Number of examples to use, sampled from all of --test.")
@@ -106,7 +107,6 @@ MOST = 6  # warnings shown
 )
 @click.option("--explain", "explains", is_flag=True, help="Print what the command would do and take, and stop.")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def stitch(

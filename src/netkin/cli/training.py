@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import COUNT, DEVICE, FILE, JSON, QUIET, RECIPE, example, pictures, recipe_settings
+from netkin.cli.options import COUNT, DEVICE, FILE, JSON, KNOWN, RECIPE, example, pictures, recipe_settings
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import refuse_absent_device, refusing, telling_how_far
 from netkin.errors import FileFault
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from netkin.results import Federation, TaskAccuracies
 
 
-# written out, since the library is imported when the command runs
-METHODS = ("atoms", "finetune", "ewc", "replay", "joint", "separate")
-OPTIONS = {"atoms": ("atoms",), "ewc": ("strength", "examples"), "replay": ("examples",)}
-
-
-ALGORITHMS = ("fedavg", "fedprox", "fedper", "fedrep", "ditto", "local", "pretrain")
-SOURCES = ("fixed", "pretrained", "evolving", "federated")
+OPTIONS = KNOWN["options of learners"]
 
 
 @click.command(
@@ -47,8 +41,15 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
 @click.option(
     "--order", type=click.IntRange(min=0), metavar="SEED", help="Shuffle the order of the classes with this seed."
 )
-@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=["atoms"], show_default=True,
-              help="Learning method; can be repeated.")  # fmt: skip
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(KNOWN["learners"]),
+    default=["atoms"],
+    show_default=True,
+    help="Learning method; can be repeated.",
+)
 @click.option(
     "--atoms",
     type=COUNT,
@@ -72,7 +73,6 @@ SOURCES = ("fixed", "pretrained", "evolving", "federated")
               help="Write DIR/METHOD.netkin and the finished tasks; run the same command again to resume.")  # fmt: skip
 @pictures("tasks", "the accuracy matrices")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def learn_tasks(
@@ -168,14 +168,16 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
 @click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
 @click.option("--classes", type=COUNT, required=True, metavar="N", help="Number of classes per client.")
-@click.option("--deal", type=click.Choice(["random", "groups"]), default="random", show_default=True,
+@click.option("--deal", type=click.Choice(KNOWN["deals"]), default="random", show_default=True,
               help="Draw classes for each client, or split classes into groups that clients share.")  # fmt: skip
 @click.option("--equal", is_flag=True, help="Give all clients the same number of examples; the rest is unused.")
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fedavg", show_default=True,
+@click.option("--algorithm", type=click.Choice(KNOWN["algorithms"]), default="fedavg", show_default=True,
               help="Federated algorithm.")  # fmt: skip
 @click.option("--atoms", type=COUNT, metavar="M", help="Decompose convolutions first, into M atoms per layer.")
 @click.option(
-    "--coefficients", type=click.Choice(SOURCES), help="Train personal atoms; where the shared coefficients come from."
+    "--coefficients",
+    type=click.Choice(KNOWN["coefficients"]),
+    help="Train personal atoms; where the shared coefficients come from.",
 )
 @click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N", help="Number of rounds.")
 @click.option(
@@ -216,7 +218,6 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 )
 @pictures("users", "accuracies and similarity")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def federate(

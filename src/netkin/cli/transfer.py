@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
-from netkin.cli.options import DEVICE, FILE, JSON, QUIET, TRANSFORM, example, pictures, task_options
+from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, TRANSFORM, example, pictures, task_options
 from netkin.cli.outputs import FORCE, Outputs, as_json
 from netkin.cli.running import crashes_refused, functions_of, loaded, loaded_models, refuse_absent_device, refusing
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
     from netkin.results import Comparisons, Ranking
-
-
-# written out, since the library is imported when the command runs
-SCORES = (
-    "Scores: leep, nce, h_score, h_score_regularised, logme, transrate, gbc, knn, linear_probe, kernel_ridge_features, "
-    "kernel_ridge_hadamard, kernel_ridge, mean_embedding_norm, adaptation_score."
-)
-DEFAULT = "h_score_regularised"
 
 
 @click.command(
@@ -38,7 +30,8 @@ DEFAULT = "h_score_regularised"
     "scores",
     multiple=True,
     metavar="NAME",
-    help=f"Transferability score; can be repeated. The first decides the rank, by default {DEFAULT}. {SCORES}",
+    help="Transferability score; can be repeated. The first decides the rank, by default h_score_regularised. Scores: "
+    f"{', '.join(KNOWN['transfer scores'])}.",
 )
 @click.option(
     "--examples",
@@ -64,7 +57,6 @@ DEFAULT = "h_score_regularised"
 @click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
 @pictures("which", "the scores")
 @FORCE
-@QUIET
 @JSON
 @refusing
 def recommend(

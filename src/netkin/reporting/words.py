@@ -25,8 +25,8 @@ from netkin.results.labels import (
     listing,
     pair_label,
     told_apart,
+    worth_of,
 )
-from netkin.results.text import worth_of
 from netkin.results.weight_sparsity import SparsityStudy
 
 SHOWN_NAMES = 12  # of layers that are listed with a reason

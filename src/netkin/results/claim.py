@@ -15,8 +15,8 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import FileFault, ShapeError, ValueFault
-from netkin.results.jackknife import quantile
 from netkin.results.records import freeze, frozen_mapping, now, plain_fields, rebuild, same_fields
+from netkin.results.values import student_quantile
 
 FORMAT = 2
 HOLDS, IN_PART, UNDECIDED, FAILS = VERDICTS = ("holds", "holds in part", "undecided", "does not hold")
@@ -66,7 +66,7 @@ class Measured:
         """
         if self.error is None or self.n is None or self.n < 2:
             return None
-        reach = quantile(self.n) * self.error
+        reach = student_quantile(self.n) * self.error
         return self.value - reach, self.value + reach
 
     def above(self, mark: float) -> bool | None:

@@ -14,8 +14,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
-from netkin.results.clusters import clusters_of, distances_of, plane_of, tree_of
-from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import column_label, is_worth, pair_label
 from netkin.results.packing import all_unpacked, packed_many
 from netkin.results.records import freeze, frozen_mapping, optional

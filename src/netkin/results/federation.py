@@ -14,8 +14,7 @@ import numpy as np
 
 from netkin import __version__, files
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
-from netkin.results.clusters import user_clusters
-from netkin.results.comparison import Comparison
+from netkin.results.comparison import Comparison, user_clusters
 from netkin.results.packing import document, from_document, packed, plain, unpacked
 from netkin.results.records import checked, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import plural, terminal_width, wrapped

@@ -6,6 +6,7 @@ Where each layer is compared with at most one other, a comparison is a list of p
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -184,3 +185,36 @@ def by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
     for table in tables:
         found.setdefault(table.name, []).append(table)
     return found
+
+
+def direction(table: Values) -> str:
+    """Return the direction of a measure as text."""
+    if is_worth(table):
+        return f"{worth_of(table)} ({'higher' if table.higher_is_closer else 'lower'} is better)"
+    return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
+
+
+def worth_of(table: Values) -> str:
+    """Return what a table scores: models for some data, or stitches."""
+    return "promise of a model" if table.axes[1] == "model" else "worth of a stitch"
+
+
+def range_in_words(table: Values) -> str:
+    low, high = (f"{bound:.4g}" for bound in table.bounds)
+    unit = f" {table.unit}" if table.unit else ""
+    if math.isinf(table.bounds[1]):
+        return f"unbounded{unit}" if math.isinf(table.bounds[0]) else f"from {low}{unit}"
+    return (f"at most {high}" if math.isinf(table.bounds[0]) else f"{low} to {high}") + unit
+
+
+def buckets_note(comparisons: Sequence[Comparison]) -> str:
+    """Return which pairs of tasks can be held against each other; empty where all can."""
+    apart = {(one.a, one.b): any(map(is_apart, one.tables.values())) for one in comparisons}
+    if not any(apart.values()):
+        return ""
+    alike = [f"{a} and {b}" for (a, b), other in apart.items() if a != b and not other]
+    return (
+        "values of pairs with the same examples in the same buckets "
+        f"({'; '.join(['each task with itself', *alike])}) can't be held against those of all other pairs, which lie "
+        "lower whatever the networks are: between different data nothing but the spectra of kernels is compared."
+    )

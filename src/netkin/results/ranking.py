@@ -13,12 +13,16 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results import jackknife
 from netkin.results.labels import told_apart
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
-from netkin.results.values import Match, Values
+from netkin.results.values import (
+    Match,
+    Values,
+    jackknife_error,
+    student_quantile,
+)
 
 COLUMNS = ("model", "score", "value", "error", "behind", "behind_error", "clear", "reason")  # of the long form
 SENTENCE = 40  # letters of a name of a model, up to which sentences hold it whole
@@ -291,10 +295,10 @@ class Ranking:
         if table.replicates is None or best == other:
             return Behind(value)
         apart = sign * (table.replicates[:, 0, best] - table.replicates[:, 0, other])
-        error = float(jackknife.standard_error(value, apart, table.chunk_sizes))
+        error = float(jackknife_error(value, apart, table.chunk_sizes))
         if math.isnan(error):
             return Behind(value)
-        return Behind(value, error, value > jackknife.quantile(len(table.chunk_sizes)) * error)
+        return Behind(value, error, value > student_quantile(len(table.chunk_sizes)) * error)
 
     def _refuse_stranger(self, name: str, table: Values) -> None:
         if table.id != name:

@@ -14,9 +14,10 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.labels import direction
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
 from netkin.results.records import freeze, frozen_mapping, optional, plain_fields, rebuild, same_fields
-from netkin.results.text import HOLE, NO_DATA, cells, direction, grid, terminal_width, wrapped
+from netkin.results.text import HOLE, NO_DATA, cells, grid, terminal_width, wrapped
 from netkin.results.trends import THRESHOLDS, Trend, trend
 from netkin.results.values import Values
 

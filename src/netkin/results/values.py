@@ -1,16 +1,22 @@
-"""One measure's table: rows are layers of the first model, columns layers of the second."""
+"""One measure's table: rows are layers of the first model, columns layers of the second; and its jackknife.
+
+The delete-one-chunk jackknife gives standard errors, bias and intervals from values computed without each chunk in
+turn. Chunks need not be equal: these are the delete-m_j formulas of Busing, Meijer and van der Leeden, "Delete-m
+jackknife for unequal m", Statistics and Computing 9 (1999). With equal chunks they are those of the delete-a-group
+jackknife. In its functions `replicates` has the chunks along its first axis, `value` the shape of the rest, and `sizes`
+are the numbers of examples in the chunks.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results import jackknife
 from netkin.results.records import (
     distinct,
     freeze,
@@ -167,10 +173,10 @@ class Values:
         if self.replicates is None:
             return Match(self.layers_b[best], value, known, name, margin)
         apart = (self.replicates[:, i, best] - self.replicates[:, i, second]) * (1 if self.higher_is_closer else -1)
-        spread = float(jackknife.standard_error(margin, apart, self.chunk_sizes))
+        spread = float(jackknife_error(margin, apart, self.chunk_sizes))
         if math.isnan(spread):
             return Match(self.layers_b[best], value, known, name, margin)
-        clear = margin > jackknife.quantile(len(self.chunk_sizes)) * spread
+        clear = margin > student_quantile(len(self.chunk_sizes)) * spread
         return Match(self.layers_b[best], value, known, name, margin, spread, clear)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -180,14 +186,14 @@ class Values:
         """
         if self.errors is None or not self.chunk_sizes:
             return np.full_like(self.values, np.nan), np.full_like(self.values, np.nan)
-        low, high = jackknife.interval(self.values, self.errors, len(self.chunk_sizes), level)
+        low, high = student_interval(self.values, self.errors, len(self.chunk_sizes), level)
         return np.clip(low, *self.bounds), np.clip(high, *self.bounds)
 
     def bias(self) -> np.ndarray:
         """Return by how much the jackknife finds each value too large; NaN where there are no replicates."""
         if self.replicates is None:
             return np.full_like(self.values, np.nan)
-        return jackknife.bias(self.values, self.replicates, self.chunk_sizes)
+        return jackknife_bias(self.values, self.replicates, self.chunk_sizes)
 
     def biased(self) -> tuple[Pair, ...]:
         """Return the pairs of layers for which the jackknife's bias is larger than the standard error."""
@@ -247,14 +253,14 @@ class Values:
         """Check what is said of errors; compute them where only replicates are given."""
         freeze(self, chunk_sizes=tuple(map(int, self.chunk_sizes)))
         if self.chunk_sizes or self.replicates is not None:
-            jackknife.refuse_chunks(self.chunk_sizes)
+            refuse_chunks(self.chunk_sizes)
         # a hole has its own reason
         reasons = {pair: why for pair, why in self.error_reasons.items() if pair not in self.holes}
         places = {self._position(pair): pair for pair in reasons}
         if self.replicates is not None:
             freeze(self, replicates=self._shaped(self.replicates, "replicates", (len(self.chunk_sizes),)))
         if self.errors is None and self.replicates is not None:
-            errors = jackknife.standard_error(self.values, self.replicates, self.chunk_sizes)
+            errors = jackknife_error(self.values, self.replicates, self.chunk_sizes)
             without = self._without_error(self.replicates)
             reasons = {(self.layers_a[i], self.layers_b[j]): why for (i, j), why in without.items()} | reasons
             for i, j in [*without, *places]:
@@ -304,3 +310,74 @@ def _place(name: str, layers: tuple[str, ...], what: str, listed: str) -> int:
     if name not in layers:
         raise UnknownName(f"no {what}{did_you_mean(str(name), layers) or '.'} `{listed}` lists all.")
     return layers.index(name)
+
+
+def jackknife_error(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
+    """Return the jackknife standard error, NaN where the value or a replicate is missing.
+
+    Example:
+        >>> data = np.array([1.0, 2.0, 4.0, 9.0])
+        >>> without_one = [np.delete(data, k).mean() for k in range(4)]
+        >>> error = jackknife_error(data.mean(), without_one, [1, 1, 1, 1])
+        >>> bool(np.isclose(error, data.std(ddof=1) / 2))  # that of a mean
+        True
+    """
+    value, replicates, shares = _checked(value, replicates, sizes)
+    h = 1 / shares  # n / m_j
+    pseudo_values = h * value - (h - 1) * replicates
+    return np.sqrt(((pseudo_values - _corrected(value, replicates, shares)) ** 2 / (h - 1)).mean(axis=0))
+
+
+def jackknife_bias(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
+    """Return the jackknife estimate of how much too large the value is, exact where the bias shrinks as 1/n."""
+    value, replicates, shares = _checked(value, replicates, sizes)
+    return value - _corrected(value, replicates, shares)
+
+
+def student_interval(value: Any, error: Any, chunks: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the interval by Student's t with ``chunks - 1`` degrees of freedom."""
+    value, reach = np.asarray(value, dtype=float), student_quantile(chunks, level) * np.asarray(error, dtype=float)
+    return value - reach, value + reach
+
+
+def student_quantile(chunks: int, level: float = 0.95) -> float:
+    """Return how many standard errors an interval reaches to each side.
+
+    Example:
+        >>> round(student_quantile(20), 3)
+        2.093
+    """
+    # SciPy is slow to import, and results without errors need nothing of it
+    from scipy.special import stdtrit
+
+    if chunks < 2:
+        raise ValueFault(f"an interval needs at least 2 chunks; got {chunks}.")
+    if not 0 < level < 1:
+        raise ValueFault(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
+    return float(stdtrit(chunks - 1, (1 + level) / 2))
+
+
+def _corrected(value: np.ndarray, replicates: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Return the jackknife estimate, from which the bias of order 1/n is gone."""
+    return len(replicates) * value - ((1 - shares) * replicates).sum(axis=0)
+
+
+def _checked(value: Any, replicates: Any, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the value, the replicates, and each chunk's share of the examples, which lies along the first axis."""
+    value, replicates = np.asarray(value, dtype=float), np.asarray(replicates, dtype=float)
+    counts = np.asarray(sizes, dtype=float)
+    if replicates.shape != (counts.size, *value.shape):
+        raise ShapeError(
+            f"replicates of {counts.size} chunks of a value of shape {value.shape} must have shape "
+            f"{(counts.size, *value.shape)}; got {replicates.shape}."
+        )
+    refuse_chunks(sizes)
+    return value, replicates, (counts / counts.sum()).reshape(-1, *[1] * value.ndim)
+
+
+def refuse_chunks(sizes: Sequence[int]) -> None:
+    """Refuse fewer than two chunks, and chunks without examples."""
+    if len(sizes) < 2:
+        raise ValueFault(f"a jackknife needs at least 2 chunks; got {len(sizes)}.")
+    if min(sizes) < 1:
+        raise ValueFault(f"every chunk needs at least one example; got sizes {', '.join(map(str, sizes))}.")

@@ -1,8 +1,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,21 +9,12 @@ from torch import nn
 
 import netkin as nk
 from continual_worlds import RECIPE, small_net
-from netkin.applications.continual import learn_tasks, sequences
-from netkin.applications.continual.learners import LEARNERS
+from netkin.applications.continual import Task, learn_tasks, sequences
+from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileFault, UnknownName, ValueFault
+from processes import ended, started
 
 METHODS = list(LEARNERS)
-KILLED = """
-import os, signal, sys, torch
-from continual_worlds import RECIPE, small_net
-from netkin.applications.continual import Task, learn_tasks
-from netkin.applications.continual.learners import ElasticLearner
-torch.set_num_threads(int(sys.argv[3]))
-finish = ElasticLearner.finish
-ElasticLearner.finish = lambda self, task: os.kill(os.getpid(), signal.SIGKILL) if task == 1 else finish(self, task)
-learn_tasks(small_net, [Task(*one) for one in torch.load(sys.argv[2])], "ewc", save=sys.argv[1], **RECIPE)
-"""
 
 
 def stopped_at(test):
@@ -67,13 +56,19 @@ def test_a_sequence_that_stopped_and_goes_on_ends_as_one_that_did_not(method, ta
     assert all(map(torch.equal, all_weights(found), all_weights(whole)))
 
 
+def learn_until_killed(folder, threads):
+    """Learn the tasks of a file, and die at the end of the second."""
+    torch.set_num_threads(threads)
+    finish = ElasticLearner.finish
+    ElasticLearner.finish = lambda self, task: os.kill(os.getpid(), signal.SIGKILL) if task == 1 else finish(self, task)
+    tasks = [Task(*one) for one in torch.load(folder / "tasks.pt")]
+    learn_tasks(small_net, tasks, "ewc", save=folder / "run.netkin", **RECIPE)
+
+
 def test_a_process_that_was_killed_is_continued_bit_for_bit(tasks, tmp_path):
     whole, path = learn_tasks(small_net, tasks, "ewc", **RECIPE), tmp_path / "run.netkin"
     torch.save([(task.name, task.train, task.test, task.classes) for task in tasks], tmp_path / "tasks.pt")
-    words = [str(path), str(tmp_path / "tasks.pt"), str(torch.get_num_threads())]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, text=True, env=environment)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert ended(started(learn_until_killed, tmp_path, torch.get_num_threads())) == -signal.SIGKILL
     found = learn_tasks(small_net, tasks, "ewc", save=path, **RECIPE)
     np.testing.assert_array_equal(found.record.accuracies, whole.record.accuracies)
     assert all(map(torch.equal, all_weights(found), all_weights(whole)))

@@ -1,23 +1,21 @@
 """The simulation: clients at once and one by one, jobs, and what is refused."""
 
 import copy
+import os
 import pickle
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import federated_worlds
 import netkin as nk
 from federated_worlds import OPTIONS, clients, network, same
 from netkin.applications.federated import ALGORITHMS, federate, local_training, simulation
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileFault, ForwardError, NetkinError, ShapeError, UnknownName
+from processes import ended, started
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -115,23 +113,14 @@ def test_a_stopped_federation_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
     assert nk.Job.beside(tmp_path / "f.netkin", "federation", {}).folder.exists()
 
 
-KILLED = """
-import os, signal, sys
-sys.path[:0] = {paths!r}
-import pytest
-from federated_worlds import OPTIONS, clients, network
-from test_simulation import federate, stopping
-
-stopping(pytest.MonkeyPatch(), 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
-federate(network(), clients(120), save={path!r}, **OPTIONS | {{"rounds": 4}})
-"""
+def federate_until_killed(path):
+    stopping(pytest.MonkeyPatch(), 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})
 
 
 def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
-    paths = [str(Path(federated_worlds.__file__).parent), str(Path(__file__).parent), str(Path(nk.__file__).parents[1])]
-    path = str(tmp_path / "f.netkin")
-    code = KILLED.format(paths=paths, path=path)
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGKILL
+    path = tmp_path / "f.netkin"
+    assert ended(started(federate_until_killed, path)) == -signal.SIGKILL
     assert nk.jobs.read(path).condition == "killed"
     assert nk.jobs.read(path).done == 2
     found = federate(network(), clients(120), save=path, **OPTIONS | {"rounds": 4})

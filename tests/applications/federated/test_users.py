@@ -18,7 +18,7 @@ from netkin.applications.federated import (
 from netkin.applications.federated.ensembles import before_head
 from netkin.errors import NetkinError, NoValue, ShapeError, UnknownName, ValueFault
 from netkin.representations.filters import AtomConv2d
-from netkin.results.clusters import _silhouette
+from netkin.results.comparison import _silhouette
 
 
 def network(seed=0):

@@ -1,23 +1,18 @@
 """Freeze training in two processes: the reducer does not wait for gradients that never come, and all agree."""
 
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, update, weights
 from netkin.errors import ForwardError, ValueFault
 from netkin.sources.architectures import seeded
+from processes import run_ranks
 
 STEPS = 8
-pytestmark = pytest.mark.slow
 
 
 def wrapped(net):
@@ -88,24 +83,14 @@ RUNS = [with_unused_parameters, wrapped_anew, by_similarity, refused, faulty]
 
 def one_of_two(rank, folder):
     torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     torch.save({run.__name__: run(rank) for run in RUNS}, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """What all runs gave in two processes that know each other, one mapping for each process."""
-    folder, environment = tmp_path_factory.mktemp("two"), os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], errors
+    folder = tmp_path_factory.mktemp("two")
+    run_ranks(one_of_two, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
@@ -155,7 +140,3 @@ def test_a_fault_of_the_first_process_ends_all(both):
 
 def test_a_wrapper_that_waits_for_all_gradients_is_refused(both):
     assert [process["refused"] for process in both] == [2, 2]
-
-
-if __name__ == "__main__":
-    one_of_two(int(sys.argv[1]), sys.argv[2])

@@ -1,14 +1,10 @@
 """Masks that move: RigL and SET against slow transcriptions; exact numbers, memories, and restarts."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +13,7 @@ from netkin.applications.sparsity.masks import bake_masks, mask_of, masked_layer
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import UnknownName, ValueFault
 from netkin.training import Recipe, train
+from processes import run_ranks
 from sparsity_worlds import labelled
 
 
@@ -273,7 +270,6 @@ def test_settings_that_make_no_sense_are_refused():
 
 def process(rank, folder):
     """Train on one half of the examples in a process that knows another, and save masks and weights."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     model = net()
     wrapped = DistributedDataParallel(model, broadcast_buffers=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
@@ -288,15 +284,10 @@ def process(rank, folder):
         moving.after_step(wrapped, step)
     masks = {f"mask {name}": mask for name, mask in masks_of(wrapped).items()}
     torch.save(masks | {"moved": torch.tensor(moving.moved), "weight": model[5].weight.detach()}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_two_processes_move_their_masks_alike(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, __file__]
-    running = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment) for rank in (0, 1)]
-    assert [one.wait(timeout=240) for one in running] == [0, 0]
+    run_ranks(process, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first["moved"] > 0
     assert all(torch.equal(one, second[name]) for name, one in first.items())
@@ -311,7 +302,3 @@ def test_masks_move_on_a_gpu(method):
     train(model, labelled(), steps=30, batch=16, precision="bf16", hooks=[moving])
     assert moving.moved > 0
     assert kept(model) == kept(net())
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), sys.argv[2])

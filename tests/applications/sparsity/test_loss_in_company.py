@@ -1,13 +1,7 @@
 """The CKA sparsity loss with autocast, gradient checkpointing, `torch.compile` and several processes."""
 
-import os
-import subprocess
-import sys
-from datetime import timedelta
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import netkin as nk
 from netkin.errors import ForwardError
+from processes import run_ranks
 from sparsity_worlds import batches, double_sum, outputs, staged
 
 OPTIONS = {"beta": 0.5, "samples": 4, "every": 3}
@@ -173,25 +168,14 @@ def test_a_model_that_ran_compiled_before_is_told_to_wait():
 
 def process(rank, folder):
     """Train one half of every batch in a process that knows another, and save the weights and terms."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
     model = DistributedDataParallel(staged())
     with nk.CKASparsityLoss(model, **OPTIONS) as penalty:
         terms = steps(model, penalty, batches(5), rank)
     torch.save({"terms": terms, **model.module.state_dict()}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_two_processes_take_the_mean_of_their_terms(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env=environment, stderr=subprocess.PIPE)
-        for rank in (0, 1)
-    ]
-    errors = [one.communicate(timeout=240)[1] for one in running]
-    assert [one.returncode for one in running] == [0, 0], errors
+    run_ranks(process, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert (first["terms"] > 0).tolist() == (second["terms"] > 0).tolist() == [True, False, False, True, False]
     assert not torch.equal(first["terms"], second["terms"])
@@ -219,7 +203,3 @@ def by_hand():
         for optimizer in optimizers:
             optimizer.step()
     return halves[0]
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), sys.argv[2])

@@ -17,7 +17,7 @@ from netkin.applications.transfer.evidence import Evidence, evidence_of
 from netkin.applications.transfer.recommend import recommend
 from netkin.applications.transfer.scores import DEFAULT, SCORES
 from netkin.errors import ForwardError, NameClash, NoValue, UnknownName, ValueFault
-from netkin.results import jackknife
+from netkin.results.values import jackknife_error
 from netkin.statistics.numbered_rows import chunk_of
 
 recommending = import_module("netkin.applications.transfer.recommend")  # whose name the function has too
@@ -77,7 +77,7 @@ def test_errors_are_those_of_models_run_anew_without_each_chunk(models, data):
         error = np.sqrt(((pseudo - estimate) ** 2 / (n / sizes - 1)).mean())
         place = ranking.table().layers_b.index(name)
         assert ranking.table().errors[0, place] == pytest.approx(error, rel=1e-6)
-    apart = jackknife.standard_error(ranking["sees"] - ranking["half"], found["sees"] - found["half"], sizes)
+    apart = jackknife_error(ranking["sees"] - ranking["half"], found["sees"] - found["half"], sizes)
     assert ranking.behind()["half"].error == pytest.approx(float(apart), rel=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_an_error_is_near_the_spread_over_other_examples(name):
         spread = np.std([score(drawn(seed)) for seed in range(30)], ddof=1)
         one, chunks = drawn(100), chunk_of(np.arange(150), 10)
         left = [score(one.part(chunks != k)) for k in range(10)]
-        error = jackknife.standard_error(score(one), left, np.bincount(chunks))
+        error = jackknife_error(score(one), left, np.bincount(chunks))
     assert 0.45 * spread < error < 4 * spread
 
 

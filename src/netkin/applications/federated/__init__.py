@@ -4,7 +4,7 @@ from netkin.applications.federated.algorithms import ALGORITHMS, SOURCES, Client
 from netkin.applications.federated.client_data import ClientSplit, split_by_classes
 from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble, user_similarity
 from netkin.applications.federated.federate import federate
-from netkin.results.clusters import adjusted_rand, user_clusters
+from netkin.results.comparison import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, load_federation
 
 __all__ = [

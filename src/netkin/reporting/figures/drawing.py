@@ -20,7 +20,7 @@ from netkin.reporting.grids import Grid
 from netkin.reporting.page.model_maps import label_places
 from netkin.reporting.scales import shades
 from netkin.reporting.words import shortened
-from netkin.results.clusters import branches_of, plane_of, tree_of
+from netkin.results.comparison import branches_of, plane_of, tree_of
 
 KINDS = (".png", ".svg", ".pdf")
 TICKS = 32  # names on an axis at most

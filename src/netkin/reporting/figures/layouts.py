@@ -40,7 +40,7 @@ from netkin.reporting.page.task_page import way_names
 from netkin.reporting.scales import depths
 from netkin.reporting.words import shortened, told_apart
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
-from netkin.results.clusters import distances_of
+from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
 from netkin.results.labels import is_worth
 from netkin.results.packing import plain

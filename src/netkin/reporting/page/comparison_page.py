@@ -35,8 +35,8 @@ from netkin.reporting.words import (
     told_apart,
 )
 from netkin.results import Comparison, Values
-from netkin.results.labels import column_label, has_classes, has_networks, is_of_tasks, is_worth
-from netkin.results.text import NO_DATA, bias_note, buckets_note, error_summary, has_errors, match_note
+from netkin.results.labels import buckets_note, column_label, has_classes, has_networks, is_of_tasks, is_worth
+from netkin.results.text import NO_DATA, bias_note, error_summary, has_errors, match_note
 
 MATCHES = "Best matches, and how far the second is behind"
 MOST = 5  # reasons why errors are missing, shown in one place

@@ -19,10 +19,10 @@ from netkin.reporting.page.document import Markup, joined, name, tag
 from netkin.reporting.scales import SHADES, Scale, ink, palette, scales_of, shades, zoomed
 from netkin.reporting.words import bound, direction, grouped_reasons, meaning_of, number, range_of, shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.jackknife import quantile
 from netkin.results.labels import NOT_ASKED, listing
 from netkin.results.packing import facts, plain
 from netkin.results.text import plural
+from netkin.results.values import student_quantile
 
 MOST = 5  # reasons shown in one place
 FEW = 12  # columns, up to which the cells show their values at first
@@ -359,7 +359,7 @@ def _margins(table: Values) -> list[list[Any] | None]:
 def _about_table(table: Values) -> dict[str, Any]:
     """Return what a table says of itself but for its layers and its meaning, which are said elsewhere."""
     own = {name: value for name, value in facts(table).items() if name not in ("layers_a", "layers_b", *MEANING)}
-    return own | {"quantile": quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
+    return own | {"quantile": student_quantile(len(table.chunk_sizes)) if table.chunk_sizes else None}
 
 
 def _drawable(grid: Grid, unasked: str = NOT_ASKED) -> dict[str, Any]:

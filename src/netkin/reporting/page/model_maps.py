@@ -15,7 +15,7 @@ from netkin.reporting.page.document import Markup, folded, joined, name, tag, wa
 from netkin.reporting.page.heatmap import figure_of, holes
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Comparisons, Spread, Values
-from netkin.results.clusters import are_angles, branches_of, distances_of, plane_of, tree_of
+from netkin.results.comparison import are_angles, branches_of, distances_of, plane_of, tree_of
 from netkin.results.labels import is_of_tasks, is_worth
 
 MEANS = "Each cell is the mean over layers of the same name or, where none is shared, over each layer's best match."
