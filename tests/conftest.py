@@ -53,6 +53,7 @@ def ray_cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folders = [str(Path(netkin.errors.__file__).parents[1]), str(Path(__file__).parent)]
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
+        patch.setenv("RAY_worker_niceness", "0")  # else busy processors leave nothing for workers
         nodes = Nodes(tmp_path_factory.mktemp("nodes"))
         Cluster(nodes.address)  # to which all calls in this process then connect
         yield nodes

@@ -1,16 +1,10 @@
-"""One study for all engines, and its models and data by name: `python study_worlds.py FOLDER [ADDRESS]`.
-
-All pairs of 40 checkpoints of one run, all layers, with error bars. Without an address the processes that RANK and
-WORLD_SIZE number do it, and find each other by a file, so that no port is open; the first leaves the result.
-"""
+"""One study for all engines, and its models and data by name: 40 checkpoints of a run, all layers, with error bars."""
 
 import os
-import sys
 import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -71,19 +65,16 @@ def on_ray(address=None):
     return Ray(address, job="study.job", shares=6)
 
 
-def main(folder, address=None):
+def drive(folder, address):
+    """Do the study on the cluster at an address, in a process that can be killed."""
     os.chdir(folder)
-    if address:
-        study(on_ray(address))
-        return
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
+    study(on_ray(address))
+
+
+def share(rank, folder):
+    """Do a rank's share of the study, of which the first leaves the result."""
+    warnings.simplefilter("ignore")
+    os.chdir(folder)
     found = study("distributed", nk.load_data("study_worlds:inputs"))
     if rank == 0:
         found.save("distributed.netkin")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(*sys.argv[1:])

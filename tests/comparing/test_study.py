@@ -1,9 +1,6 @@
 """One study on every engine gives equal tables, whatever is killed on the way: a node, or the process itself."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -16,9 +13,12 @@ import netkin as nk
 import study_worlds
 from netkin.comparing.engines.ray import Ray
 from netkin.errors import InflatedWarning
+from processes import ended, run_ranks, started
 
-SOURCES, TESTS = str(Path(nk.__file__).parents[1]), str(Path(study_worlds.__file__).parent)
-pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning"),
+    pytest.mark.xdist_group("ray"),  # also what needs no Ray, so that the study in one process is made once
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,6 @@ def net_at(folder, step):
     return model
 
 
-def started(*arguments, **environment):
-    """Return a process that does the study."""
-    path = {"PYTHONPATH": os.pathsep.join([SOURCES, TESTS]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, study_worlds.__file__, *map(str, arguments)]
-    return subprocess.Popen(command, env=os.environ | path | environment, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.fixture(scope="module")
 def local(folder):
     """The study in one process, of live models."""
@@ -62,19 +55,18 @@ def wait_for(driver, count):
     """Wait until so many parts are finished."""
     end = time.monotonic() + 240
     while len(parts()) < count:
-        if driver.poll() is not None or time.monotonic() > end:
+        if not driver.is_alive() or time.monotonic() > end:
             driver.kill()
-            pytest.fail(f"the driver stopped after {len(parts())} parts: {driver.communicate()[1]}")
+            pytest.fail(f"the driver stopped after {len(parts())} parts; what went wrong stands in the output")
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
 def ran(folder, ray_cluster):
     """What was there when the driver was killed, when a node was removed, and at the end; and the result."""
-    driver = started(folder, ray_cluster.address)
+    driver = started(study_worlds.drive, folder, ray_cluster.address)
     wait_for(driver, 3)
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
+    assert ended(driver, 0) == -signal.SIGKILL
     killed, removed = parts(), {}
 
     def remove_a_node(done, total, what):
@@ -108,10 +100,7 @@ def test_the_study_is_of_all_layers_with_error_bars(local):
 
 
 def test_two_ranks_give_the_tables_of_one_process(folder, local):
-    ranks = [started(folder, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
-    for rank in ranks:
-        _, said = rank.communicate(timeout=240)
-        assert rank.returncode == 0, said
+    run_ranks(study_worlds.share, folder, 2)
     assert_equal(nk.load("distributed.netkin"), local)
 
 

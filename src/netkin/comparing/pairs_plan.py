@@ -22,7 +22,7 @@ from netkin.comparing.model_blocks import ModelBlock, Pair, blocks_of, largest_f
 from netkin.comparing.planning import Plan, _Findings, needs_of
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import Subject
-from netkin.errors import MemoryLimit
+from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.representations.guests import random_states_kept
@@ -155,7 +155,11 @@ class Planner:
         self.speed = Speed(0.0, _operation_seconds())
         with random_states_kept(data=[data]):
             for first, names in self.kinds.items():
-                self._look(first, names)
+                try:
+                    self._look(first, names)
+                except Exception as fault:
+                    blame(fault, first)
+                    raise
 
     def _look(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
