@@ -21,8 +21,12 @@ EmptyLayerWarning (UserWarning)    pruning has left no weight in some layers
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NetkinError(Exception):
@@ -108,3 +112,21 @@ def outside() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "netkin":
         frame, level = frame.f_back, level + 1
     return level
+
+
+def also_called(**words: str) -> Callable[[Function], Function]:
+    """Let a function take some arguments by other names, too: ``also_called(measures="measure")``."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def called(*given: Any, **keywords: Any) -> Any:
+            for name, other in words.items():
+                if other in keywords and name in keywords:
+                    raise ValueFault(f"`{name}` and `{other}` are the same argument; give one of them.")
+                if other in keywords:
+                    keywords[name] = keywords.pop(other)
+            return function(*given, **keywords)
+
+        return cast("Function", called)
+
+    return decorate

@@ -13,7 +13,7 @@ import torch
 import netkin as package
 from netkin import progress
 from netkin.cli import cli
-from netkin.cli.running import refusing
+from netkin.cli.running import with_refusals
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
 
@@ -71,7 +71,7 @@ def test_commands_that_compare_share_their_options(name):
 def test_every_command_can_be_quiet(name, monkeypatch):
     """The option holds while the command runs and no longer."""
     chosen = []
-    look = refusing(lambda **options: chosen.append(progress._chosen.get()))
+    look = with_refusals(lambda **options: chosen.append(progress._chosen.get()))
     monkeypatch.setattr(cli.commands[name], "callback", look)
     plain = shlex.split(example_of(cli.commands[name]))[1:]
     for line in ([*plain, "--quiet"], plain):
@@ -120,7 +120,7 @@ def test_a_misuse_gives_2(netkin, line):
 
 def command_that_raises(error):
     @click.command()
-    @refusing
+    @with_refusals
     def command():
         raise error
 

@@ -179,7 +179,7 @@ def test_a_file_with_another_sweep_is_refused_and_stays(netkin, tmp_path):
 
 def test_the_scores_of_the_help_are_those_of_the_library():
     (option,) = [one for one in stitch.params if one.name == "scores"]
-    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]};" in option.help
+    assert f"by default {', '.join(USUAL[:-1])} and {USUAL[-1]}." in option.help
     assert all(score in option.help for score in SCORES)
 
 

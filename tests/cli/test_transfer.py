@@ -96,12 +96,12 @@ def test_examples_are_a_sample_of_each_task(netkin):
 
 
 def test_options_of_models_and_data_stay_with_them():
-    from netkin.cli.transfer import _taken_apart
+    from netkin.cli.transfer import _parse_task
 
-    assert _taken_apart("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR") == (
+    assert _parse_task("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR") == (
         "t", ["netkin:tiny10,width=4@w.pt", "images,size=64:DIR"],
     )  # fmt: skip
-    assert _taken_apart("t=a.b:c,images:x,y=1") == ("t", ["a.b:c", "images:x,y=1"])
+    assert _parse_task("t=a.b:c,images:x,y=1") == ("t", ["a.b:c", "images:x,y=1"])
 
 
 # --- files of sketches ------------------------------------------------------------------------------------------------

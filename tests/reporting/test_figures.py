@@ -24,6 +24,16 @@ def test_each_measure_gets_a_panel_with_the_numbers(made):
     assert [label.get_text() for label in panels[0].get_xticklabels()] == ["conv1", "conv2", "head"]
 
 
+def test_some_measures_are_drawn_in_the_order_of_their_names(made):
+    comparison = made.comparison(made.holed(), made.distance(), made.table("nbs"))
+    ids = list(comparison.measures)
+    for wanted in ([ids[2], ids[0]], [ids[1]]):
+        panels = heatmaps(plot(Comparisons([comparison]), wanted))
+        for axes, id in zip(panels, wanted, strict=True):
+            assert np.array_equal(axes.images[0].get_array().filled(np.nan), comparison[id].values, equal_nan=True)
+    assert len(heatmaps(comparison.plot(measures=ids[1]))) == len(heatmaps(plot(comparison, measure=ids[1]))) == 1
+
+
 def test_close_is_bright_whatever_the_direction(made):
     similar, distant = heatmaps(plot(made.comparison()))
     assert similar.images[0].cmap(1.0) == distant.images[0].cmap(0.0)

@@ -99,8 +99,18 @@ def test_examples_are_the_first_ones(chain):
 
 
 def test_each_layer_may_have_its_own_shape(residual, images):
-    rows = activations(residual, ["conv1", "layer1.0", "fc"], images, shape={"conv*": "positions", "layer*": "flatten"})
+    rows = activations(
+        residual, ["conv1", "layer1.0", "fc"], images, shape={"conv*": "positions", "layer**": "flatten"}
+    )
     assert [tuple(matrix.shape) for matrix in rows.values()] == [(360, 4), (10, 144), (10, 5)]
+
+
+def test_a_glob_of_shapes_stays_on_one_level(residual, images):
+    rows = activations(residual, ["layer1", "layer1.0"], images, shape={"layer*": "flatten", "**": "pool"})
+    assert [matrix.shape[1] for matrix in rows.values()] == [144, 4]
+    for call in (activations, nk.compare):
+        with pytest.raises(UnknownName, match=r"`shape` has 'l\*.conv1', .* level; 'l\*\*.conv1', which crosses dots"):
+            call(residual, layers=["layer1"], data=images, shape={"l*.conv1": "flatten"})
 
 
 def test_padded_tokens_do_not_count(language, sentences):

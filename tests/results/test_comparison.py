@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from netkin.errors import MissingExtra, NoValue, ShapeError, UnknownName, ValueFault
+from netkin.results import Comparisons, Series
 
 
 @pytest.fixture
@@ -153,3 +154,17 @@ def test_other_provenance_is_another_comparison(made):
 
 def test_the_short_form_says_what_it_is(two):
     assert repr(two) == "Comparison('seed0', 'seed1', measures=['cka', 'svcca'], 3 × 3 layers, 1,797 examples)"
+
+
+@pytest.mark.parametrize("word", ["measures", "measure"])
+def test_both_words_name_a_measure_of_a_result(made, word):
+    comparison = made.comparison(made.table(), made.table("nbs", values=np.zeros((3, 3))))
+    many, given = Comparisons([comparison]), {word: "nbs"}
+    assert comparison.table(**given).id == "nbs"
+    assert comparison.to_numpy(**given).sum() == 0
+    assert {row[0] for row in comparison.numbers(**given)} == {"nbs"}
+    assert many.summary(**given)[0, 1] == 0
+    series = Series(run="run", steps=(1, 2), comparisons=(comparison, comparison), final_step=2)
+    assert series.own(**given).sum() == 0
+    with pytest.raises(ValueFault, match="`measures` and `measure` are the same argument"):
+        comparison.table(measure="cka", measures="nbs")

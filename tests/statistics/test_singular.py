@@ -10,7 +10,7 @@ import netkin as nk
 from netkin.errors import NoValue
 from netkin.measures import find
 from netkin.measures.registry import value_of
-from netkin.statistics import LayerMoments, Moments, sides
+from netkin.statistics import LayerMoments, Moments, linear_algebra, sides
 from netkin.statistics.linear_algebra import left_vectors, singular_values
 
 LINEAR = [name for name, one in nk.measures.measures().items() if one.facts.reads is Moments]
@@ -141,6 +141,69 @@ def test_every_layer_is_decomposed_once_and_layers_of_one_width_together(collect
         for pair in pairs:
             read(measures, pair)
     assert sorted(seen) == [2, 3]  # those of 9 and of 6 units; the constant one has no directions
+
+
+@pytest.fixture
+def wide_layers():
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(300, 40, generator=draw, dtype=torch.float64)
+    mixed = {key: base @ torch.randn(40, 70, generator=draw, dtype=torch.float64) for key in "abcde"}
+    return {key: one + torch.randn(300, 70, generator=draw, dtype=torch.float64) for key, one in mixed.items()}
+
+
+def test_threads_that_share_the_decompositions_leave_the_values_and_their_number_as_they_were(wide_layers, monkeypatch):
+    measures, found, started = [find(name) for name in ("pwcca", "nbs", "cca_mean")], {}, []
+    whole = linear_algebra._alone
+    monkeypatch.setattr(linear_algebra, "_alone", lambda: (started.append(torch.get_num_threads()), whole()))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            collector = LayerMoments.of(wide_layers)
+            pairs = [collector[a, b] for a in "abcde" for b in "abcde"]
+            Moments.prepare([(pair, measures) for pair in pairs])
+            found[threads] = [read(measures, pair) for pair in pairs]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert len(started) >= 2  # in the second reading alone
+    assert np.allclose(found[1], found[3], rtol=1e-12, atol=0)
+    X, Y = (wide_layers[key].numpy() for key in "ab")
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    correlations = np.linalg.svd(np.linalg.qr(X)[0].T @ np.linalg.qr(Y)[0], compute_uv=False)
+    assert found[3][1][2] == pytest.approx(correlations.mean(), rel=1e-10)
+
+
+def test_a_fault_in_a_thread_is_raised_and_threads_are_as_before(wide_layers, monkeypatch):
+    def broken(second):
+        raise ValueError("broken here")
+
+    monkeypatch.setattr(sides, "principal_directions", broken)
+    collector, before = LayerMoments.of(wide_layers), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="broken here"):
+            Moments.prepare([(collector[a, b], [find("cca_mean")]) for a in "abc" for b in "de"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pairs_of_a_gpu_are_read_on_the_host_with_the_values_of_the_cpu(wide_layers):
+    measures = [find(name) for name in LINEAR]
+    found = []
+    for place in ("cpu", "cuda"):
+        collector = LayerMoments([(list("abc"), list("de"))], debiased=True)
+        collector.update({key: rows.to(place) for key, rows in wide_layers.items()})
+        pairs = [collector[a, b] for a in "abc" for b in "de"]
+        with torch.no_grad():
+            Moments.prepare([(pair, measures) for pair in pairs])
+            found.append([read(measures, pair) for pair in pairs])
+        assert {pair.cross.device.type for pair in pairs} == {"cpu"}
+        assert collector["a", "d"].cross.device.type == place  # and the collector keeps its own
+    assert np.allclose(*found, rtol=1e-9, atol=1e-12)
 
 
 def test_one_reading_by_a_few_pairs_decomposes_no_layer(collector, monkeypatch):

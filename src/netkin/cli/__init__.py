@@ -10,7 +10,7 @@ from netkin.cli.atoms import atoms
 from netkin.cli.catalogue import data, layers, measures
 from netkin.cli.collect import collect, merge
 from netkin.cli.compare import compare, explain
-from netkin.cli.completion import completed, completion
+from netkin.cli.completion import completion, with_completion
 from netkin.cli.compress import compress, sparsity
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
@@ -55,4 +55,4 @@ COMMANDS = (
     recommend, federate, learn_tasks, report, show, measures, layers, data, reproduce, jobs, doctor, completion,
 )  # fmt: skip
 for command in COMMANDS:
-    cli.add_command(completed(QUIET(command)))
+    cli.add_command(with_completion(QUIET(command)))

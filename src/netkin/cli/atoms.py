@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import FILE, JSON, NAMES, example, pictures
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import loaded_models, model_names, refusing, tell_random_weights
+from netkin.cli.options import FILE, JSON, NAMES, example, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import load_models, model_names, tell_random_weights, with_refusals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as nets.netkin.")
 @NAMES
-@pictures("nets", "the table")
+@picture_options("nets", "the table")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def atoms(
     models: tuple[str, ...],
     top: int | None,
@@ -59,7 +59,7 @@ def atoms(
     Atoms are comparable only between networks that share their coefficients. For networks of plain convolutions,
     --atoms fits shared coefficients first and prints on stderr which share of each filter they explain.
     """
-    outputs = Outputs(force, *models)
+    outputs = OutputFiles(force, *models)
     outputs.check("--save", save, "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
@@ -91,7 +91,7 @@ def _networks(
     if atoms is None and (block or source != "joint"):
         raise click.UsageError("--source and --block need --atoms, the number of atoms per layer.")
     names = model_names(specs, names)
-    models = loaded_models(specs)
+    models = load_models(specs)
     tell_random_weights(models)
     named = dict(zip(names, models, strict=True))
     if atoms is None:

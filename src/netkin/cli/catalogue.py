@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.options import JSON, example
-from netkin.cli.outputs import aligned, as_json
-from netkin.cli.running import refusing
+from netkin.cli.outputs import align_columns, as_json
+from netkin.cli.running import with_refusals
 from netkin.errors import PackageWarning
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(epilog=example("measures procrustes_distance"))
 @click.argument("name", required=False)
 @JSON
-@refusing
+@with_refusals
 def measures(name: str | None, json: bool) -> None:
     """List all measures, or describe the measure NAME."""
     from netkin.measures import broken_packages, find
@@ -34,21 +34,21 @@ def measures(name: str | None, json: bool) -> None:
     if json:
         click.echo(as_json([_document(measure) for measure in chosen]))
     else:
-        click.echo(_described(chosen[0]) if name else _listed(chosen))
+        click.echo(_describe(chosen[0]) if name else _list(chosen))
     for sentence in broken_packages().values():
         click.echo(f"warning: {sentence}", err=True)
 
 
-def _listed(chosen: list[Measure]) -> str:
-    return aligned([[m.name, _direction(m), _range(m.facts.bounds), m.summary] for m in chosen])
+def _list(chosen: list[Measure]) -> str:
+    return align_columns([[m.name, _direction(m), _range(m.facts.bounds), m.summary] for m in chosen])
 
 
-def _described(measure: Measure) -> str:
+def _describe(measure: Measure) -> str:
     document = _document(measure)
     words = {
-        key.replace("_", " "): _in_words(value) for key, value in document.items() if key not in ("name", "summary")
+        key.replace("_", " "): _as_text(value) for key, value in document.items() if key not in ("name", "summary")
     }
-    return f"{measure.id}: {inspect.getdoc(measure.function)}\n\n{aligned(list(words.items()))}"
+    return f"{measure.id}: {inspect.getdoc(measure.function)}\n\n{align_columns(list(words.items()))}"
 
 
 def _document(measure: Measure) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _number(bound: float) -> str:
     return f"{bound:.4g}" if math.isfinite(bound) else f"{bound:.0f}".replace("inf", "∞")
 
 
-def _in_words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
@@ -94,7 +94,7 @@ def _in_words(value: Any) -> str:
 @click.argument("model")
 @click.option("--all", "every", is_flag=True, help="List every module, not only the default layers.")
 @JSON
-@refusing
+@with_refusals
 def layers(model: str, every: bool, json: bool) -> None:
     """List the layers of MODEL that are compared by default, with their types."""
     from netkin.representations.layers import layers as default_layers
@@ -105,7 +105,7 @@ def layers(model: str, every: bool, json: bool) -> None:
     types = {name: type(module).__name__ for name, module in modules(loaded).items()}
     names = [name for name in types if name] if every else default_layers(loaded)
     rows = [{"name": name, "type": types[name]} for name in names]
-    click.echo(as_json(rows) if json else aligned([[row["name"], row["type"]] for row in rows]))
+    click.echo(as_json(rows) if json else align_columns([[row["name"], row["type"]] for row in rows]))
 
 
 WORDS = ("name", "what", "where", "example", "options")
@@ -113,21 +113,21 @@ WORDS = ("name", "what", "where", "example", "options")
 
 @click.command(epilog=example("data"))
 @JSON
-@refusing
+@with_refusals
 def data(json: bool) -> None:
     """List the kinds of data that --data accepts, and where each is expected."""
     from netkin.sources.datasets import CATALOGUE
 
     rows = [{word: getattr(source, word) for word in WORDS} for source in CATALOGUE]
-    click.echo(as_json(rows) if json else "\n\n".join(map(_source_described, rows)))
+    click.echo(as_json(rows) if json else "\n\n".join(map(_describe_source, rows)))
 
 
-def _source_described(row: dict[str, str]) -> str:
+def _describe_source(row: dict[str, str]) -> str:
     details = [row["what"], f"where: {row['where']}", f"example: --data {row['example']}"]
     details += [f"options: {row['options']}"] if row["options"] else []
-    return "\n".join([row["name"], *map(_wrapped, details)])
+    return "\n".join([row["name"], *map(_wrap, details)])
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     """Return `text` in lines of a hundred characters; what people will type is not broken."""
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.options import FILE, JSON, collecting_options, engine_options, example
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import Worked, called, refusing
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import Destination, call_library, with_refusals
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FINISHED = ("comparison", "comparisons", "ranking", "series")
 
 
-def held_by(path: str | Path) -> str:
+def kind_of_file(path: str | Path) -> str:
     """Return what kind of result the file at `path` holds; empty if it is none of netkin's files, or no file."""
     from netkin import files
 
@@ -37,11 +37,11 @@ def held_by(path: str | Path) -> str:
 
 def refuse_result(path: str | Path) -> None:
     """Refuse a file that holds a finished result where a model or statistics are expected."""
-    if held_by(path) in FINISHED:
+    if kind_of_file(path) in FINISHED:
         raise FileFault(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
 
 
-def opened(path: Path) -> Statistics:
+def open_statistics(path: Path) -> Statistics:
     """Return the statistics in a file; any other file is refused."""
     from netkin.comparing.study import load_statistics
 
@@ -49,27 +49,27 @@ def opened(path: Path) -> Statistics:
     return load_statistics(path)
 
 
-def usual_measures(statistics: Statistics) -> list[str]:
+def default_measures(statistics: Statistics) -> list[str]:
     """Return what is read where no measure is named: cka if it was collected for, else all that was."""
     collected = [name for need in statistics.needs for name in need.measures]
     return ["cka"] if "cka" in collected else collected
 
 
-def warn_of_missing(statistics: Statistics) -> None:
+def warn_of_missing_parts(statistics: Statistics) -> None:
     """Say on stderr that parts are missing, as when one job of many has failed."""
     if statistics.gaps:
         click.echo(
             f"warning: {statistics.examples:,} of {statistics.expected:,} examples are present; missing: "
-            f"{_in_words(statistics.gaps)}",
+            f"{_ranges_as_text(statistics.gaps)}",
             err=True,
         )
 
 
-def described(statistics: Statistics, path: Path) -> str:
+def statistics_line(statistics: Statistics, path: Path) -> str:
     """Return one line that says what a file holds."""
     chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
     models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
-    numbers = f" ({_in_words(statistics.ranges)})" if statistics.ranges else ""
+    numbers = f" ({_ranges_as_text(statistics.ranges)})" if statistics.ranges else ""
     return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
 
 
@@ -97,7 +97,7 @@ def statistics_document(statistics: Statistics, path: Path) -> dict[str, Any]:
     }
 
 
-def _in_words(ranges: list[tuple[int, int]]) -> str:
+def _ranges_as_text(ranges: list[tuple[int, int]]) -> str:
     """Return ranges of the numbers of examples, which begin at 0."""
     return ", ".join(f"{start:,} to {stop - 1:,}" if stop - start > 1 else f"{start:,}" for start, stop in ranges)
 
@@ -105,10 +105,10 @@ def _in_words(ranges: list[tuple[int, int]]) -> str:
 def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    from netkin.comparing.feed import parsed_part
+    from netkin.comparing.feed import parse_part
 
     try:
-        return parsed_part(text)
+        return parse_part(text)
     except ValueFault as fault:
         raise click.BadParameter(str(fault)) from fault
 
@@ -130,7 +130,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("--out", type=FILE, required=True, help="Write the statistics to this file, such as 3.stats.")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def collect(
     a: str, b: str | None, data: str, batch_size: int, out: Path, force: bool, json: bool, **options: Any
 ) -> None:
@@ -141,13 +141,13 @@ def collect(
     """
     from netkin.comparing.compare import collect as collect_from
 
-    outputs = Outputs(force, a, b, data, engine=options["engine"])
+    outputs = OutputFiles(force, a, b, data, engine=options["engine"])
     outputs.check("--out", out, "statistics")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)
-        statistics = called(collect_from, a, b, data, batch_size, options, Worked(out, force))
+        statistics = call_library(collect_from, a, b, data, batch_size, options, Destination(out, force))
     outputs.write(out, statistics.save)
-    outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    outputs.show(lambda: as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
     outputs.finish()
 
 
@@ -156,7 +156,7 @@ def collect(
 @click.option("--out", type=FILE, required=True, help="Write the merged statistics to this file, such as all.stats.")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """Merge the statistics of parts of the same data, written by `netkin collect`.
 
@@ -165,16 +165,16 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, json: bool) -> None:
     """
     from netkin.progress import reported
 
-    outputs = Outputs(force, *files)
+    outputs = OutputFiles(force, *files)
     outputs.check("--out", out, "statistics")
-    statistics = opened(files[0])
+    statistics = open_statistics(files[0])
     for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
-        part = opened(file)
+        part = open_statistics(file)
         try:
             statistics = statistics.merge(part)
         except NetkinError as fault:
             raise type(fault)(f"{str(file)!r} does not fit the previous parts: {fault}") from fault
     outputs.write(out, statistics.save)
-    warn_of_missing(statistics)
-    click.echo(as_json(statistics_document(statistics, out)) if json else described(statistics, out))
+    warn_of_missing_parts(statistics)
+    click.echo(as_json(statistics_document(statistics, out)) if json else statistics_line(statistics, out))
     outputs.finish()

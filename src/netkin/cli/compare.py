@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from netkin.cli.collect import held_by, opened, refuse_result, usual_measures, warn_of_missing
-from netkin.cli.options import COUNT, FILE, JSON, comparing_options, engine_options, example, pictures, typed
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.collect import default_measures, kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.options import COUNT, FILE, JSON, comparing_options, engine_options, example, is_typed, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
+    Destination,
     Result,
-    Worked,
-    blamed_crashes_refused,
-    called,
-    described_data,
+    blamed_crash_refusals,
+    call_library,
+    data_spec,
     functions_of,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     one_or_each,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
-    refusing,
-    telling_how_far,
+    with_refusals,
+    with_resume_hint,
 )
 from netkin.errors import InflatedWarning, ValueFault
 
@@ -64,11 +64,11 @@ READING = (  # they concern no pass
 @ROWS
 @engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
-@pictures("ab")
+@picture_options("ab")
 @FORCE
 @JSON
 @click.pass_context
-@refusing
+@with_refusals
 def compare(
     context: click.Context,
     a: str,
@@ -90,15 +90,17 @@ def compare(
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
     """
-    outputs = Outputs(force, a, b, *more, options["data"], engine=options["engine"])
+    outputs = OutputFiles(force, a, b, *more, options["data"], engine=options["engine"])
     outputs.check("--save", save, "comparisons" if more else "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    with warnings.catch_warnings(), telling_how_far(save if more else None):
+    with warnings.catch_warnings(), with_resume_hint(save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = (
-            _read(context, a) if _is_statistics(a, b, *more) else _compared([a, b, *more], options, Worked(save, force))
+            _read_statistics(context, a)
+            if _is_statistics(a, b, *more)
+            else _compare_two([a, b, *more], options, Destination(save, force))
         )
     if save and more and options["engine"] != "distributed":
         click.echo(f"saved to {save}", err=True)
@@ -111,7 +113,7 @@ def compare(
 
 def _is_statistics(a: str, *others: str | None) -> bool:
     """Return whether the first argument is a file of statistics; beside other arguments it is refused."""
-    found = next((one for one in (a, *others) if one and held_by(one) == "statistics"), None)
+    found = next((one for one in (a, *others) if one and kind_of_file(one) == "statistics"), None)
     if found and any(others):
         raise click.UsageError(
             f"{found!r} is a file of statistics, which holds both models; give it alone. `netkin merge` joins parts."
@@ -119,7 +121,7 @@ def _is_statistics(a: str, *others: str | None) -> bool:
     return found is not None
 
 
-def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worked) -> Comparison | Comparisons:
+def _compare_two(specs: Sequence[str | None], options: dict[str, Any], place: Destination) -> Comparison | Comparisons:
     """Return the comparison of two models, or of all pairs of several, from one pass over the data."""
     from netkin.comparing.compare import compare as compare_models
 
@@ -137,7 +139,7 @@ def _compared(specs: Sequence[str | None], options: dict[str, Any], place: Worke
         kept = {} if options["engine"] == "distributed" else {"save": place.result, "overwrite": place.force}
         return _all_called(compare_many, [one for one in specs if one], dict(options) | kept)
     _refuse_rows(options.pop("rows"))
-    return called(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
+    return call_library(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
 
 
 def _refuse_rows(rows: int | None) -> None:
@@ -155,33 +157,33 @@ def _all_called(function: Callable[..., Result], specs: Sequence[str], options: 
     models: dict[str, Any] = dict(zip(names, specs, strict=True))
     if options["engine"] == "ray":  # which loads data and functions too where they are used
         options |= {"engine": ray_engine(address, gpus, None), "transforms": one_or_each(transforms)}
-        return function(models, data=data and described_data(data, batch_size, options, balanced), **options)
+        return function(models, data=data and data_spec(data, batch_size, options, balanced), **options)
     if options["engine"] == "distributed":
         if options["device"] == "cuda":
             options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
-        models = dict(zip(names, loaded_models(specs), strict=True))
+        models = dict(zip(names, load_models(specs), strict=True))
     refuse_absent_device(options["device"])
-    batches = data and loaded(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with blamed_crashes_refused():
+    batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
+    with blamed_crash_refusals():
         return function(models, data=batches, **options)
 
 
-def _read(context: click.Context, path: str) -> Comparison:
+def _read_statistics(context: click.Context, path: str) -> Comparison:
     """Return the comparison that is read from statistics; what would concern a pass is refused."""
     for parameter in context.command.get_params(context):
         name = str(parameter.name)
-        if name not in READING and typed(context, name):
+        if name not in READING and is_typed(context, name):
             raise click.UsageError(
                 f"{parameter.opts[0]} concerns the pass over the data, which {path!r} already holds; leave it out, "
                 "or collect again."
             )
-    statistics = opened(Path(path))
+    statistics = open_statistics(Path(path))
     if context.params["errors"] and not statistics.study.chunks:
         raise ValueFault(f"{path!r} has no chunks of examples, so there are no standard errors; collect with --errors.")
-    measures = context.params["measures"] if typed(context, "measures") else usual_measures(statistics)
+    measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
         statistics.names = dict(zip(statistics.models, model_names(statistics.models, names), strict=True))
-    warn_of_missing(statistics)
+    warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compare(list(measures)))
 
 
@@ -195,7 +197,7 @@ def _read(context: click.Context, path: str) -> Comparison:
 @ROWS
 @engine_options
 @JSON
-@refusing
+@with_refusals
 def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
@@ -227,5 +229,5 @@ def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPl
         raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
     _refuse_rows(options.pop("rows"))
     data, batch_size = options.pop("data"), options.pop("batch_size")
-    plan = called(explain_models, specs[0], *(specs[1:] or [None]), data, batch_size, options)
+    plan = call_library(explain_models, specs[0], *(specs[1:] or [None]), data, batch_size, options)
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}

@@ -80,7 +80,7 @@ def devices(typed: str) -> list[str]:
 
 def data(typed: str) -> list[str]:
     """Return the data sets, or the files that may stand behind one."""
-    name, kind, place = _taken_apart(typed)
+    name, kind, place = _split_spec(typed)
     if ":" in kind and not typed.startswith(f"{name}digits"):
         return [f"{name}{kind}{path}" for path in paths(place)]
     return [
@@ -91,7 +91,7 @@ def data(typed: str) -> list[str]:
 
 def models(typed: str) -> list[str]:
     """Return the reference networks and files, or the weights that may stand behind one."""
-    name, _, place = _taken_apart(typed)
+    name, _, place = _split_spec(typed)
     if "@" in typed:
         head, _, weights = typed.partition("@")
         return [f"{head}@{path}" for path in paths(weights)]
@@ -105,11 +105,11 @@ def paths(start: str) -> list[str]:
     return sorted(f"{path}/" if Path(path).is_dir() else path for path in glob(f"{escape(start)}*"))
 
 
-def _taken_apart(typed: str) -> tuple[str, str, str]:
+def _split_spec(typed: str) -> tuple[str, str, str]:
     """Return the name that a user gives with its equals sign, the kind of thing with its colon, and the rest.
 
     Example:
-        >>> _taken_apart("photos=images,size=64:pic")
+        >>> _split_spec("photos=images,size=64:pic")
         ('photos=', 'images,size=64:', 'pic')
     """
     name = found.group() if (found := re.match(r"[^=:,@/]+=", typed)) else ""
@@ -132,7 +132,7 @@ COMPLETED = {
 }  # fmt: skip
 
 
-def completed(command: click.Command) -> click.Command:
+def with_completion(command: click.Command) -> click.Command:
     """Return a command whose texts of known kinds a shell completes."""
     for parameter in command.params:
         found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, SHAPE, TRANSFORM, example, pictures
-from netkin.cli.outputs import FORCE, Outputs, as_json
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, NAMES, SHAPE, TRANSFORM, example, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
-    crashes_refused,
+    crash_refusals,
     functions_of,
-    loaded,
-    loaded_models,
+    load_batches,
+    load_models,
     model_names,
     refuse_absent_device,
     refuse_crash,
-    refusing,
     tell_random_weights,
+    with_refusals,
 )
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Amount(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the compressed network to this file, such as small.netkin.")
-@pictures("small", "shares kept and accuracy")
+@picture_options("small", "shares kept and accuracy")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def compress(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -98,11 +98,11 @@ def compress(
     """
     from netkin.applications.compression import save_compressed
 
-    outputs = Outputs(force, model, options["against"], options["data"], options["test"])
+    outputs = OutputFiles(force, model, options["against"], options["data"], options["test"])
     outputs.check("--save", save, "compressed")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    small = _compressed(model, **options)
+    small = _compress(model, **options)
     table: Any = small.compression
     outputs.write(save, partial(save_compressed, small), f"saved to {save}")
     outputs.draw(table, report, figure)
@@ -110,15 +110,15 @@ def compress(
     outputs.finish()
 
 
-def _compressed(
+def _compress(
     model: str, layers: tuple[str, ...], data: str, test: str | None, against: str | None, **options: Any
 ) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data
 
-    whole, *others = loaded_models([model, against] if against else [model])
-    batches = loaded(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
+    whole, *others = load_models([model, against] if against else [model])
+    batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
     refuse_crash(model, whole, batches)
     small = compress_model(
         whole,
@@ -171,10 +171,10 @@ def _compressed(
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @NAMES
 @click.option("--save", type=FILE, help="Write the study to this file, such as sparsity.netkin.")
-@pictures("sparsity", "weights, similarity and accuracy")
+@picture_options("sparsity", "weights, similarity and accuracy")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def sparsity(
     model: str,
     other: str | None,
@@ -189,18 +189,18 @@ def sparsity(
 
     With --data, preferably test data, also the accuracy after pruning and the similarity of layers.
     """
-    outputs = Outputs(force, model, other, options["data"])
+    outputs = OutputFiles(force, model, other, options["data"])
     outputs.check("--save", save, "sparsity")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    found = _studied([model, other] if other else [model], **options)
+    found = _study([model, other] if other else [model], **options)
     outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
     click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 
-def _studied(
+def _study(
     specs: list[str], names: tuple[str, ...], data: str | None, seed: int, balanced: bool, device: str | None,
     examples: int | None, **options: Any,
 ) -> SparsityStudy:  # fmt: skip
@@ -208,12 +208,12 @@ def _studied(
     from netkin.applications.sparsity import sparsity_study
 
     refuse_absent_device(device)
-    models = loaded_models(specs)
+    models = load_models(specs)
     tell_random_weights(models)
     for one in models:
         one.to(device or "cpu")
-    batches = None if data is None else loaded(data, 256, examples, seed, balanced, specs)
+    batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
-    with crashes_refused(specs, models):
+    with crash_refusals(specs, models):
         return sparsity_study(dict(zip(model_names(specs, names), models, strict=True)), batches, **given)

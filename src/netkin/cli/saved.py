@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.collect import held_by
+from netkin.cli.collect import kind_of_file
 from netkin.cli.options import FILE, JSON, TITLED, example
-from netkin.cli.outputs import FORCE, Outputs, aligned, as_json
-from netkin.cli.running import SILENT, TITLE, refusing
+from netkin.cli.outputs import FORCE, OutputFiles, align_columns, as_json
+from netkin.cli.running import SILENT, TITLE, with_refusals
 from netkin.errors import ValueFault
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PAUSE = 0.5  # seconds between two looks
 @click.command(epilog=example("show ab.netkin"))
 @click.argument("file", type=FILE)
 @JSON
-@refusing
+@with_refusals
 def show(file: Path, json: bool) -> None:
     """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
@@ -44,21 +44,21 @@ def show(file: Path, json: bool) -> None:
     header = files.read_json(file) if claim else files.read_header(file)
     arrays = {} if claim else files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
-    click.echo(as_json({**header, "arrays": shapes}) if json else _described(file, header, arrays))
+    click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))
 
 
-def _described(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    told = {**header, **_many(header.get("comparisons"))}
-    rows = [(name.replace("_", " "), _in_short(value)) for name, value in told.items() if name not in LEFT_OUT]
+    facts = {**header, **_describe_many(header.get("comparisons"))}
+    rows = [(name.replace("_", " "), _shorten(value)) for name, value in facts.items() if name not in LEFT_OUT]
     for origin in (header.get(name) for name in UNFOLDED):
-        rows += [(str(name), _in_short(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
+        rows += [(str(name), _shorten(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
     rows.append(("arrays", f"{len(arrays):,} of {numbers:,} numbers, {size:,} bytes" if arrays else "none"))
-    return f"{file}: {header.get('kind')}\n{aligned([(f'  {name}', value) for name, value in rows])}"
+    return f"{file}: {header.get('kind')}\n{align_columns([(f'  {name}', value) for name, value in rows])}"
 
 
-def _many(comparisons: Any) -> dict[str, Any]:
+def _describe_many(comparisons: Any) -> dict[str, Any]:
     """Return what several comparisons hold together: their pairs and all that they were made of and by."""
     if not isinstance(comparisons, list):
         return {}
@@ -71,7 +71,7 @@ def _many(comparisons: Any) -> dict[str, Any]:
     }
 
 
-def _in_short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, Mapping):
         return _cut(", ".join(_entry(name, one) for name, one in value.items())) or "none"
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def _cut(text: str) -> str:
 @TITLED
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -> None:
     """Write one HTML report of saved results.
 
@@ -116,20 +116,20 @@ def report(files: tuple[Path, ...], out: Path | None, force: bool, json: bool) -
     from netkin.results import load
 
     page = out or files[0].with_suffix(".html")
-    Outputs(force, *files).check("--out", page, "page")
+    OutputFiles(force, *files).check("--out", page, "page")
     for file in files:
-        if held_by(file) == "statistics":
+        if kind_of_file(file) == "statistics":
             raise ValueFault(
                 f"{str(file)!r} holds statistics and no values yet; "
                 f"`netkin compare {file} --report {page}` computes them."
             )
     saved = [load(file) for file in files]
     title = click.get_current_context().meta.get(TITLE)
-    written = write_report(saved[0] if len(saved) == 1 else _joined(saved), page, title=title, overwrite=force)
+    written = write_report(saved[0] if len(saved) == 1 else _join(saved), page, title=title, overwrite=force)
     click.echo(as_json({"report": str(written)}) if json else str(written))
 
 
-def _joined(saved: list[Any]) -> list[Any]:
+def _join(saved: list[Any]) -> list[Any]:
     """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
     from netkin.results import Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 
@@ -156,7 +156,7 @@ def _joined(saved: list[Any]) -> list[Any]:
 @click.command(epilog=example("jobs"))
 @click.argument("words", nargs=-1, metavar="[watch|cancel] [PATH]")
 @JSON
-@refusing
+@with_refusals
 def jobs(words: tuple[str, ...], json: bool) -> None:
     """List the jobs in a folder and below (by default the current one), watch a job, or cancel it.
 
@@ -174,12 +174,12 @@ def jobs(words: tuple[str, ...], json: bool) -> None:
         state = cancel(rest[0])
         click.echo(f"{state.folder} will stop after the current part; {state.progress} are done.", err=True)
     elif verb == "watch":
-        _show([_watched(rest[0])] if not json else [read(rest[0])], json)
+        _show([_watch(rest[0])] if not json else [read(rest[0])], json)
     else:
         _show(list_jobs(*rest), json)
 
 
-def _watched(path: str) -> State:
+def _watch(path: str) -> State:
     """Show a bar on stderr until the job ends, and return how it ended."""
     from tqdm import tqdm
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, SHAPE, example, memory_option, pictures
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.cli.options import BALANCED, DEVICE, EXAMPLES, FILE, JSON, SHAPE, example, memory_option, picture_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import crash_refusals, load_batches, load_models, refuse_absent_device, with_refusals
 
 if TYPE_CHECKING:
     from netkin.results import Comparison
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as classes.netkin.")
-@pictures("classes")
+@picture_options("classes")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def sensitivity(
     model: str, save: Path | None, report: Path | None, figure: Path | None, force: bool, json: bool, **options: Any
 ) -> None:
@@ -55,18 +55,18 @@ def sensitivity(
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
     weighted sum of the layer's units has with the logit.
     """
-    outputs = Outputs(force, model, options["data"])
+    outputs = OutputFiles(force, model, options["data"])
     outputs.check("--save", save, "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    found = _compared(model, **options)
+    found = _sensitivity(model, **options)
     outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
     click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 
-def _compared(
+def _sensitivity(
     model: str,
     data: str,
     classes: tuple[str, ...],
@@ -80,11 +80,11 @@ def _compared(
     from netkin.applications.interpretation import class_sensitivity
 
     refuse_absent_device(options["device"])
-    models = loaded_models([model])
-    batches = loaded(data, 128, options["examples"], options["seed"], balanced, [model])
-    told = names.split(",") if names else None
-    asked = [int(one) if one.isdecimal() and one not in (told or []) else one for one in classes] or None
-    with crashes_refused([model], models):
+    models = load_models([model])
+    batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
+    known = names.split(",") if names else None
+    wanted = [int(one) if one.isdecimal() and one not in (known or []) else one for one in classes] or None
+    with crash_refusals([model], models):
         return class_sensitivity(
-            models[0], batches, asked, list(measures), names=told, layers=list(layers) or None, name=model, **options
+            models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=model, **options
         )

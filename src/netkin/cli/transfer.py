@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.collect import held_by, opened, refuse_result, warn_of_missing
-from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, TRANSFORM, example, pictures, task_options
-from netkin.cli.outputs import FORCE, Outputs, as_json
-from netkin.cli.running import crashes_refused, functions_of, loaded, loaded_models, refuse_absent_device, refusing
+from netkin.cli.collect import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.options import DEVICE, FILE, JSON, KNOWN, TRANSFORM, example, picture_options, task_options
+from netkin.cli.outputs import FORCE, OutputFiles, as_json
+from netkin.cli.running import (
+    crash_refusals,
+    functions_of,
+    load_batches,
+    load_models,
+    refuse_absent_device,
+    with_refusals,
+)
 from netkin.errors import NameClash
 
 if TYPE_CHECKING:
@@ -55,10 +62,10 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
-@pictures("which", "the scores")
+@picture_options("which", "the scores")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def recommend(
     models: tuple[str, ...],
     data: str,
@@ -74,23 +81,23 @@ def recommend(
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
     model that cannot run on them is listed last, with the reason. NAME is the model's name in the table.
     """
-    named = _named(models)
-    outputs = Outputs(force, *named.values(), data)
+    named = _models_by_name(models)
+    outputs = OutputFiles(force, *named.values(), data)
     outputs.check("--save", save, "ranking")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    ranking = _ranked(named, data, **options)
+    ranking = _rank(named, data, **options)
     outputs.write(save, ranking.save, f"saved to {save}")
     outputs.draw(ranking, report, figure)
     click.echo(as_json(ranking) if json else str(ranking))
     outputs.finish()
 
 
-def _named(models: tuple[str, ...]) -> dict[str, str]:
+def _models_by_name(models: tuple[str, ...]) -> dict[str, str]:
     """Return models by their names; one without NAME= is called what it is.
 
     Example:
-        >>> _named(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
+        >>> _models_by_name(("small=netkin:tiny10,width=8", "netkin:tiny10,width=16"))
         {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
     """
     named: dict[str, str] = {}
@@ -103,7 +110,7 @@ def _named(models: tuple[str, ...]) -> dict[str, str]:
     return named
 
 
-def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
+def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
     """Call the library."""
     from netkin.applications.transfer import recommend as rank
 
@@ -132,10 +139,10 @@ def _ranked(models: dict[str, str], data: str, **options: Any) -> Ranking:
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS ...")
 @task_options
 @click.option("--save", type=FILE, help="Write the comparisons to this file, such as tasks.netkin.")
-@pictures("tasks", "the blocks of all pairs")
+@picture_options("tasks", "the blocks of all pairs")
 @FORCE
 @JSON
-@refusing
+@with_refusals
 def tasks(
     tasks: tuple[str, ...],
     save: Path | None,
@@ -151,32 +158,32 @@ def tasks(
     (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
     sketches that `netkin collect` wrote for one model.
     """
-    given = dict(map(_taken_apart, tasks))
+    given = dict(map(_parse_task, tasks))
     if len(given) < len(tasks):
-        names = [_taken_apart(one)[0] for one in tasks]
+        names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
-    outputs = Outputs(force, *(part for parts in given.values() for part in parts))
+    outputs = OutputFiles(force, *(part for parts in given.values() for part in parts))
     outputs.check("--save", save, "comparisons")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    found = _compared(given, **options)
+    found = _compare_tasks(given, **options)
     outputs.write(save, found.save, f"saved to {save}")
     outputs.draw(found, report, figure)
     click.echo(as_json(found) if json else str(found))
     outputs.finish()
 
 
-def _taken_apart(task: str) -> tuple[str, list[str]]:
+def _parse_task(task: str) -> tuple[str, list[str]]:
     """Return the name of a task and its model and data, or the file of its sketches.
 
     Example:
-        >>> _taken_apart("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR")
+        >>> _parse_task("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR")
         ('t', ['netkin:tiny10,width=4@w.pt', 'images,size=64:DIR'])
     """
     name, equals, rest = task.partition("=")
     # an option such as width=4 belongs to what precedes it
     found = [name, *re.split(r",(?!\w+=)", rest, maxsplit=1)]
-    if equals and name and rest and len(found) == 2 and held_by(rest) == "statistics":
+    if equals and name and rest and len(found) == 2 and kind_of_file(rest) == "statistics":
         return name, [rest]
     if equals and name and len(found) == 2:
         refuse_result(rest)
@@ -189,7 +196,7 @@ def _taken_apart(task: str) -> tuple[str, list[str]]:
     return name, found[1:]
 
 
-def _compared(
+def _compare_tasks(
     given: dict[str, list[str]], batch_size: int, balanced: bool, seed: int, independent_buckets: bool, **options: Any
 ) -> Comparisons:
     """Load what was named and call the library."""
@@ -197,16 +204,16 @@ def _compared(
 
     refuse_absent_device(options["device"])
     specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
-    models = dict(zip(specs, loaded_models(list(specs.values())), strict=True))
+    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
     made: dict[str, Any] = {}
     for name, parts in given.items():
         if name in models:
-            data = loaded(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
+            data = load_batches(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
             made[name] = (models[name], data)
         else:
-            made[name] = opened(Path(parts[0]))
-            warn_of_missing(made[name])
+            made[name] = open_statistics(Path(parts[0]))
+            warn_of_missing_parts(made[name])
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
-    with crashes_refused(list(specs.values()), list(models.values())):
+    with crash_refusals(list(specs.values()), list(models.values())):
         return compare_tasks(made, **options, share_buckets=not independent_buckets)

@@ -17,15 +17,15 @@ from netkin.comparing.planning import Plan, memory_limit
 from netkin.comparing.request import Options, Request, linear_measures
 from netkin.comparing.study import Statistics, found_measures
 from netkin.comparing.subjects import Runner, Subject
-from netkin.errors import InflatedWarning, NameClash, ValueFault, outside
+from netkin.errors import InflatedWarning, NameClash, ValueFault, also_called, outside
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, showing
 from netkin.representations.cutting import known_layer
 from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape
+from netkin.representations.shapes import Shape, refuse_strange_layers
 from netkin.results import Comparison
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.statistics.collector import Study
 
 __all__ = ["collect", "compare", "compare_many", "compare_runners", "explain", "merge"]
@@ -95,7 +95,8 @@ def compare(
     """
     running = named_engine(engine)
     with showing(progress), running.working():
-        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
         request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial)
@@ -163,7 +164,8 @@ def explain(
         >>> plan.pairs, plan.examples, plan.passes, plan.operations
         (2, 50, 0, 12000)
     """
-    given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+    given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+    refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
     options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
     request = Request(
         given, options, Pairs([pair], pairs), made_study(memory, seed, errors, chunks), data, examples, partial
@@ -241,7 +243,8 @@ def collect(
     with showing(progress), running.working():
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise ValueFault(f"`start` is the number of the first example, from 0 on; got {start!r}.")
-        given, pair = _two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        given, pair = _name_two(a, b, names, layers, alone=_is_alone(a, b, transforms, forward))
+        refuse_strange_layers(shape, *(getattr(one, "thing", one) for one in given.values()))
         options = Options(layers, _places(given), shape, resize, transforms, forward, device, exact_model)
         study = made_study(memory, seed, errors, chunks)
         request = running.request(given, options, Pairs([pair], pairs), study, data, examples, partial, part, start)
@@ -286,7 +289,7 @@ def compare_runners(
     return request.compare(found_measures(measures), {})[0]
 
 
-def _two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
+def _name_two(a: Any, b: Any, names: Any, layers: Any, alone: bool) -> tuple[dict[str, Any], tuple[str, str]]:
     """Return what is to be compared by its names, and which two names make the pair.
 
     A model and itself are two where each side has its own choice of layers.

@@ -16,14 +16,14 @@ from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.pairs_plan import PairsPlan
 from netkin.comparing.request import Options
 from netkin.comparing.study import found_measures
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, also_called
 from netkin.measures.registry import Measure
 from netkin.progress import ProgressOption, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparisons
 from netkin.sources import load_data
-from netkin.sources.names import also_called, numbered
+from netkin.sources.names import numbered
 from netkin.statistics.collector import Study
 
 

@@ -85,7 +85,7 @@ class Statistics:
     def layers(self) -> dict[str, list[LayerSize]]:
         """The layers of each model, as the first batch showed them."""
         found: dict[str, list[LayerSize]] = {name: [] for name in self.models}
-        for layer in self.alignment.shown:
+        for layer in self.alignment.result_layers:
             if layer.model in found:
                 found[layer.model].append(layer)
         return found
@@ -161,14 +161,14 @@ class Statistics:
 
         collected = self.asked or [name for need in self.needs for name in need.measures]
         found = found_measures(collected if measures is None else measures)
-        with showing(progress), self._doubted():
+        with showing(progress), self._damage_refused():
             for measure in found if any(self.collectors) else ():
                 self.collector(measure)
             made = comparisons_of(self, found, self.pairs.of)
         return made[0] if len(made) == 1 else Comparisons(made)
 
     @contextmanager
-    def _doubted(self) -> Iterator[None]:
+    def _damage_refused(self) -> Iterator[None]:
         """Refuse in a sentence what goes wrong with numbers that come from a file without a checksum."""
         try:
             yield

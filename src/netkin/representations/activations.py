@@ -47,6 +47,7 @@ from netkin.representations.shapes import (
     is_custom,
     is_plain,
     name_of,
+    refuse_strange_layers,
     rows_of,
     shape_for,
     token_mask,
@@ -95,6 +96,7 @@ def activations(
         {'0': (5, 8), '2': (5, 2)}
     """
     kept: dict[str, list[Tensor]] = {}
+    refuse_strange_layers(shape, model)
     read = Reader(model, layers, shape=shape, forward=forward, transform=transform)
     with guest(model, exact=exact_model):
         for batch in reported(batches_of(data, examples), "reading", "batches", progress):

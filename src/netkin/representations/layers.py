@@ -252,7 +252,7 @@ def _globbed(known: dict[str, nn.Module], names: list[str], glob: str) -> list[s
     stem, call = split_call(glob)
     found = matching_names(names, stem)
     if not found:
-        raise UnknownName(f"no layer named {glob!r}{_hint(names, stem)}")
+        raise UnknownName(f"no layer named {glob!r}{hint_for(names, stem)}")
     found = [name for name in found if _source(known, name) not in found]
     return [name if call is None else f"{name}#{call}" for name in found]
 
@@ -272,7 +272,7 @@ def matching_names(names: Iterable[str], glob: str) -> list[str]:
     return [name for name in names if pattern.fullmatch(name)]
 
 
-def _hint(names: list[str], glob: str) -> str:
+def hint_for(names: list[str], glob: str) -> str:
     """Return how a refusal of a glob goes on: what comes close, and where all names are."""
     deeper = [name for name in names if fnmatchcase(name, glob)] if "**" not in glob else []
     if deeper:

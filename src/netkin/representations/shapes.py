@@ -31,7 +31,6 @@ exported programs of fixed size, the first axis counts the examples if it alone 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -41,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.representations.layers import split_call
+from netkin.representations.layers import hint_for, matching_names, modules, split_call
 from netkin.representations.nesting import leaves
 
 __all__ = ["cls", "dft", "flatten", "last", "mean", "pool", "positions", "resize_to", "tokens"]
@@ -244,17 +243,29 @@ def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
 def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
     """Return the shape for the layer `name`, where `shape` may be one for all or a mapping from layers or globs.
 
+    As in `layers`, ``*`` does not cross dots and ``**`` does; the first glob that fits counts, a plain name before all.
+
     Example:
-        >>> shape_for("layer1.0", {"layer*": "pool", "fc": "flatten"})
-        'pool'
+        >>> [shape_for(name, {"layer*": "pool", "**": "flatten"}) for name in ("layer1", "layer1.0", "fc")]
+        ['pool', 'flatten', 'flatten']
     """
     if not isinstance(shape, Mapping):
         return shape
     names = (name, split_call(name)[0])
     exact = next((one for one in names if one in shape), None)
-    matching = (pattern for pattern in shape if any(fnmatchcase(one, pattern) for one in names))
+    matching = (pattern for pattern in shape if matching_names(names, pattern))
     key = exact if exact is not None else next(matching, None)
     return None if key is None else shape[key]
+
+
+def refuse_strange_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
+    """Refuse a mapping of shapes in which a name or a glob stands for no layer of models or of recorded arrays."""
+    if not (isinstance(shape, Mapping) and all(isinstance(one, (nn.Module, Mapping)) for one in models)):
+        return  # models given by name are loaded elsewhere
+    known = [name for one in models for name in (modules(one) if isinstance(one, nn.Module) else one)]
+    for key in shape:
+        if split_call(key)[0] not in known and not matching_names(known, key):
+            raise UnknownName(f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}")
 
 
 def _fitting(output: Tensor, name: str) -> Tensor:

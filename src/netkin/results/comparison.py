@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from netkin import files
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.labels import NOT_ASKED, asks_for, fits
 from netkin.results.packing import packed, unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
@@ -104,29 +104,33 @@ class Comparison:
     def __str__(self) -> str:
         return comparison_as_text(self)
 
-    def table(self, measure: str | None = None) -> Values:
-        """Return the table of `measure`; with one measure it need not be named."""
-        return self._only() if measure is None else self._named(measure)
+    @also_called(measures="measure")
+    def table(self, measures: str | None = None) -> Values:
+        """Return the table of the measure that is named; with one measure it need not be named."""
+        return self._only() if measures is None else self._named(measures)
 
-    def best_matches(self, measure: str | None = None) -> dict[str, Match]:
+    @also_called(measures="measure")
+    def best_matches(self, measures: str | None = None) -> dict[str, Match]:
         """Return for every layer of the first model its closest layer of the second and the value there."""
-        return self.table(measure).best_matches()
+        return self.table(measures).best_matches()
 
-    def to_numpy(self, measure: str | None = None) -> np.ndarray:
-        """Return a measure's matrix; without `measure` and with several, measures × rows × columns."""
-        if measure is None and len(self.tables) != 1:
+    @also_called(measures="measure")
+    def to_numpy(self, measures: str | None = None) -> np.ndarray:
+        """Return a measure's matrix; of several, where none is named, measures × rows × columns."""
+        if measures is None and len(self.tables) != 1:
             return np.array([table.values for table in self.tables.values()])
-        return self.table(measure).to_numpy()
+        return self.table(measures).to_numpy()
 
-    def to_pandas(self, measure: str | None = None, *, long: bool = False) -> Any:
+    @also_called(measures="measure")
+    def to_pandas(self, measures: str | None = None, *, long: bool = False) -> Any:
         """Return a measure's table as a data frame, or one row for each number.
 
         One row for each number, with its standard error, the ends of its 95 % interval and the reason why it or its
-        error is missing, comes back where `long` is requested, and without `measure` where there are several.
+        error is missing, comes back where `long` is requested, and where there are several measures and none is named.
         """
-        if long or (measure is None and len(self.tables) != 1):
-            return optional("pandas").DataFrame(list(self.numbers(measure)), columns=list(NUMBERS))
-        return self.table(measure).to_pandas()
+        if long or (measures is None and len(self.tables) != 1):
+            return optional("pandas").DataFrame(list(self.numbers(measures)), columns=list(NUMBERS))
+        return self.table(measures).to_pandas()
 
     def to_xarray(self) -> Any:
         """Return a data set with an array for each measure, for its standard errors and replicates, and provenance."""
@@ -142,9 +146,10 @@ class Comparison:
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
 
+    @also_called(measures="measure")
     def plot(
         self,
-        measure: str | None = None,
+        measures: str | Sequence[str] | None = None,
         path: str | os.PathLike[str] | None = None,
         ax: Any = None,
         *,
@@ -156,13 +161,13 @@ class Comparison:
         With standard errors, or where `profile` is True, the profile of corresponding layers is drawn below them.
 
         Args:
-            measure: the only one to draw; all of them if not given.
+            measures: one measure or several to draw; by default all.
             path: a file that ends in .png, .svg or .pdf.
             ax: axes of yours to draw into.
             profile: whether the profile is drawn.
             overwrite: write also over a file that is no figure of netkin's.
         """
-        return import_module("netkin.reporting").plot(self, measure, path, ax, profile=profile, overwrite=overwrite)
+        return import_module("netkin.reporting").plot(self, measures, path, ax, profile=profile, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the heatmaps in a notebook."""
@@ -210,12 +215,13 @@ class Comparison:
     def _listed(self) -> str:
         return ", ".join(self.tables) or "none"
 
-    def numbers(self, measure: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
-        """Yield `NUMBERS` for each value and each hole requested, of `measure` or of all.
+    @also_called(measures="measure")
+    def numbers(self, measures: str | None = None) -> Iterator[tuple[str, str, str, float, float, float, float, str]]:
+        """Yield `NUMBERS` for each value and each hole requested, of the measure that is named or of all.
 
         The reason is why there is no value or, with a value, why it has no standard error.
         """
-        for table in self.tables.values() if measure is None else [self.table(measure)]:
+        for table in self.tables.values() if measures is None else [self.table(measures)]:
             arrays = (table.values, table.to_errors(), *table.interval())
             for (i, a), (j, b) in product(enumerate(self.layers_a), enumerate(self.layers_b)):
                 reason = table.holes.get((a, b), table.error_reasons.get((a, b), ""))

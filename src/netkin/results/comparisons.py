@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
+from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import column_label, is_worth, pair_label
 from netkin.results.packing import all_unpacked, packed_many
@@ -219,7 +219,8 @@ class Comparisons(Mapping[Pair, Comparison]):
         """The ids of the measures, in the order they were requested."""
         return tuple(dict.fromkeys(name for comparison in self.pairs.values() for name in comparison.measures))
 
-    def summary(self, measure: str | None = None) -> np.ndarray:
+    @also_called(measures="measure")
+    def summary(self, measures: str | None = None) -> np.ndarray:
         """Return one number for each pair of models, models × models in the order of `models`.
 
         It is the mean over layers of the same name; for models that share no name, the mean over each row's best match.
@@ -228,9 +229,9 @@ class Comparisons(Mapping[Pair, Comparison]):
         """
         models = {name: place for place, name in enumerate(self.models)}
         means = np.full((len(models), len(models)), np.nan)
-        having = [pair for pair, one in self.pairs.items() if measure is None or measure in one]
+        having = [pair for pair, one in self.pairs.items() if measures is None or measures in one]
         for a, b in having or self.pairs:  # where none has it, the first refuses
-            i, j, table = models[a], models[b], self.pairs[a, b].table(measure)
+            i, j, table = models[a], models[b], self.pairs[a, b].table(measures)
             means[i, j] = _mean(table)
             if table.symmetric and (b, a) not in self.pairs:
                 means[j, i] = means[i, j]
@@ -278,32 +279,36 @@ class Comparisons(Mapping[Pair, Comparison]):
         other = (b, a) in self.pairs
         return "compared in the other direction alone" if other else "these two were not compared"
 
-    def tree(self, measure: str | None = None) -> np.ndarray:
+    @also_called(measures="measure")
+    def tree(self, measures: str | None = None) -> np.ndarray:
         """Return which models join at which distance, by average linkage, as `scipy.cluster.hierarchy` has it.
 
         Similarities between -1 and 1 are read as angles, their arccosines; the leaves are numbered as `models`.
         """
-        return tree_of(distances_of(self.summaries().table(measure)))
+        return tree_of(distances_of(self.summaries().table(measures)))
 
-    def plane(self, measure: str | None = None) -> dict[str, tuple[float, float]]:
+    @also_called(measures="measure")
+    def plane(self, measures: str | None = None) -> dict[str, tuple[float, float]]:
         """Return a place in the plane for each model, by classical scaling of the distances of `tree`."""
-        places, _ = plane_of(distances_of(self.summaries().table(measure)))
+        places, _ = plane_of(distances_of(self.summaries().table(measures)))
         return {name: (float(x), float(y)) for name, (x, y) in zip(self.models, places, strict=True)}
 
-    def clusters(self, count: int | None = None, measure: str | None = None) -> dict[str, int]:
+    @also_called(measures="measure")
+    def clusters(self, count: int | None = None, measures: str | None = None) -> dict[str, int]:
         """Return the cluster of each model, by cutting `tree`; without `count` where the mean silhouette is largest."""
-        return dict(zip(self.models, clusters_of(distances_of(self.summaries().table(measure)), count), strict=True))
+        return dict(zip(self.models, clusters_of(distances_of(self.summaries().table(measures)), count), strict=True))
 
-    def to_pandas(self, measure: str | None = None, *, long: bool = False) -> Any:
+    @also_called(measures="measure")
+    def to_pandas(self, measures: str | None = None, *, long: bool = False) -> Any:
         """Return the summary of a measure as a data frame of models by models, or one row for each number.
 
-        One row for each pair of layers of each pair of models comes back where `long` is requested, and without
-        `measure` where there are several.
+        One row for each pair of layers of each pair of models comes back where `long` is requested, and where there
+        are several measures and none is named.
         """
         frame = optional("pandas").DataFrame
-        if not long and (measure is not None or len(self.measures) == 1):
-            return frame(self.summary(measure), index=list(self.models), columns=list(self.models))
-        rows = [(*pair, *row) for pair, one in self.pairs.items() for row in one.numbers(measure)]
+        if not long and (measures is not None or len(self.measures) == 1):
+            return frame(self.summary(measures), index=list(self.models), columns=list(self.models))
+        rows = [(*pair, *row) for pair, one in self.pairs.items() for row in one.numbers(measures)]
         return frame(rows, columns=["model_a", "model_b", *NUMBERS])
 
     def to_xarray(self) -> Any:
@@ -341,16 +346,17 @@ class Comparisons(Mapping[Pair, Comparison]):
         """Return the mean and the standard deviation over the pairs of models, layer by layer."""
         return Spread.of(list(self.pairs.values()))
 
+    @also_called(measures="measure")
     def plot(
         self,
-        measure: str | None = None,
+        measures: str | Sequence[str] | None = None,
         path: str | os.PathLike[str] | None = None,
         ax: Any = None,
         *,
         overwrite: bool = False,
     ) -> Any:
         """Return the summaries as a matplotlib figure, drawn into `ax` or written to `path` where one is given."""
-        return import_module("netkin.reporting").plot(self, measure, path, ax, overwrite=overwrite)
+        return import_module("netkin.reporting").plot(self, measures, path, ax, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the summaries in a notebook."""

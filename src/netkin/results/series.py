@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from netkin import files
-from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NameClash, NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.results.comparison import NUMBERS, Comparison
 from netkin.results.labels import direction
 from netkin.results.packing import facts, packed, packed_many, series_unpacked
@@ -105,24 +105,28 @@ class Series:
     def __str__(self) -> str:
         return series_as_text(self)
 
-    def table(self, measure: str | None = None) -> Values:
-        """Return the final step's table of `measure`, with its labels and facts."""
-        return self.comparisons[-1].table(measure)
+    @also_called(measures="measure")
+    def table(self, measures: str | None = None) -> Values:
+        """Return the final step's table of the measure that is named, with its labels and facts."""
+        return self.comparisons[-1].table(measures)
 
-    def to_numpy(self, measure: str | None = None) -> np.ndarray:
+    @also_called(measures="measure")
+    def to_numpy(self, measures: str | None = None) -> np.ndarray:
         """Return a measure's values, steps × layers of the checkpoint × layers of the final one, NaN in holes."""
-        return np.array([comparison.table(measure).values for comparison in self.comparisons])
+        return np.array([comparison.table(measures).values for comparison in self.comparisons])
 
-    def own(self, measure: str | None = None) -> np.ndarray:
+    @also_called(measures="measure")
+    def own(self, measures: str | None = None) -> np.ndarray:
         """Return each layer against its own final state, steps × layers, NaN where the measure has no value."""
         final = self.comparisons[-1]
         rows = [final.layers_a.index(layer) for layer in self.layers]
         columns = [final.layers_b.index(layer) for layer in self.layers]
-        return self.to_numpy(measure)[:, rows, columns]
+        return self.to_numpy(measures)[:, rows, columns]
 
-    def between_steps(self, layer: str, measure: str | None = None) -> np.ndarray:
+    @also_called(measures="measure")
+    def between_steps(self, layer: str, measures: str | None = None) -> np.ndarray:
         """Return a layer at every step against itself at every other, steps × steps."""
-        name = f"{self.table(measure).id} of {layer}"
+        name = f"{self.table(measures).id} of {layer}"
         if self.between is None or name not in self.between.tables:
             raise UnknownName(
                 f"this series holds no {name!r} of all pairs of {self.unit}s; measures of weights, such as "
@@ -130,7 +134,8 @@ class Series:
             )
         return self.between.tables[name].to_numpy()
 
-    def reached(self, threshold: float, measure: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
+    @also_called(measures="measure")
+    def reached(self, threshold: float, measures: str | None = None, *, rule: str = "stays") -> dict[str, int | None]:
         """Return for each layer the step at which it has reached `threshold` of its final state, or None.
 
         With ``rule="stays"`` that is the first step from which on it stays there, so that a lucky moment does not
@@ -138,7 +143,7 @@ class Series:
         threshold, a distance at or below it, a missing value never. The final step does not count: there every layer
         equals itself.
         """
-        there = self._there(threshold, measure)[:-1]
+        there = self._there(threshold, measures)[:-1]
         if rule not in RULES:
             raise UnknownName(f"`rule` is 'stays' or 'first'; got {rule!r}.")
         if rule == "stays":
@@ -149,15 +154,17 @@ class Series:
             for i, (layer, place) in enumerate(zip(self.layers, found.tolist(), strict=True))
         }
 
-    def marks(self, measure: str | None = None) -> tuple[float, ...]:
+    @also_called(measures="measure")
+    def marks(self, measures: str | None = None) -> tuple[float, ...]:
         """Return 0.9, 0.99 and 0.999 for a similarity that ends at 1; any other measure has no such marks."""
-        table = self.table(measure)
+        table = self.table(measures)
         return THRESHOLDS if table.higher_is_closer and math.isclose(table.bounds[1], 1) else ()
 
+    @also_called(measures="measure")
     def bottom_up(
         self,
         threshold: float,
-        measure: str | None = None,
+        measures: str | None = None,
         *,
         layers: Sequence[str] | None = None,
         rule: str = "stays",
@@ -167,7 +174,7 @@ class Series:
         Depth is the order of the layers, or of those named in `layers`. Those that never reach the threshold tie at the
         final step and are counted in `never`.
         """
-        reached = self.reached(threshold, measure, rule=rule)
+        reached = self.reached(threshold, measures, rule=rule)
         strange = [layer for layer in layers or () if layer not in reached]
         if strange:
             hint = did_you_mean(strange[0], reached) or "."
@@ -176,25 +183,27 @@ class Series:
         late = [self.final_step if step is None else step for step in steps]
         return trend(late, never=sum(step is None for step in steps))
 
-    def mean_over_time(self, measure: str | None = None) -> dict[str, float]:
+    @also_called(measures="measure")
+    def mean_over_time(self, measures: str | None = None) -> dict[str, float]:
         """Return each layer's mean value against its own final state over the run, by the trapezium rule.
 
         A layer that settles early has a high mean similarity, whatever threshold one would choose. A layer with a
         missing value has none and is left out.
         """
-        steps, own = np.array(self.steps, dtype=float), self.own(measure)
+        steps, own = np.array(self.steps, dtype=float), self.own(measures)
         gaps = np.diff(steps)[:, None]
         means = ((own[1:] + own[:-1]) / 2 * gaps).sum(0) / gaps.sum() if len(steps) > 1 else own[0]
         return {layer: float(mean) for layer, mean in zip(self.layers, means, strict=True) if np.isfinite(mean)}
 
-    def to_pandas(self, measure: str | None = None) -> Any:
-        """Return `own` as a data frame, steps × layers; without `measure` and with several, one row for each number."""
+    @also_called(measures="measure")
+    def to_pandas(self, measures: str | None = None) -> Any:
+        """Return `own` as a data frame, steps × layers; of several measures and none named, one row for each number."""
         pandas = optional("pandas")
-        if measure is None and len(self.measures) != 1:
+        if measures is None and len(self.measures) != 1:
             rows = [(step, *row) for step in self.steps for row in self[step].numbers()]
             return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
-        return pandas.DataFrame(self.own(measure), index=steps, columns=layers)
+        return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
 
     def to_xarray(self) -> Any:
         """Return a data set with an array for each measure, steps × layers × layers, and the provenance."""
@@ -208,9 +217,10 @@ class Series:
         facts = {"run": self.run, "final_step": self.final_step} | {word: getattr(final, word) for word in words}
         return xarray.Dataset(arrays, attrs=dict(self.provenance) | facts)
 
+    @also_called(measures="measure")
     def plot(
         self,
-        measure: str | None = None,
+        measures: str | Sequence[str] | None = None,
         path: str | os.PathLike[str] | None = None,
         ax: Any = None,
         *,
@@ -220,13 +230,13 @@ class Series:
         """Return heatmaps at `steps` above the layers' lines as a matplotlib figure, written to `path` if one is given.
 
         Args:
-            measure: the only one to draw; all of them if not given.
+            measures: one measure or several to draw; by default all.
             path: a file that ends in .png, .svg or .pdf.
             ax: axes of yours, into which only the lines are drawn.
             steps: those whose heatmaps are drawn.
             overwrite: write also over a file that is no figure of netkin's.
         """
-        return import_module("netkin.reporting").plot(self, measure, path, ax, steps=steps, overwrite=overwrite)
+        return import_module("netkin.reporting").plot(self, measures, path, ax, steps=steps, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         """Show the series in a notebook."""

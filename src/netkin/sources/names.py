@@ -186,21 +186,3 @@ def numbered(texts: Sequence[str]) -> list[str]:
     """
     times = Counter(texts)
     return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
-
-
-def also_called(**words: str) -> Callable[[Function], Function]:
-    """Let a function take some arguments by other names, too: ``also_called(measures="measure")``."""
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def called(*given: Any, **keywords: Any) -> Any:
-            for name, other in words.items():
-                if other in keywords and name in keywords:
-                    raise ValueFault(f"`{name}` and `{other}` are the same argument; give one of them.")
-                if other in keywords:
-                    keywords[name] = keywords.pop(other)
-            return function(*given, **keywords)
-
-        return cast("Function", called)
-
-    return decorate

@@ -357,18 +357,22 @@ class LayerMoments(Collector):
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
         layer = self._layers[name]
         layer.resolution = max(layer.resolution, torch.finfo(matrix.dtype).eps)
-        if self.precision == torch.float64:
-            matrix = matrix.to(layer.shift.dtype)
-        centred = matrix - layer.shift[0].to(matrix)
+        double = self.precision == torch.float64
+        shift = layer.shift[0] if double else layer.shift[0].to(matrix)
+        dtype = summing_dtype(matrix.device) if double else self.precision
+        columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=matrix.device)
+        inner = columns[0, :, : layer.width]
+        # straight into the columns, unless these are coarser and the unit must be chosen first
+        fits = not matrix.requires_grad and torch.promote_types(matrix.dtype, shift.dtype) == dtype
+        centred = torch.sub(matrix, shift, out=inner if fits else None)
         if not layer.varies or (centred.device.type == "cpu" and outgrows(centred, layer.scale)):
             self._rescale(name, power_of_two(centred))
         if centred.requires_grad:
             return self._joined(centred * layer.scale).unsqueeze(0)
-        dtype = self.precision if self.precision == torch.float32 else summing_dtype(matrix.device)
-        columns = torch.empty(1, len(matrix), layer.own.shape[-1], dtype=dtype, device=centred.device)
-        torch.mul(centred, layer.scale, out=columns[0, :, : layer.width])
+        if centred is not inner or layer.scale != 1:
+            torch.mul(centred, layer.scale, out=inner)
         if self.debiased:
-            columns[0, :, -2] = columns[0, :, : layer.width].square().sum(1)
+            torch.sum(inner.square(), 1, out=columns[0, :, -2])
         columns[..., -1] = 1
         return columns
 

@@ -10,7 +10,9 @@ tested by the determinant, which a Cholesky factor gives a second time; matrices
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +26,10 @@ CHANCE = 0.1  # the score of unrelated layers from which on CKA with its bias mi
 ERROR = 1e-12  # of the sum of the singular values, from which on a matrix is decomposed itself
 COARSE_ERROR = 1e-8  # the same on a GPU
 MISMATCH = 1e-3  # of the logarithms of two determinants, above which nothing is known of the error
+Part = TypeVar("Part")
+
+WORTH_THREADS = 2**22  # multiplications of decompositions from which on threads are started
+TOGETHER = 32  # matrices of one shape that are decomposed in one call, at most
 APART = 1e-7  # of squared singular values, the smallest over the largest, down to which vectors are taken from products
 
 
@@ -207,6 +213,36 @@ def power_of_two(rows: Tensor) -> float:
     largest = float(torch.linalg.vector_norm(rows.detach(), torch.inf))
     lowest = -1000 if rows.dtype == torch.float64 else -120  # a factor that the precision can hold
     return 2.0 ** -max(math.frexp(largest)[1], lowest) if 0 < largest < math.inf else 0.0
+
+
+def decompose_alike(work: Callable[[Sequence[Part]], None], alike: Mapping[Any, Sequence[Part]]) -> None:
+    """Let `work` decompose groups of matrices; each has a key that begins with their shape, dtype and device.
+
+    On the CPU every thread takes matrices for itself, the largest first: that is faster than to share small ones.
+    No gradients are recorded there.
+    """
+    threads = torch.get_num_threads()
+    operations = sum(len(group) * math.prod(shape) * shape[-1] for (shape, *_), group in alike.items())
+    shared = threads if operations > WORTH_THREADS and all(kind[2].type == "cpu" for kind in alike) else 1
+    parts = []
+    for _, group in sorted(alike.items(), key=lambda one: -math.prod(one[0][0])):
+        step = min(TOGETHER, -(-len(group) // shared))
+        parts += [group[at : at + step] for at in range(0, len(group), step)]
+    if shared == 1:
+        for part in parts:
+            work(part)
+        return
+    try:
+        with ThreadPoolExecutor(shared, initializer=_alone) as pool:
+            list(pool.map(work, parts))  # which raises what a thread has raised
+    finally:
+        torch.set_num_threads(threads)  # for threads that are started later; here it was never changed
+
+
+def _alone() -> None:
+    """Let this thread run without others, and without gradients."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
 
 
 def singular_values(matrices: Sequence[Tensor], graded: bool = True) -> list[Tensor]:

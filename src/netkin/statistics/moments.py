@@ -14,6 +14,7 @@ from netkin.arrays import paired, resolution_of, summing_dtype
 from netkin.errors import NoValue
 from netkin.statistics.linear_algebra import (
     about_medians,
+    decompose_alike,
     few_for_bias,
     largest,
     left_vectors,
@@ -22,10 +23,10 @@ from netkin.statistics.linear_algebra import (
     u_products,
 )
 from netkin.statistics.row_sides import RowsSide
-from netkin.statistics.sides import Side, decompose
+from netkin.statistics.sides import CovarianceSide, Side, decompose
 
 CANCELLED = 1e-7  # what may be left of sums that cancel before float64 has lost nine digits of it
-COARSE = 1e-4  # the error of a correlation from which on a warning is given
+ON_HOST = 1024  # the widest layers of a GPU that are read on the CPU
 AMORTISED = 2  # pairs for each layer from which on its principal directions pay for themselves
 
 
@@ -94,7 +95,7 @@ class Moments:
         """Return the sentences of `caution` each apart."""
         cautions = [self.few_examples] if facts.whitens else []
         if facts.whitens and "invertible" in facts.unchanged_by:  # all directions count alike, the smallest too
-            cautions += [_ill_conditioned(side) for side in (self.x, self.y)]
+            cautions += [side.lost_digits for side in (self.x, self.y)]
         if facts.debiased_as:
             cautions.append(self._few_for_bias(facts.debiased_as))
         return [sentence for sentence in cautions if sentence]
@@ -190,6 +191,8 @@ class Moments:
 
         A first reading notes the matrices. Afterwards every pair gives the values that it would give alone.
         """
+        for pair, _ in asked:
+            pair._bring_to_host()
         whitened = [pair for pair, measures in asked if any(measure.facts.whitens for measure in measures)]
         decompose(side for pair in whitened for side in (pair.x, pair.y))
         try:
@@ -201,6 +204,15 @@ class Moments:
             for pair, _ in asked:
                 for one in pair._both:
                     one._asked = None
+
+    def _bring_to_host(self) -> None:
+        """Read streamed layers that are not wide on the CPU, whose threads decompose them sooner than a GPU does."""
+        x, y, cross = self.x, self.y, self._cross
+        if cross is None or not cross.is_cuda or cross.requires_grad or max(cross.shape[1:]) > ON_HOST:
+            return
+        if isinstance(x, CovarianceSide) and isinstance(y, CovarianceSide):
+            self.x, self.y, self._cross = x.on_host, y.on_host, cross.cpu()
+            self._norm_product = None if self._norm_product is None else self._norm_product.cpu()
 
     @property
     def _both(self) -> list[Moments]:
@@ -368,29 +380,18 @@ def _answer(pairs: Sequence[Moments]) -> None:
                 matrix = asked.matrix
                 kind = (matrix.shape[1:], matrix.dtype, matrix.device, asked.graded, asked.vectors)
                 alike.setdefault(kind, []).append((pair, key, asked))
-    for group in alike.values():
-        found = _decomposed([asked for _, _, asked in group])
-        for (pair, key, _), one in zip(group, found, strict=True):
-            pair._found[key] = one
+    decompose_alike(_answer_alike, alike)
+
+
+def _answer_alike(group: Sequence[tuple[Moments, Hashable, Decomposition]]) -> None:
+    found = _decomposed([asked for _, _, asked in group])
+    for (pair, key, _), one in zip(group, found, strict=True):
+        pair._found[key] = one
 
 
 def _decomposed(alike: Sequence[Decomposition]) -> Sequence[Any]:
     matrices = [asked.matrix for asked in alike]
     return left_vectors(matrices) if alike[0].vectors else singular_values(matrices, alike[0].graded)
-
-
-def _ill_conditioned(side: Side) -> str:
-    """Return a sentence if the products have lost the digits of a layer's small directions, and its rows are gone."""
-    if isinstance(side, RowsSide) or not side.varies:
-        return ""
-    condition = side.condition
-    error = side.rounding * condition**2
-    if error < COARSE:
-        return ""
-    return (
-        f"{side.name} has the condition number {condition:.0e}: of its smallest directions, read from moments, "
-        f"correlations are right to {error:.0e} only; measure its rows, or its leading directions by `svcca`."
-    )
 
 
 def _rows(side: Side) -> RowsSide:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from netkin.errors import NoValue
-from netkin.statistics.frequencies import Frequencies
-from netkin.statistics.linear_algebra import squared_norm
+from netkin.statistics.frequencies import Frequencies, frequencies
+from netkin.statistics.linear_algebra import decompose_alike, squared_norm
 
 Made = TypeVar("Made")
 
 WITHOUT_ROWS = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
 
-AT_ONCE = 32  # layers whose second moments are decomposed in one call
-
+COARSE = 1e-4  # the error of a correlation from which on a warning is given
 LOST = 2.0**32  # whitening by an eigenvalue of a product costs eps·λmax/λ: from here on over 2e-10 in float64
 
 
@@ -153,6 +152,11 @@ class Side(ABC):
         """The condition number of the layer: how many times its largest kept direction exceeds the smallest."""
         values = self.eigen[0][self.kept]
         return math.sqrt(float(values.max()) / float(values.min()))
+
+    @property
+    def lost_digits(self) -> str:
+        """A sentence if the products have lost the digits of the layer's small directions, and its rows are gone."""
+        return ""
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, cached by key for all pairs of this layer."""
@@ -283,6 +287,27 @@ class CovarianceSide(Side):
         made.mean, made.chosen = (one.to(one.dtype.to_complex()) for one in (self.mean, self.chosen))
         return made
 
+    @cached_property
+    def on_host(self) -> CovarianceSide:
+        """The same side in the memory of the host."""
+        norm_squares = None if self._norm_squares is None else self._norm_squares.cpu()
+        return CovarianceSide(
+            self.name, self.n, self.mean.cpu(), self.chosen.cpu(), scale=self.scale, resolution=self.resolution,
+            rounding=self.rounding, norm_squares=norm_squares,
+            frequencies=None if self.frequencies is None else frequencies(self.frequencies.grid, torch.device("cpu")),
+        )  # fmt: skip
+
+    @property
+    def lost_digits(self) -> str:
+        error = self.rounding * self.condition**2 if self.varies else 0.0
+        if error < COARSE:
+            return ""
+        return (
+            f"{self.name} has the condition number {self.condition:.0e}: of its smallest directions, read from "
+            f"moments, correlations are right to {error:.0e} only; measure its rows, or its leading directions by "
+            "`svcca`."
+        )
+
     @property
     def norm_squares(self) -> Tensor:
         if self._norm_squares is None:
@@ -337,9 +362,10 @@ def decompose(sides: Iterable[Side]) -> None:
     for side in dict.fromkeys(sides):
         if isinstance(side, CovarianceSide) and not side.needs_gradient and not side.decomposed and side.varies:
             alike.setdefault((side.chosen.shape, side.chosen.dtype, side.chosen.device), []).append(side)
-    for group in alike.values():
-        for at in range(0, len(group), AT_ONCE):
-            some = group[at : at + AT_ONCE]
-            values, vectors = principal_directions(torch.stack([side.chosen for side in some]))
-            for side, *found in zip(some, values, vectors, strict=True):
-                side.__dict__["eigen"] = tuple(map(side.whole, found))
+    decompose_alike(_find_directions, alike)
+
+
+def _find_directions(sides: Sequence[CovarianceSide]) -> None:
+    values, vectors = principal_directions(torch.stack([side.chosen for side in sides]))
+    for side, *found in zip(sides, values, vectors, strict=True):
+        side.__dict__["eigen"] = tuple(map(side.whole, found))

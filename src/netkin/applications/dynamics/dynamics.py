@@ -23,7 +23,7 @@ from netkin.comparing.feed import CachedRunner
 from netkin.comparing.planning import Plan, weights_alone
 from netkin.comparing.request import name_of as name_of_data
 from netkin.comparing.subjects import ModelRunner
-from netkin.errors import ValueFault
+from netkin.errors import ValueFault, also_called
 from netkin.identity import described_call, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, find
@@ -35,7 +35,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape, name_of
 from netkin.results import Comparison, Series
 from netkin.results.packing import packed, unpacked
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.sources.runs import Architecture, Run, open_run
 
 WITH_SPACE = ("dft",)  # shapes that need a map's size beside its rows

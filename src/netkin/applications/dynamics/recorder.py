@@ -19,14 +19,13 @@ from netkin.applications.dynamics.recordings import (
     write,
 )
 from netkin.applications.dynamics.states import LayerState, Moment, between
-from netkin.errors import ForwardError, ValueFault
+from netkin.errors import ForwardError, ValueFault, also_called
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.progress import ProgressOption
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
-from netkin.sources.names import also_called
 
 Log = Callable[[int, dict[str, float]], Any]
 

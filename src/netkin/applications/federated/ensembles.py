@@ -15,7 +15,7 @@ from netkin.applications.federated.algorithms import State, head_of, mixed
 from netkin.applications.federated.client_data import Examples, checked_clients
 from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
 from netkin.comparing.compare import compare_many
-from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault
+from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
 from netkin.measures.filter_subspaces import angles, mean_cosines
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, reported, showing
@@ -25,7 +25,6 @@ from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
-from netkin.sources.names import also_called
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed

@@ -20,11 +20,10 @@ from torch.optim import Optimizer
 
 from netkin.applications.freezing.schedules import FreezePlan, Schedule, Settling, fractions, linear
 from netkin.applications.freezing.units import FirstStep, Units, inner_model
-from netkin.errors import UnknownName, ValueFault, did_you_mean
+from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
-from netkin.sources.names import also_called
 
 FORMAT = 1
 SCHEDULES = ("linear", "similarity")

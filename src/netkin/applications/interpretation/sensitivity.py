@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from netkin.comparing.compare import compare_runners
 from netkin.comparing.subjects import Keep, ModelRunner, Runner
-from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.progress import ProgressOption, showing
 from netkin.representations import rows_of
 from netkin.representations.hooks import main_tensor
@@ -24,7 +24,7 @@ from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison
 from netkin.results.records import distinct
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 
 
 @also_called(measures="measure")

@@ -90,7 +90,7 @@ def joints(
     theirs = trial.ends
     given = (tuple(ours), tuple(theirs))
     told = names if names[0] != names[1] else ("a", "b")
-    wanted = tuple(dict.fromkeys(Pairs([told], pairs).listed(dict(zip(told, given, strict=True)), *told)))
+    wanted = tuple(dict.fromkeys(Pairs([told], pairs).layer_pairs(dict(zip(told, given, strict=True)), *told)))
     found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
     cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
     for pair, one in found.items():

@@ -29,7 +29,7 @@ from netkin.applications.stitching.task_loss import How, Way, asked_ways, listed
 from netkin.comparing.interrupting import Interruption
 from netkin.comparing.request import name_of
 from netkin.comparing.study import Statistics
-from netkin.errors import FileFault, UnknownName, ValueFault, did_you_mean
+from netkin.errors import FileFault, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.identity import described_call, weights_digest
 from netkin.jobs import Job
 from netkin.progress import ProgressOption, reported, showing
@@ -37,7 +37,7 @@ from netkin.representations.guests import random_states_kept
 from netkin.representations.inputs import device_of, watched
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 
 
 @by_name(models="a b", data="data test")

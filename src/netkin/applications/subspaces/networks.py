@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from netkin import __version__
 from netkin.arrays import refuse_non_finite
-from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.measures.filter_subspaces import angles, mean_cosines, nearest
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 
 MEASURES = ("atom_cosine", "atom_angular")

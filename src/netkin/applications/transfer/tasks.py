@@ -15,14 +15,14 @@ from netkin.comparing import Statistics, Subject, collect
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.study import found_measures
 from netkin.comparing.tabulating import comparison_of
-from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, did_you_mean
+from netkin.errors import NetkinError, NoValue, UnknownName, ValueFault, also_called, did_you_mean
 from netkin.measures.registry import Measure, find
 from netkin.progress import ProgressOption, reported, showing
 from netkin.representations.layers import Spec
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Comparisons
 from netkin.results.values import Values
-from netkin.sources.names import also_called, by_name
+from netkin.sources.names import by_name
 from netkin.statistics.sketches import LayerSketches
 
 MEASURES = ("sketched_cka", "sketched_cka_by_buckets")  # by ψ itself, and the paper's product of two sketches

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from netkin.errors import ShapeError, ValueFault
+from netkin.errors import ShapeError, ValueFault, also_called
 from netkin.reporting.charts import Axis, Chart, Line, axis_up
 from netkin.reporting.figures.drawing import (
     caption_below,
@@ -39,6 +40,7 @@ from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
 
 
+@also_called(measures="measure")
 def plot(
     results: Comparison
     | Comparisons
@@ -49,7 +51,7 @@ def plot(
     | Compression
     | TaskAccuracies
     | Sequence[TaskAccuracies],
-    measure: str | None = None,
+    measures: str | Sequence[str] | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
     *,
@@ -59,20 +61,20 @@ def plot(
     caption: bool = True,
     overwrite: bool = False,
 ) -> Any:
-    """Return a figure with a heatmap for each measure, or for `measure` alone; write it where a `path` is given.
+    """Return a figure with a heatmap for each measure, or for those named; write it where a `path` is given.
 
     With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF. A
     series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go the
     lines alone. Below the heatmaps of a comparison is the `profile` of its corresponding layers with bars for 95 %
     intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking becomes
-    a panel for each score, or for the score that `measure` names; a federation its accuracies by round beside the
+    a panel for each score, or for the score that `measures` names; a federation its accuracies by round beside the
     similarity of its clients, of which the lines alone go into `ax`; tasks learnt one after another their accuracy
     matrix; a sparsity study its networks side by side.
 
     Args:
         results: A comparison, several, a series, a ranking, a federation, ways to learn tasks in a row, or a sparsity
             study.
-        measure: The one measure to draw; by default all.
+        measures: One measure or several to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
@@ -82,24 +84,26 @@ def plot(
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
-    refuse_file(measure)
+    refuse_file(measures)
     matplotlib("matplotlib")
+    if measures is not None and not isinstance(measures, str):
+        results, measures = _with_measures(results, measures), None
     if isinstance(results, Comparisons) and len(results) == 1:
         (results,) = results.values()  # there is nothing to sum up
     if profile and not isinstance(results, Comparison):
         raise ValueFault(f"`profile` is for a comparison; this is a {type(results).__name__}.")
     if isinstance(results, Series):
-        figure = _of_series(results, measure, ax, steps)
+        figure = _of_series(results, measures, ax, steps)
     elif isinstance(results, Ranking):
-        figure = _of_ranking(results, measure, ax)
+        figure = _of_ranking(results, measures, ax)
     elif isinstance(results, SparsityStudy):
         figure = sparsity_figure(results)
     elif isinstance(results, Compression):
         figure = compression_figure(results)
     elif isinstance(results, (Comparison, Comparisons)):
-        figure = comparison_figure(results, measure, ax, steps, profile)
+        figure = comparison_figure(results, measures, ax, steps, profile)
     else:
-        figure = _of_training(results, measure, ax, steps)
+        figure = _of_training(results, measures, ax, steps)
     if title is not None:
         figure.suptitle(title)
     if caption and ax is None:
@@ -107,6 +111,18 @@ def plot(
     if path is not None:
         write_figure(figure, path, kind, overwrite=overwrite)
     return figure
+
+
+def _with_measures(results: Any, measures: Sequence[str]) -> Any:
+    """Return results with some of their measures, in that order."""
+    if isinstance(results, Comparison):
+        return replace(results, tables={table.id: table for table in map(results.table, measures)})
+    if isinstance(results, Comparisons):
+        each = (_with_measures(one, [name for name in measures if name in one]) for one in results.values())
+        return Comparisons(list(each), results.failed)
+    if isinstance(results, Series):
+        return replace(results, comparisons=tuple(_with_measures(one, measures) for one in results.comparisons))
+    raise ValueFault(f"several `measures` are drawn of comparisons and series; this is a {type(results).__name__}.")
 
 
 def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
@@ -120,7 +136,7 @@ def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int
     """Return what became of clients or of tasks."""
     if measure is not None or steps is not None:
         raise ValueFault(
-            "`measure` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
+            "`measures` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
         )
     if not isinstance(results, Federation):
         return task_figure(results if isinstance(results, (list, tuple)) else [results], ax)
