@@ -105,7 +105,7 @@ def outcomes(tmp_path_factory):
     import torch
     from safetensors.torch import save_file
 
-    from netkin.sources.training import untrained_digits_net
+    from netkin.training import untrained_digits_net
 
     place = tmp_path_factory.mktemp("bare")
     for folder in ("run", "pictures/cat", "bert"):

@@ -11,7 +11,7 @@ from netkin import files
 from netkin.cli.options import as_bytes
 from netkin.errors import FileFault
 from netkin.results import load
-from netkin.sources.training import untrained_digits_net
+from netkin.training import untrained_digits_net
 
 MODEL = "netkin:digits@first.pt"
 PASS = f"{MODEL} --data digits:test --examples 40 --layers relu1 --quiet"

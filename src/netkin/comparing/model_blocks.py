@@ -10,9 +10,8 @@ from typing import Any
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.planning import Plan, make_plan, needs_of
 from netkin.measures.registry import Measure
+from netkin.results.values import Pair
 from netkin.statistics.collector import LayerSize, Study
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

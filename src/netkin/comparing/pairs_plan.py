@@ -26,7 +26,7 @@ from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.representations.guests import random_states_kept
-from netkin.representations.nesting import leaves
+from netkin.representations.hooks import leaves
 from netkin.representations.shapes import name_of as shape_name
 from netkin.sources import load_model
 from netkin.statistics.collector import LayerSize, Study

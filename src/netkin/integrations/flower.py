@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    State,
+    StateDict,
     averaged,
     mean_loss,
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.client_data import Examples, checked_clients
+from netkin.applications.federated.client_data import LabelledData, checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.simulation import as_array
@@ -147,11 +147,11 @@ class _Node:
         numbers = {"num-examples": len(labels), "accuracy": accuracy(model, (inputs, labels))}
         return _reply(message, name, "", {}, numbers)
 
-    def _examples(self, source: DataOf, context: Any) -> tuple[str, Examples]:
+    def _examples(self, source: DataOf, context: Any) -> tuple[str, LabelledData]:
         name, data = source(context)
         return str(name), checked_clients({name: data}, None)[0][str(name)]
 
-    def _kept(self, context: Any) -> State:
+    def _kept(self, context: Any) -> StateDict:
         if KEPT in context.state:
             return _tensors(context.state[KEPT], self.base)
         return {name: self.base[name] for name in self.plan.kept}
@@ -164,7 +164,7 @@ def _kind(base: type[Any]) -> type[Any]:
     class FederationStrategy(base):
         """Averages the weights that travel, of the clients whose update counts."""
 
-        def __init__(self, start: State, **options: Any):
+        def __init__(self, start: StateDict, **options: Any):
             super().__init__(**options)
             self.shared, self.initial_arrays = start, _record(start)
             self.records: list[RoundRecord] = []
@@ -251,7 +251,7 @@ def _app() -> Any:
     return needed("flwr.app", "flower", "a federation")
 
 
-def _reply(message: Any, client: str, fault: str, weights: State, numbers: Mapping[str, Any]) -> Any:
+def _reply(message: Any, client: str, fault: str, weights: StateDict, numbers: Mapping[str, Any]) -> Any:
     flower = _app()
     content = {CONFIG: flower.ConfigRecord({"client": client} | ({"fault": fault} if fault else {}))}
     content |= {METRICS: flower.MetricRecord(dict(numbers))} if numbers else {}
@@ -264,7 +264,7 @@ def _record(state: Mapping[str, Tensor]) -> Any:
     return flower.ArrayRecord({name: flower.Array(as_array(one)) for name, one in state.items()})
 
 
-def _tensors(record: Any, like: Mapping[str, Tensor]) -> State:
+def _tensors(record: Any, like: Mapping[str, Tensor]) -> StateDict:
     """Return the tensors of a record, in the precision and at the place of those of the same name."""
     found = {}
     for name, one in record.items():

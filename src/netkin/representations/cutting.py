@@ -21,10 +21,18 @@ from torch import Tensor, fx, nn
 
 from netkin.errors import ForwardError, UnknownName
 from netkin.representations.guests import model_lock
-from netkin.representations.hooks import main_tensor, watching
+from netkin.representations.hooks import (
+    copied,
+    leaves,
+    main_tensor,
+    parts,
+    path_to_tensor,
+    rebuilt,
+    replaced_at,
+    watching,
+)
 from netkin.representations.inputs import Forward, feed
 from netkin.representations.layers import children, choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, rebuilt, replaced_at
 
 Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were opened
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text

@@ -19,10 +19,9 @@ from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, Va
 from netkin.progress import ProgressOption, reported
 from netkin.representations.activations import Reader, joined
 from netkin.representations.guests import guest
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, labels_of
 from netkin.representations.layers import Spec, layer_label, unwrapped
-from netkin.representations.nesting import copied, leaves, parts, path_to_tensor, replaced_at
 from netkin.representations.shapes import Shape
 from netkin.settings import plain_recurrence
 from netkin.sources.names import by_name
@@ -31,9 +30,9 @@ TARGETS = ("tempered", "labels", "predicted")
 OUTPUTS = ("categorical", "multilabel", "continuous")
 IGNORED = -100  # the label of tokens that have no loss, as in torch
 
-Loss = Callable[[Tensor, Any], Tensor]
-Rows = dict[str, Tensor]  # by layer
-Take = Callable[[Any, Rows, Rows], None]
+ExampleLosses = Callable[[Tensor, Any], Tensor]
+RowsByLayer = dict[str, Tensor]  # by layer
+Take = Callable[[Any, RowsByLayer, RowsByLayer], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Target:
     zero: continuous outputs have no tempered target.
     """
 
-    kind: str | Loss = "tempered"
+    kind: str | ExampleLosses = "tempered"
     beta: float = 0.5
     outputs: str = "categorical"
 
@@ -118,7 +117,7 @@ def gradients(
     layers: Spec = None,
     data: Any = None,
     *,
-    target: str | Loss = "tempered",
+    target: str | ExampleLosses = "tempered",
     beta: float = 0.5,
     outputs: str = "categorical",
     shape: Shape | Mapping[str, Shape] = None,
@@ -158,7 +157,7 @@ def gradients(
     reading = ModelReading(model, Target(target, beta, outputs), shape, forward, transform, exact_model)
     kept: dict[str, list[Tensor]] = {}
 
-    def take(batch: Any, features: Rows, gradients: Rows) -> None:
+    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         for name, rows in gradients.items():
             kept.setdefault(name, []).append(rows.to(device or "cpu"))
 
@@ -315,7 +314,7 @@ def _pulled(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one for name, one in zip(noted, found, strict=True) if one is not None}
 
 
-def _refuse_several_rows(rows: Rows, count: int, shapes: Mapping[str, str]) -> None:
+def _refuse_several_rows(rows: RowsByLayer, count: int, shapes: Mapping[str, str]) -> None:
     for name, own in rows.items():
         if len(own) != count:
             raise ShapeError(

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from netkin.arrays import refuse_masked
 from netkin.errors import ForwardError, ShapeError, ValueFault
 from netkin.progress import reporting
-from netkin.representations.hooks import end_forward, one_forward
+from netkin.representations.hooks import copied, copied_leaf, end_forward, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
-from netkin.representations.nesting import copied, copied_leaf, leaves, mapped, parts, rebuilt
 
 LABELS = frozenset({"labels", "label", "targets", "target", "y"})
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

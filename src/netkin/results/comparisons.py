@@ -19,10 +19,9 @@ from netkin.results.labels import column_label, is_worth, pair_label
 from netkin.results.packing import all_unpacked, packed_many
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
-from netkin.results.values import Values
+from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

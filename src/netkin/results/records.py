@@ -18,9 +18,9 @@ import numpy as np
 
 from netkin.errors import MissingExtra, NameClash
 
-Record = TypeVar("Record")
-Key = TypeVar("Key")
-Item = TypeVar("Item")
+RecordType = TypeVar("RecordType")
+KeyType = TypeVar("KeyType")
+ItemType = TypeVar("ItemType")
 
 
 def now() -> str:
@@ -41,7 +41,7 @@ def frozen_array(array: Any) -> np.ndarray:
     return copy
 
 
-def frozen_mapping(mapping: Mapping[Key, Item]) -> Mapping[Key, Item]:
+def frozen_mapping(mapping: Mapping[KeyType, ItemType]) -> Mapping[KeyType, ItemType]:
     """Return a copy of `mapping` that refuses to be written to."""
     return MappingProxyType(dict(mapping))
 
@@ -61,7 +61,7 @@ def plain_fields(record: Any) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-def checked(kind: type[Record], values: Any) -> Record:
+def checked(kind: type[RecordType], values: Any) -> RecordType:
     """Make a record of what a file holds; a field of another type than the record declares is refused."""
     if not isinstance(values, Mapping):
         raise TypeError(f"a {kind.__name__} must be a mapping; got {type(values).__name__}")
@@ -128,7 +128,7 @@ def optional(package: str) -> Any:
         ) from fault
 
 
-def rebuild(kind: type[Record], values: dict[str, Any]) -> Record:
+def rebuild(kind: type[RecordType], values: dict[str, Any]) -> RecordType:
     """Make a record again from its plain fields; pickle and copy call this."""
     return kind(**values)
 

@@ -15,7 +15,7 @@ from netkin import files
 from netkin.errors import ShapeError, UnknownName, did_you_mean
 from netkin.results.packing import plain
 from netkin.results.records import (
-    Record,
+    RecordType,
     checked,
     distinct,
     freeze,
@@ -285,7 +285,7 @@ def _save(record: Any, path: str | os.PathLike[str], kind: str, overwrite: bool)
     files.write(path, kind, {n: one for n, one in own.items() if n not in arrays}, arrays, overwrite=overwrite)
 
 
-def _loaded(record: type[Record], path: str | os.PathLike[str], kind: str) -> Record:
+def _loaded(record: type[RecordType], path: str | os.PathLike[str], kind: str) -> RecordType:
     header, arrays = files.read(path, kind)
     with files.damage_reported(path):
         return checked(record, {n: one for n, one in header.items() if n not in ("kind", "format")} | arrays)

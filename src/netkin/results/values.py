@@ -30,7 +30,7 @@ from netkin.results.records import (
 from netkin.results.text import values_as_text
 
 Parameter = bool | int | float | str | None
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # the names of two layers, or of two models
 
 KINDS = ("similarity", "distance", "worth")
 NEAR = 1e-6  # of a measure's range: a value as near as this to a bound lies at it

@@ -13,10 +13,10 @@ from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
-from netkin.sources.batches import Batches, Borrowed, Examples, as_they_are
+from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
+from netkin.sources.models import load_processor, preprocessing
 from netkin.sources.names import call, find_function, fitted, split_options
-from netkin.sources.pretrained import load_processor, preprocessing
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
 from netkin.sources.reading import refusing_unreadable
 
@@ -31,13 +31,13 @@ class DataSource:
     what: str
     where: str
     example: str
-    load: Callable[..., Examples] | None = None
+    load: Callable[..., LoadedExamples] | None = None
     needs_place: bool = True
     options: str = ""
     has_images: bool = False
 
 
-def _parts(name: str, what: str, where: str, load: Callable[..., Examples], options: str) -> list[DataSource]:
+def _parts(name: str, what: str, where: str, load: Callable[..., LoadedExamples], options: str) -> list[DataSource]:
     """Return the sources for the test and the training part of an image set."""
     return [
         DataSource(

@@ -24,6 +24,8 @@ _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")
 _MARKS = re.compile(r"(^|\.)_")  # EfficientNet has `_blocks.0._bn1`
 _SHOWN = 5
 
+StateDict = dict[str, Tensor]  # weights and buffers by name
+
 
 def load_weights(model: nn.Module, path: str | Path, name: str = "the model") -> None:
     """Put the weights of the file at `path` into `model`, or refuse if any is missing, unexpected or of another shape.

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from netkin.errors import ShapeError, ValueFault
 from netkin.identity import DataDigest
 from netkin.identity.data import contents, summed_hashes
+from netkin.representations.hooks import leaves, mapped, rebuilt
 from netkin.representations.inputs import batch_length
-from netkin.representations.nesting import leaves, mapped, rebuilt
 from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 

@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from netkin import files
-from netkin.applications.dynamics.cluster_steps import ClusterSteps
-from netkin.applications.dynamics.holding import Held, spare
-from netkin.applications.dynamics.step_pairs import between_steps
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.federated.algorithms import State, head_of, mixed
-from netkin.applications.federated.client_data import Examples, checked_clients
+from netkin.applications.federated.algorithms import StateDict, head_of, mixed
+from netkin.applications.federated.client_data import LabelledData, checked_clients
 from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
@@ -32,7 +32,7 @@ from netkin.training.recipe import recipe_of
 
 BY_ATOMS = ("atom_cosine", "atom_angular")
 CHOICES = ("similar", "random", "dissimilar")
-Pair = tuple[str, str]  # a client, and a member of its ensemble
+ClientMember = tuple[str, str]  # a client, and a member of its ensemble
 USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
 
 
@@ -272,7 +272,11 @@ def similar_users_ensemble(
 
 
 def _refuse_others(
-    federation: Federation, train: Mapping[str, Examples], tests: Mapping[str, Examples], members: Any, choose: str
+    federation: Federation,
+    train: Mapping[str, LabelledData],
+    tests: Mapping[str, LabelledData],
+    members: Any,
+    choose: str,
 ) -> None:
     if set(train) != set(federation.clients):
         apart = sorted(set(train) ^ set(federation.clients))
@@ -305,12 +309,16 @@ def _chosen(
 
 
 def _accuracies(
-    federation: Federation, like: nn.Module, layer: str, train: Mapping[str, Examples], tests: Mapping[str, Examples],
-    chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
+    federation: Federation, like: nn.Module, layer: str, train: Mapping[str, LabelledData],
+    tests: Mapping[str, LabelledData], chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Return for each client with test data its accuracy alone and in its ensemble; each network is made once."""
     pairs = [(name, member) for name in tests for member in chosen[name]]
-    starts, features, seen = dict[Pair, State](), dict[Pair, Examples](), dict[Pair, Tensor]()
+    starts, features, seen = (
+        dict[ClientMember, StateDict](),
+        dict[ClientMember, LabelledData](),
+        dict[ClientMember, Tensor](),
+    )
     for member in reported(list(dict.fromkeys(member for _, member in pairs)), "running networks", "networks"):
         network = federation.model(member, like)
         for pair in (pair for pair in pairs if pair[1] == member):

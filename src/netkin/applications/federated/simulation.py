@@ -16,13 +16,13 @@ from netkin import files
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    State,
+    StateDict,
     averaged,
     mean_loss,
     received_updates,
     sampled,
 )
-from netkin.applications.federated.client_data import Examples
+from netkin.applications.federated.client_data import LabelledData
 from netkin.applications.federated.ensembles import user_similarity
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.errors import FileFault, ForwardError, NoValue, ValueFault
@@ -46,14 +46,14 @@ class FederationRequest:
 
     model: nn.Module
     plan: FederatedPlan
-    clients: Mapping[str, Examples]
-    tests: Mapping[str, Examples]
+    clients: Mapping[str, LabelledData]
+    tests: Mapping[str, LabelledData]
     rounds: int
     share: float
     recipe: Recipe
     pull: float
     head_epochs: int | None
-    public: Examples | None
+    public: LabelledData | None
     pretrain_epochs: int
     finetune: int
     test_every: int | None
@@ -90,8 +90,8 @@ class FederationRequest:
 class _Standing:
     """The state of a federation: the round, what is shared, what each client keeps, and what was recorded."""
 
-    shared: State
-    kept: list[State]
+    shared: StateDict
+    kept: list[StateDict]
     records: list[RoundRecord] = field(default_factory=list)
     untuned: Mapping[str, str] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ class Simulation:
         standing.records.append(RoundRecord(number, tuple(asked), tuple(counted), failed | faults, loss, judged))
 
     def _exchange(
-        self, standing: _Standing, working: Sequence[tuple[str, State]], number: int
+        self, standing: _Standing, working: Sequence[tuple[str, StateDict]], number: int
     ) -> tuple[list[str], dict[str, str]]:
         """Send the clients' weights over the wire, and take the mean of those that count."""
         arriving: list[ClientUpdate] = []
@@ -208,7 +208,7 @@ class Simulation:
         kept = [{name: state[name] for name in {*self.plan.kept, *only, *buffers}} for state in found]
         return {"failed": {self.names[place]: why for place, why in work.failed.items()}}, self._packed(kept)
 
-    def _whole(self, standing: _Standing, place: int) -> State:
+    def _whole(self, standing: _Standing, place: int) -> StateDict:
         return self.base | standing.shared | standing.kept[place]
 
     def _pretrained(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -225,10 +225,10 @@ class Simulation:
 
     # --- to and from files --------------------------------------------------------------------------------------------
 
-    def _packed(self, kept: Sequence[State]) -> dict[str, np.ndarray]:
+    def _packed(self, kept: Sequence[StateDict]) -> dict[str, np.ndarray]:
         return {f"kept/{name}": as_array(torch.stack([own[name] for own in kept])) for name in kept[0]}
 
-    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> State:
+    def _restored(self, arrays: Mapping[str, np.ndarray], kind: str) -> StateDict:
         """Return the tensors of one kind in their own precision, where they lay."""
         found = {}
         for key, array in arrays.items():
@@ -237,7 +237,7 @@ class Simulation:
                 found[name] = torch.from_numpy(np.array(array)).to(self.base[name].device, self.base[name].dtype)
         return found
 
-    def _unstacked(self, stacked: State) -> list[State]:
+    def _unstacked(self, stacked: StateDict) -> list[StateDict]:
         return [{name: one[place] for name, one in stacked.items()} for place in range(len(self.names))]
 
     def _finished(self, standing: _Standing, call: str) -> Federation:

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, ValueFault
+from netkin.representations.hooks import leaves
 from netkin.representations.layers import Spec, children, choose, layers, modules, split_call, unwrapped
-from netkin.representations.nesting import leaves
 
 NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)  # BatchNorm2d, LayerNorm, LlamaRMSNorm, BatchNormAct2d, ...
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

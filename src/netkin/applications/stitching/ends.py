@@ -27,8 +27,8 @@ from netkin.applications.stitching.direct import LinearMap
 from netkin.errors import ShapeError, UnknownName, ValueFault
 from netkin.representations import resize_to, rows_of
 from netkin.representations.layers import children
+from netkin.results.values import Pair as Pair
 
-Pair = tuple[str, str]  # a layer of the first model and one of the second
 PLACES = 32  # maps with fewer places are turned into rows: products of single examples would be too small
 RESIZES = ("average", "bilinear", "nearest")
 CLASS_TOKENS = 5  # at most: one for the class and four registers

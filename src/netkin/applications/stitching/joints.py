@@ -19,10 +19,9 @@ from netkin.comparing.alignment import Pairs
 from netkin.errors import ForwardError, NetkinError, ShapeError, UnknownName, ValueFault
 from netkin.representations import guest, recording
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_until, tail
-from netkin.representations.hooks import main_tensor, uncompiled, watching
+from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncompiled, watching
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
-from netkin.representations.nesting import at, path_to_tensor
 
 React = Callable[[str, Tensor], None]
 FEW = 4  # examples on which layers are tried out

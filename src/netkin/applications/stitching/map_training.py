@@ -26,7 +26,7 @@ from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, counted,
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
-from netkin.measures.batch_cka import batch_cka
+from netkin.measures.kernels import batch_cka
 from netkin.progress import Report, reporting
 from netkin.representations import batches_of, guest
 from netkin.representations.guests import frozen

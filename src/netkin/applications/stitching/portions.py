@@ -22,9 +22,8 @@ from netkin.identity import settings_digest
 from netkin.memory import size_in_words
 from netkin.progress import reported
 from netkin.representations import recording
-from netkin.representations.hooks import main_tensor
+from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
 from netkin.representations.inputs import batch_length, feed, inputs_of, labels_of, mask_of, prepared, take
-from netkin.representations.nesting import leaves, mapped, parts, rebuilt
 
 if TYPE_CHECKING:
     from netkin.applications.stitching.network import Stitched

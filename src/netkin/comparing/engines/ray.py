@@ -20,6 +20,7 @@ from netkin.identity import described_call, in_words, settings_digest
 from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
+from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 HOME = worker.__name__
 LOOKED = 8  # models that one task inspects
 SHARES = 2  # of the data, for each task that can run at once
-Pair = tuple[str, str]
 
 
 class Ray(Engine):

@@ -1,18 +1,23 @@
-"""The checkpoints of a run against the final one on a Ray cluster: a task for each step, on all of the data.
+"""The steps of a run: each against the final one on a Ray cluster, and each against every other by weights alone.
 
-A worker keeps the data and the final model's rows from step to step, as one process does. Steps that fail are named,
-and the others are compared.
+`Held` data are read several times: they stay in memory, if they fit, so that each pass gets the same batches. On a
+cluster each step is a task, on all of the data; a worker keeps the data and the final model's rows from step to step,
+as one process does. Steps that fail are named, and the others are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from netkin.comparing.alignment import size_of_weights
 from netkin.comparing.engines import worker
 from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.ray import Ray
@@ -27,16 +32,158 @@ from netkin.comparing.engines.terms import (
     plain_shape,
 )
 from netkin.comparing.engines.worker import Message, as_fault, as_outcome, held
-from netkin.errors import NetkinError, SourceError, ValueFault
-from netkin.identity import weights_digest
+from netkin.comparing.planning import needs_of
+from netkin.comparing.request import name_of
+from netkin.comparing.subjects import ModelRunner
+from netkin.errors import MemoryLimit, NetkinError, NoValue, SourceError, ValueFault
+from netkin.identity import DataDigest, settings_digest, weights_digest
 from netkin.jobs import Job
-from netkin.results import Comparison
+from netkin.measures.registry import Measure, value_of
+from netkin.memory import free_memory, size_in_words
+from netkin.progress import reported, reporting
+from netkin.representations import batches_of
+from netkin.representations.hooks import leaves
+from netkin.representations.inputs import examples_in, length_if_known
+from netkin.results import Comparison, Values
 from netkin.results.packing import packed, unpacked
 from netkin.sources.names import find_function
 from netkin.sources.runs import Checkpoint, Run
+from netkin.statistics.collector import Collector, Key, Study
 
 if TYPE_CHECKING:
     from netkin.applications.dynamics.dynamics import _Options, _Study
+
+
+class Held:
+    """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
+
+    A shuffled loader that does not fit gives its batches in another order each time; every pass still gets them all.
+    """
+
+    def __init__(self, data: Any, examples: int | None, limit: int):
+        if data is None:
+            raise ValueFault("`data` is missing: pass a loader, an iterable of batches or one array of inputs.")
+        self.name, self._data, self.asked = name_of(data), data, examples
+        self._batches = _listed(batches_of(data, examples), None if _in_memory(data) else limit)
+        if self._batches is None and isinstance(data, Iterator):
+            raise MemoryLimit(
+                f"the data are a stream of more than {size_in_words(limit)}, which is read once for each checkpoint; "
+                "pass a loader, or fewer `examples`."
+            )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether each pass gets the same batches."""
+        return self._batches is not None
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples, if it is known from the batches."""
+        counts = [length_if_known(batch) for batch in self._batches or [None]]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of all examples in their order, as a comparison's provenance has it; they may be read for it."""
+        found, uncounted = DataDigest(), ""
+        total = examples_in(self._data, self.asked)
+        with reporting(total, "looking at the data", "examples") as report:
+            for batch in self:
+                length = length_if_known(batch)
+                if length is None:
+                    uncounted = settings_digest([uncounted, batch], strict=False)
+                else:
+                    found.update(batch, range(found.count, found.count + length))
+                report.update(length or 0)
+        return uncounted or found.hex
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))
+
+
+def spare(device: torch.device) -> int:
+    """Return how many bytes may be held on `device`: a quarter of what is free there now."""
+    return free_memory(device) // 4
+
+
+def _listed(batches: Iterable[Any], limit: int | None) -> list[Any] | None:
+    """Return the batches, or None where they take more than `limit` bytes."""
+    held, size = [], 0
+    for batch in batches:
+        held.append(batch)
+        size += sum(leaf.nbytes for _, leaf in leaves(batch) if _is_array(leaf))
+        if limit is not None and size > limit:
+            return None
+    return held
+
+
+def _in_memory(data: Any) -> bool:
+    return _is_array(data) or isinstance(data, (list, Mapping))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, np.ndarray))
+
+
+def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
+    """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
+
+    `final` is the comparison of the last step with itself, whose layers and facts hold for all.
+    """
+    layers, steps = [name for name in final.layers_a if name in final.layers_b], [str(step) for step in run.steps]
+    tables: dict[str, Values] = {}
+    for measure in measures:
+        collector = _collected(run, measure, layers)
+        if collector is None:
+            return None
+        for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
+            table = _table(measure, collector, layer, steps)
+            name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
+            about = {"id": name, "layers_a": tuple(steps), "layers_b": tuple(steps), "axes": axes}
+            values, holes = table
+            tables[name] = replace(final.tables[measure.id], **about, values=values, holes=holes)  # type: ignore[arg-type]
+    widths = dict.fromkeys(steps, sum(final.widths_a.values()))
+    sides = {"layers_a": tuple(steps), "layers_b": tuple(steps), "widths_a": widths, "widths_b": widths}
+    return replace(final, a=run.name, b=run.name, tables=tables, **sides)  # type: ignore[arg-type]
+
+
+def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector | None:
+    """Return a collector with the weights of all steps, or None where it would take too much memory."""
+    (need,) = needs_of([measure])
+    kind, rows = need.candidates[0], dict[Key, Mapping[str, Tensor]]()
+    for step in run.steps:
+        runner = ModelRunner(str(step), run.at(step), list(layers), None, None, None, None)
+        weights = {
+            name: {key: one.detach() for key, one in own.items()} for name, own in runner.weights(layers).items()
+        }
+        if not rows:
+            sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
+            study = Study({size.key: size for size in sizes}, [])
+            price = kind.price(need.settings, study)
+            if price is None or price.bytes > spare(torch.device("cpu")):
+                return None
+            collector = kind.start(need.settings, study)
+        rows |= {(str(step), name): own for name, own in weights.items()}
+    collector.update({"weights": rows}, np.arange(0))
+    return collector
+
+
+def _table(
+    measure: Measure, collector: Collector, layer: str, steps: Sequence[str]
+) -> tuple[np.ndarray, dict[tuple[str, str], str]]:
+    values, holes = np.full((len(steps), len(steps)), np.nan), dict[tuple[str, str], str]()
+    for i, a in enumerate(steps):
+        for j, b in enumerate(steps):
+            if measure.facts.symmetric and j < i:
+                values[i, j] = values[j, i]
+                holes |= {(a, b): holes[b, a]} if (b, a) in holes else {}
+                continue
+            try:
+                values[i, j] = value_of(measure, collector.pair((a, layer), (b, layer)))
+            except NoValue as reason:
+                holes[a, b] = str(reason)
+    return values, holes
+
 
 LOOKED = 16  # checkpoints that one task inspects
 
@@ -182,7 +329,7 @@ def _study(terms: Mapping[str, Any]) -> _Study:
 
 def _made_study(terms: Mapping[str, Any]) -> _Study:
     from netkin.applications.dynamics.dynamics import _Options, _Study
-    from netkin.applications.dynamics.holding import Held, spare
+    from netkin.applications.dynamics.steps import Held, spare
 
     name, checkpoints, architecture = terms["run"]
     run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
