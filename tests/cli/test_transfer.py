@@ -96,7 +96,7 @@ def test_examples_are_a_sample_of_each_task(netkin):
 
 
 def test_options_of_models_and_data_stay_with_them():
-    from netkin.cli.transfer import _parse_task
+    from netkin.cli.several_models import _parse_task
 
     assert _parse_task("t=netkin:tiny10,width=4@w.pt,images,size=64:DIR") == (
         "t", ["netkin:tiny10,width=4@w.pt", "images,size=64:DIR"],

@@ -6,12 +6,8 @@ The library is imported inside the commands, so that `netkin --help` starts at o
 import click
 
 from netkin import __version__
-from netkin.cli.atoms import atoms
-from netkin.cli.catalogue import data, layers, measures
-from netkin.cli.collect import collect, merge
-from netkin.cli.compare import compare, explain
-from netkin.cli.completion import completion, with_completion
-from netkin.cli.compress import compress, sparsity
+from netkin.cli.catalogue import completion, data, layers, measures, with_completion
+from netkin.cli.compare import collect, compare, explain, merge
 from netkin.cli.demo import demo
 from netkin.cli.doctor import doctor
 from netkin.cli.dynamics import dynamics
@@ -19,10 +15,10 @@ from netkin.cli.options import QUIET
 from netkin.cli.reproduce import reproduce
 from netkin.cli.running import ARGUMENTS
 from netkin.cli.saved import jobs, report, show
-from netkin.cli.sensitivity import sensitivity
+from netkin.cli.several_models import atoms, recommend, tasks
+from netkin.cli.single_model import compress, sensitivity, sparsity
 from netkin.cli.stitch import stitch
 from netkin.cli.training import federate, learn_tasks
-from netkin.cli.transfer import recommend, tasks
 
 
 class Remembering(click.Group):
