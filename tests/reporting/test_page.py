@@ -255,7 +255,8 @@ def test_several_comparisons_get_a_chooser_and_a_summary(made):
         wanted = Comparisons(three).summary("cka")
         assert np.array_equal(np.array(summary["values"], dtype=float), wanted, equal_nan=True)
         assert summary["opens"][0] == [None, 0, 1]
-        assert "a model is not compared with itself here" in reader.text
+        assert [0, 0, "a model is not compared with itself here"] in summary["holes"]
+        assert "a model is not compared with itself here" not in reader.text
 
 
 def test_comparisons_with_other_measures_and_a_twin_are_shown_too(made):

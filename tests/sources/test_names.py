@@ -118,6 +118,7 @@ def test_texts_become_the_names_of_the_models_and_the_data():
     assert (found.a, found.b, found.data) == ("netkin:digits (1)", "netkin:digits (2)", "my probe")
     assert nk.compare(nk.load_model(MODEL), MODEL, DATA, layers="fc").b == MODEL
     assert nk.compare(MODEL, MODEL, DATA, layers="fc", names=("x", "y")).a == "x"
+    assert nk.class_sensitivity(MODEL, DATA, layers="fc").a == MODEL
     assert list(nk.compare_many([MODEL, MODEL], DATA, layers="fc")) == [("netkin:digits (1)", "netkin:digits (2)")]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from netkin.cli.compare import kind_of_file, open_statistics
 from netkin.cli.options import (
     BALANCED,
     COUNT,
@@ -65,7 +66,11 @@ MOST = 6  # warnings shown
 @click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
 @click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
 @click.option(
-    "--data", required=True, metavar="DATA", help="Examples on which the stitch is fitted; see `netkin data`."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Examples on which the stitch is fitted, see `netkin data`; or a file of `netkin collect`, from which direct "
+    "methods read their maps.",
 )
 @click.option("--test", metavar="DATA", help="Labelled examples on which the stitch is evaluated; by default --data.")
 @click.option(
@@ -197,6 +202,7 @@ def _explain(models: tuple[str, ...], names: list[str], json: bool, **options: A
     if len(models) > 2:
         raise click.UsageError(f"--explain is for two models; got {len(models)}.")
     networks, fitting, judging, asked = _load(models, **options)
+    fitting = judging if fitting is None else fitting
     known = ("pairs", "layers", "hows", "resize", "examples", "test_examples", "device", "seed")
     wanted = {name: asked[name] for name in known if name in asked}
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **wanted)
@@ -229,9 +235,15 @@ def _load(
     refuse_absent_device(options["device"])
     if options["test_examples"] and not test:
         raise click.UsageError("--test-examples needs --test; without it, stitches are evaluated on --examples.")
+    saved = kind_of_file(data) == "statistics"
+    if saved and (len(specs) > 2 or not test or options["examples"]):
+        raise click.UsageError(
+            f"{data!r} is a file of statistics, which serves two models, needs --test and takes no --examples."
+        )
     networks = load_models(specs)
     seed, balanced = options["seed"], options.pop("balanced")
-    fitting = load_batches(data, batch_size, options["examples"], seed, balanced, specs)
+    fitting = None if saved else load_batches(data, batch_size, options["examples"], seed, balanced, specs)
+    options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
     for batches in (fitting, judging):

@@ -136,7 +136,7 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
 
     Measures on one scale share a chart. Of stitches each score has its own, with one colour for each method.
     """
-    pairs, _ = partners(comparison)
+    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_worth(table))  # scores first
     labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
     scales, named = (
         scales_of(tables),

@@ -106,9 +106,12 @@ def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[st
 
 def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
+    from netkin.results.columns import unpacked_columns
     from netkin.results.comparisons import Comparisons
 
-    return Comparisons(_parts(header, arrays), typed(header.get("failed", {}), dict[str, str], "failed"))
+    # documents, and files of older versions, have a header for each
+    found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)
+    return Comparisons(found, typed(header.get("failed", {}), dict[str, str], "failed"))
 
 
 def series_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Series:

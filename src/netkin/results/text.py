@@ -133,8 +133,14 @@ def _summary_cells(means: np.ndarray) -> list[list[str]]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun, as in "1 pair" and "2,000 pairs"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a number with its noun.
+
+    Example:
+        >>> plural(1, "pair"), plural(2000, "pair"), plural(2, "class")
+        ('1 pair', '2,000 pairs', '2 classes')
+    """
+    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def cells(values: np.ndarray) -> list[list[str]]:

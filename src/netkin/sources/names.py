@@ -120,7 +120,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 
     `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
     ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
-    argument `names` that is not given, the texts become the names.
+    argument `names` that is not given, or one of one model an argument `name`, the texts become the names.
     """
 
     def decorate(function: Function) -> Function:
@@ -148,6 +148,8 @@ def _load(given: dict[str, Any], models: list[str], data: list[str], signature: 
     texts = {name: given[name] for name in models if isinstance(given.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in given:
         given["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+    if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in given:
+        (given["name"],) = texts.values()
     seeds = itertools.count()
     for name in models:
         if name in given:

@@ -95,7 +95,7 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
     pair = _about(moments, affine)
     pair.x.trace  # noqa: B018  refuses a constant layer
     second = _in_units(pair.x.second, pair.x.units, pair.x.units) / (pair.x.scale**2 * pair.n)
-    return _with_bias(pair, descended(second, _own_cross(pair) / pair.n, alpha))
+    return _with_bias(pair, solve_lasso(second, _own_cross(pair) / pair.n, alpha))
 
 
 def permutation(moments: Moments, *, affine: bool = True) -> LinearMap:
@@ -167,11 +167,11 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
     return METHODS[name], {key: _like(known[key], key, value) for key, value in given.items()}
 
 
-def seeded(how: str, seed: int) -> str:
+def with_seed(how: str, seed: int) -> str:
     """Return a method with its seed spelled out, where it is random and names none.
 
     Example:
-        >>> seeded("random", 3), seeded("ridge", 3)
+        >>> with_seed("random", 3), with_seed("ridge", 3)
         ('random(seed=3)', 'ridge')
     """
     return f"random(seed={seed})" if how == "random" else how
@@ -220,7 +220,7 @@ def _refuse_not_above_zero(name: str, value: float) -> None:
         raise ValueFault(f"`{name}` must be above 0; got {value}.")
 
 
-def descended(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
+def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
     """Return the M that minimises ``tr(MᵀSM)/2 - tr(CᵀM) + alpha Σ|M|``, S the second and C the cross moment."""
     S, C = second.cpu().double().numpy(), cross.cpu().double().numpy()
     found, left = np.zeros_like(C), np.arange(C.shape[1])
@@ -242,7 +242,7 @@ def descended(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
     )
 
 
-def unsettled(weight: np.ndarray, gradient: np.ndarray, alpha: float) -> float:
+def optimality_gap(weight: np.ndarray, gradient: np.ndarray, alpha: float) -> float:
     """Return how far a solution is from the conditions of Karush, Kuhn and Tucker.
 
     Where an entry is not zero the gradient must be ``alpha`` in its direction; elsewhere at most ``alpha``.

@@ -191,7 +191,7 @@ def _run(
     def keep(layer: str, output: Tensor) -> None:
         outputs[layer] = output.clone()
 
-    with hooked(model, layers, keep, name, whole=whole) as run:
+    with watch_layers(model, layers, keep, name, whole=whole) as run:
         yield lambda batch: (run(batch), dict(outputs))
 
 
@@ -299,7 +299,7 @@ def _advice(b: nn.Module, layer: str, batch: Any) -> str:
 
 
 @contextmanager
-def hooked(
+def watch_layers(
     model: nn.Module, layers: Sequence[str], react: React, name: str, *, whole: bool = False
 ) -> Iterator[Callable[[Any], Any]]:
     """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.

@@ -21,8 +21,8 @@ from torch import Tensor
 from netkin import files
 from netkin.applications.stitching.evaluating import Record, Sample
 from netkin.applications.stitching.network import Stitched
-from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, gathered, labelled
-from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, counted, cut, shrink
+from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, check_labels, read_course
+from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
 from netkin.errors import FileFault, ForwardError, ValueFault, outside
 from netkin.identity import UnorderedDigest, in_words, weights_digest
 from netkin.jobs import Job, Part
@@ -74,7 +74,7 @@ class Standing:
     adam: dict[str, Any] = field(default_factory=dict)
 
 
-def trained(
+def train_map(
     network: Stitched,
     data: Any,
     settings: TaskLoss | None = None,
@@ -117,7 +117,7 @@ def objective(network: Stitched, portion: Portion, settings: TaskLoss) -> Tensor
     penalised = bool(settings.cka_penalty)
     # the tail may begin with a step in place
     answers = main_tensor(network.finish(transformed.clone() if penalised else transformed, portion.batch), "")
-    value = settings.loss(*counted(answers, portion.answers, portion.labels, portion.mask))
+    value = settings.loss(*drop_padding(answers, portion.answers, portion.labels, portion.mask))
     if penalised:
         assert portion.own is not None
         end = network.transformation.meeting.b
@@ -134,8 +134,8 @@ class _Trainer:
         self.digests = {"data": UnorderedDigest(), "data to be judged on": UnorderedDigest()}
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
-        batches = read() if settings.looks_at_own else labelled(network, read())
-        self.course: InMemory | Reread = gathered(network, self._noted("data", batches), read, settings, sampling)
+        batches = read() if settings.looks_at_own else check_labels(network, read())
+        self.course: InMemory | Reread = read_course(network, self._noted("data", batches), read, settings, sampling)
         self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch

@@ -19,6 +19,11 @@ from netkin.results.labels import NOT_ASKED
 HIGH, LOW = 0.8, 0.5  # similarities
 GOOD, USELESS = 0.9, 0.5  # relative accuracies, or agreements
 MOST = 6  # pairs named in a warning
+FLATTERED = (
+    "the stitches are judged on the very data they were fitted on, which flatters them; pass other data as `test` "
+    "(--test on the command line)."
+)
+UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 USUAL = ("relative_accuracy", "agreement", "cross_entropy")
 _NO_LABELS = "the test data have no labels"
 _NONE_RIGHT = "the second model gives no right answer on the test data"
@@ -236,7 +241,7 @@ def laid_out(
     return values, holes
 
 
-def among(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
+def restrict(table: Values, layers: tuple[Sequence[str], Sequence[str]]) -> Values:
     """Return a table of a similarity with the rows and columns of a sweep."""
     pairs = [(x, y) for x in layers[0] for y in layers[1] if x in table.layers_a and y in table.layers_b]
     known = {pair: table[pair] for pair in pairs if pair not in table.holes}
@@ -299,6 +304,11 @@ def beside(value: float, limit: float) -> str:
     """
     rounded = (f"{value:.{digits}f}" for digits in range(2, 17))
     return next((text for text in rounded if (float(text) < limit) == (value < limit)), repr(value))
+
+
+def with_count(said: Sequence[str]) -> list[str]:
+    """Return the first of sentences that say the same of several stitches, with their number."""
+    return [said[0] + (f" This holds for {len(said):,} stitches." if len(said) > 1 else "")] if said else []
 
 
 def _listed(pairs: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Adam
 
-from netkin.applications.stitching.direct import find, identity, random, seeded
+from netkin.applications.stitching.direct import find, identity, random, with_seed
 from netkin.applications.stitching.ends import End, fitting_mask
 from netkin.errors import ShapeError, UnknownName, ValueFault, did_you_mean
 from netkin.files import Location
@@ -138,7 +138,7 @@ class TaskLoss:
         """The direct method, with its parameters, that gives the map to start from."""
         if self.init == "least_squares" and self.rank is not None:
             return f"reduced_rank(k={self.rank})"
-        return seeded(self.init, self.seed)
+        return with_seed(self.init, self.seed)
 
     @property
     def loss(self) -> Loss:
@@ -233,7 +233,7 @@ def scores(answers: Tensor) -> Tensor:
     return rows
 
 
-def counted(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
+def drop_padding(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
     """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
     if answers.ndim != 3:
         return answers, own, labels
@@ -320,7 +320,7 @@ class Way:
         return find(self.start)[0] in (identity, random)
 
 
-def listed(hows: How | Sequence[How]) -> list[How]:
+def as_list(hows: How | Sequence[How]) -> list[How]:
     """Return methods as a list; none at all is refused."""
     found = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
     if not found:
@@ -328,15 +328,15 @@ def listed(hows: How | Sequence[How]) -> list[How]:
     return found
 
 
-def asked_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
+def find_ways(hows: How | Sequence[How], seed: int) -> tuple[Way, ...]:
     """Return the methods of a sweep, each once; one that does not exist is refused."""
-    ways = {way.id: way for way in (way_of(how, seed) for how in listed(hows))}
+    ways = {way.id: way for way in (find_way(how, seed) for how in as_list(hows))}
     if any(way.training is not None and way.training.resume is not None for way in ways.values()):
         raise ValueFault("`resume` is for a single stitch; a sweep continues by `save`.")
     return tuple(ways.values())
 
 
-def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
+def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
     """Return a method as it was requested, with `options` of a training.
 
     `seed` is that of what is random, unless the method names one of its own.
@@ -349,7 +349,7 @@ def way_of(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way
         raise UnknownName(f"{how!r} has no option {option!r}; such options belong to 'task_loss'.")
     name, given = taken_apart(how) or (how, {})
     spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else name
-    return Way(spelled, seeded(spelled, seed))
+    return Way(spelled, with_seed(spelled, seed))
 
 
 def _settings(how: How, seed: int, options: Mapping[str, Any]) -> TaskLoss:

@@ -26,6 +26,7 @@ from netkin.reporting.page.document import (
 from netkin.reporting.page.heatmap import embedded
 from netkin.reporting.page.line_chart import key, line_chart
 from netkin.results.compression import Compression
+from netkin.results.text import plural
 
 COLUMNS = ("layer", "kind", "width", "parameters", "multiply-adds", "variance held", "accuracy")
 MEANING = (
@@ -38,7 +39,7 @@ RIGHT = "Accuracy with this layer and those before it in the table compressed; t
 
 def compression_page(table: Compression) -> str:
     """Return the HTML page of a compression."""
-    title = f"{len(table)} {'layer' if len(table) == 1 else 'layers'} compressed"
+    title = f"{plural(len(table), 'layer')} compressed"
     bar = toolbar(best=None, cells=False)
     shown = joined(header(title, table.conclusion), bar, tag("main", *_main(table)), footer([table.version]))
     rows = [list(COLUMNS), *([*map(str, row)] for row in _rows(table))]
@@ -66,16 +67,17 @@ def compression_charts(table: Compression) -> list[Chart]:
 
 def _main(table: Compression) -> Iterator[Markup | None]:
     way = f"{table.projection.replace('_', ' ')}, {table.order}"
-    told = [table.data, f"{table.examples:,} examples", f"against {table.against}", way, table.created[:10]]
+    told = [table.data, plural(table.examples, "example"), f"against {table.against}", way, table.created[:10]]
     yield facts([text for text in told if text])
     yield warnings(list(table.notes))
     words = {"share kept": KEPT, "accuracy": RIGHT}
     cards = [
         tag("figure", tag("h3", chart.title), key(chart.lines) if len(chart.lines) > 1 else None,
-            line_chart(chart, upwards=chart.title), tag("figcaption", words[chart.title]), class_="card")
+            line_chart(chart), tag("figcaption", words[chart.title]), class_="card")
         for chart in compression_charts(table)
     ]  # fmt: skip
-    yield tag("section", tag("h2", "Layer by layer"), tag("p", MEANING), tag("div", *cards, class_="cards"))
+    title = tag("h2", "Layer by layer", class_="quiet")
+    yield tag("section", title, tag("div", *cards, class_="cards"), tag("p", MEANING, class_="note"))
     rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _rows(table)]
     shown = tag("div", tag("div", plain_table(list(COLUMNS), rows), class_="scroll"), class_="card")
     yield tag("section", tag("h2", "The table"), shown)

@@ -13,7 +13,7 @@ from netkin.reporting.page.line_chart import drawing, tick_names
 from netkin.reporting.scales import depths, ink, palette
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Ranking, Series
-from netkin.results.text import NO_DATA, error_lines
+from netkin.results.text import NO_DATA, error_lines, plural
 
 FEW = 16  # columns, up to which cells show their values
 SHOWN = 4  # measures at most
@@ -36,9 +36,9 @@ def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
         grids = grids_of(results)
         sides = ("", "") if any(grid.listed for grid in grids) else (" (rows)", " (columns)")
         title = f"{results.a}{sides[0]} and {results.b}{sides[1]}"
-        words = f"{title}, {NO_DATA if results.needs_no_data else f'{results.data}, {results.examples:,} examples'}"
+        words = f"{title}, {NO_DATA if results.needs_no_data else _on(results)}"
     else:
-        grids, words = _summaries(results), f"{len(results.models)} models, {len(results)} pairs"
+        grids, words = _summaries(results), f"{plural(len(results.models), 'model')}, {plural(len(results), 'pair')}"
     shown = _few(grids)
     rest = [f"not shown here: {', '.join(grid.id for grid in grids[len(shown) :])}"] if len(shown) < len(grids) else []
     pictures = tag(
@@ -52,11 +52,15 @@ def notebook_view(results: Comparison | Comparisons | Series | Ranking) -> str:
     return tag("div", tag("p", words), pictures, *(tag("p", tag("small", note)) for note in notes))
 
 
+def _on(results: Comparison | Ranking) -> str:
+    return f"{results.data}, {plural(results.examples, 'example')}"
+
+
 def ranking_view(ranking: Ranking) -> str:
     """Return a ranking as HTML for a notebook: its summary and its table."""
     rows = [[name(model), *cells] for model, cells in zip(ranking.models, ranking.cells(), strict=True)]
     notes = [*ranking.reasons(), *(f"warning: {warning}" for warning in ranking.warnings)]
-    words = tag("p", f"{ranking.data}, {ranking.examples:,} examples. {ranking.conclusion}")
+    words = tag("p", f"{_on(ranking)}. {ranking.conclusion}")
     table = plain_table(["model", *ranking.columns()], rows)
     return tag("div", words, table, *(tag("p", tag("small", note)) for note in notes))
 

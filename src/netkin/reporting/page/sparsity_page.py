@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from netkin.reporting.charts import tick_text
+from netkin.reporting.charts import Axis, Chart, axis_up
 from netkin.reporting.grids import Grid, grids_of
 from netkin.reporting.page.document import (
     SCRIPTS,
@@ -14,6 +14,7 @@ from netkin.reporting.page.document import (
     document,
     facts,
     folded,
+    folded_note,
     footer,
     header,
     joined,
@@ -24,11 +25,11 @@ from netkin.reporting.page.document import (
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import figure_of_curve
+from netkin.reporting.page.line_chart import SIDE, beside_axes, figure_of_curve, stretched, tick_names
 from netkin.reporting.words import told_apart
+from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
-WIDTH, HEIGHT, SIDE, FOOT = 520, 220, 14, 40  # of a histogram, in its own units
 WEIGHTS = (
     "Prunable are the weights of linear and convolutional layers; biases, norms and embeddings are not. ε-sparsity is "
     "the share of weights whose size is below ε. A relative ε is in units of the r.m.s. of each layer's weights that "
@@ -78,15 +79,14 @@ def _sentence(study: SparsityStudy, names: Mapping[str, str]) -> str:
 
 def _main(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup | None]:
     yield facts(
-        filter(None, [study.data, f"{study.examples:,} examples" if study.examples else "", study.created[:10]])
+        filter(None, [study.data, plural(study.examples, "example") if study.examples else "", study.created[:10]])
     )
     yield warnings(list(_warnings(study, names)))
-    yield tag("h2", "How sparse", class_="quiet")
-    yield tag("p", WEIGHTS)
-    yield tag("div", _shares(study, names), class_="card")
-    yield tag("h2", "Distribution of the weights")
-    yield tag("p", DISTRIBUTION)
+    yield tag("h2", "Distribution of the weights", class_="quiet")
     yield tag("div", *_histograms(study, names), class_="cards")
+    yield tag("p", DISTRIBUTION, class_="note")
+    yield tag("h2", "How sparse")
+    yield tag("div", _shares(study, names), folded_note("What the columns are", tag("p", WEIGHTS)), class_="card")
     if study.interlayer:
         yield tag("h2", "Similarity of the layers")
         yield tag("p", SIMILAR, study.shapes, ".")
@@ -143,28 +143,25 @@ def _percent(share: float) -> str:
 
 def _histograms(study: SparsityStudy, names: Mapping[str, str]) -> Iterator[Markup]:
     """Yield the weights of each network as bars, all of one height for the same share of weights."""
-    most = max((max(counts) / max(sum(counts), 1) for counts in study.histograms.values()), default=1.0) or 1.0
-    for place, (one, counts) in enumerate(study.histograms.items()):
-        shares = [count / max(sum(counts), 1) for count in counts]
-        drawn = tag("div", _bars(study.edges, shares, most, place, names[one]), class_="chart")
-        note = tag("figcaption", tag("p", f"{sum(counts):,} weights; the highest bar here: {max(shares):.1%} of them."))
+    shares = {one: [count / max(sum(counts), 1) for count in counts] for one, counts in study.histograms.items()}
+    up = axis_up([0.0, *(max(own) for own in shares.values())])
+    for place, (one, own) in enumerate(shares.items()):
+        weights, highest = sum(study.histograms[one]), max(own)
+        note = tag("figcaption", tag("p", f"{weights:,} weights; the highest bar here: {highest:.1%} of them."))
+        drawn = _bars(study.edges, own, up, place, names[one])
         yield tag("figure", tag("h3", name(names[one])), drawn, note, class_="card curve")
 
 
-def _bars(edges: Sequence[float], shares: Sequence[float], most: float, place: int, words: str) -> Markup:
-    width = (WIDTH - 2 * SIDE) / len(shares)
-    tops = [(SIDE + k * width, HEIGHT * share / most) for k, share in enumerate(shares)]
-    path = "".join(f"M{x:.1f} {HEIGHT + 8}v{-high:.1f}h{width * 0.9:.2f}V{HEIGHT + 8}z" for x, high in tops)
-    ticks = [
-        tag("text", tick_text(value), x=SIDE + share * (WIDTH - 2 * SIDE), y=HEIGHT + 26, text_anchor="middle")
-        for share, value in ((0.0, edges[0]), (0.25, edges[0] / 2), (0.5, 0.0), (0.75, edges[-1] / 2), (1.0, edges[-1]))
-    ]
-    rule = tag("line", x1=SIDE, x2=WIDTH - SIDE, y1=HEIGHT + 8, y2=HEIGHT + 8, class_="rule")
+def _bars(edges: Sequence[float], shares: Sequence[float], up: Axis, place: int, words: str) -> Markup:
+    """Return a histogram beside the axes that a line chart has."""
+    chart = Chart(f"weights of {words}", "weight", edges, [], up, Axis(edges[0], edges[-1]))
+    lefts, width = [SIDE * left for left in chart.lefts], SIDE / len(shares)
+    tops = [SIDE * (1 - up.place(share)) for share in shares]
+    path = "".join(f"M{x:.1f} {SIDE}V{top:.1f}h{width * 0.9:.2f}V{SIDE}z" for x, top in zip(lefts, tops, strict=False))
     bars = tag("g", tag("path", d=path, class_="area"), class_=f"k{place % 4}")
-    view = f"-16 0 {WIDTH + 32} {HEIGHT + FOOT}"
-    return tag(
-        "svg", rule, bars, *ticks, viewBox=view, role="img", aria_label=f"weights of {words}", class_="histogram"
-    )
+    parts = (stretched(chart, [bars]), *tick_names(chart))
+    field = tag("div", *parts, class_="field", role="img", aria_label=chart.title)
+    return beside_axes(chart, tag("div", field, class_="plot"), "share of the weights")
 
 
 def _heatmaps(study: SparsityStudy, names: Mapping[str, str], grids: Sequence[Sequence[Grid]]) -> Iterator[Markup]:

@@ -130,10 +130,9 @@ def _main(
     yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
     if ways:
         yield tag("h2", "What was learnt and what was forgotten", class_="quiet")
-        yield tag(
-            "div", _ways_table(ways, labels), folded_note("What ACC, BWT and FWT are", tag("p", MEANING)), class_="card"
-        )
-        yield tag("div", figure_of_curve(SO_FAR, so_far_curve(ways, labels)), class_="card")
+        meaning = folded_note("What ACC, BWT and FWT are", tag("p", MEANING))
+        chart = tag("div", figure_of_curve(SO_FAR, so_far_curve(ways, labels)), class_="card")
+        yield tag("div", chart, tag("div", _ways_table(ways, labels), meaning, class_="card"), class_="cards")
         figures = [_heatmap(*one) for one in zip(range(len(ways)), labels, grids, strict=True)]
         yield tag("section", tag("h2", "Accuracy on each task after each"), tag("div", *figures, class_="cards"),
                   data_chosen=True)  # fmt: skip
