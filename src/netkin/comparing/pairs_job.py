@@ -13,12 +13,11 @@ from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import ValueFault
 from netkin.identity import DataDigest, in_words, settings_digest
 from netkin.jobs import Job
-from netkin.jobs.job import Part
 from netkin.measures.registry import Measure
 from netkin.representations import batches_of
 from netkin.representations.inputs import length_if_known
 from netkin.results import Comparison
-from netkin.results.packing import packed_many, unpacked
+from netkin.results.columns import packed_columns, unpacked_columns
 
 PARTS = 32  # files of tables that a pass leaves at most
 LEAST = 32  # pairs of models in such a file, if there are as many
@@ -40,7 +39,9 @@ class PairsJob:
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
         groups = _groups(block)
-        found = {name: self.job.recall(name, _comparisons) for name in groups}
+        found = {
+            name: self.job.recall(name, lambda part: unpacked_columns(part.values, part.arrays)) for name in groups
+        }
         missing = [name for name, own in found.items() if own is None]
         if missing:
             whole = self._whole(block, shares, collect)
@@ -63,8 +64,7 @@ class PairsJob:
 
     def _read(self, name: str, whole: Statistics, pairs: Sequence[Pair]) -> list[Comparison]:
         made = comparisons_of(whole, self.measures, pairs)
-        headers, arrays = packed_many(made)
-        self.job.keep(name, {"comparisons": headers}, arrays)
+        self.job.keep(name, *packed_columns(made))
         return made
 
 
@@ -82,10 +82,6 @@ def _sums(block: ModelBlock) -> str:
 def _label(block: ModelBlock) -> str:
     count = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
     return f"{count} ({settings_digest(block.pairs)[:8]})"
-
-
-def _comparisons(part: Part) -> list[Comparison]:
-    return [unpacked(own, part.arrays, f"{place}/") for place, own in enumerate(part.values["comparisons"])]
 
 
 def identity_of_study(
