@@ -375,6 +375,9 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     assert other.exit_code == 1
     assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
     assert netkin(f"{both} --seed 1 --force").exit_code == 0
+    plan = netkin(f"{call} --engine ray".replace("compare", "explain"))
+    assert "forward passes: 2, one of each model on each batch" in plan.stdout
+    assert "cluster: 2 tasks at once on 2 nodes, about under a second together" in plan.stdout
 
 
 @pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])

@@ -236,7 +236,7 @@ def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPl
         raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
     _refuse_rows(options.pop("rows"))
     data, batch_size = options.pop("data"), options.pop("batch_size")
-    plan = call_library(explain_models, specs[0], *(specs[1:] or [None]), data, batch_size, options)
+    plan = call_library(explain_models, specs[0], specs[1] if specs[1:] else None, data, batch_size, options)
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
 
 

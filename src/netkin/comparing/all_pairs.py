@@ -16,7 +16,7 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner
 from netkin.comparing.model_blocks import ModelBlock
-from netkin.comparing.pairs_job import PairsJob, digest_of, identity_of_study
+from netkin.comparing.pairs_job import PairsJob, digest_of, identity_of_study, unpacked_way
 from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded, refused_plan, told_plan
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request, name_of
@@ -96,15 +96,16 @@ class AllPairs:
 
     def _elsewhere(self, engine: Engine, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparisons that the workers of a cluster make, of all models that do not fail."""
-        if self.rows is not None:
-            raise ValueFault("`rows` is for one process; leave it out, as a cluster goes through all examples.")
         with engine.working():
-            call = engine.request(
-                self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial
-            )
+            call = self._call_elsewhere(engine)
             made: list[Comparison] = call.compare(measures, {})
             self.failed = call.failed
-            return made
+            return [_as_sample(one, call.sampled_of) for one in made]
+
+    def _call_elsewhere(self, engine: Engine) -> Any:
+        call = engine.request(self.given, self.options, self.pairs, self.study, self.data, self.examples, self.partial)
+        call.rows = self.rows
+        return call
 
     # --- as a job -----------------------------------------------------------------------------------------------------
 
@@ -151,10 +152,7 @@ class AllPairs:
             return {"way": asdict(way), "limit": limit}
 
         kept = job.part(f"plan of {settings_digest(self.pairs.of)}", plan).values
-        blocks = [
-            ModelBlock(tuple(one["models"]), tuple((a, b) for a, b in one["pairs"])) for one in kept["way"]["blocks"]
-        ]
-        return PairsWay(**kept["way"] | {"blocks": tuple(blocks)}), kept["limit"]
+        return unpacked_way(kept["way"]), kept["limit"]
 
     @property
     def _everything(self) -> ModelBlock:
@@ -265,11 +263,15 @@ class AllPairs:
 
     # --- explaining ---------------------------------------------------------------------------------------------------
 
-    def explain(self, measures: Sequence[Measure]) -> PairsPlan:
-        """Return the plan, with the time that it takes by a trial with two models."""
+    def explain(self, measures: Sequence[Measure], keeps: bool = True) -> PairsPlan:
+        """Return the plan, with the time that it takes by a trial with two models; `keeps` whether rows may be kept."""
+        running = named_engine(self.engine)
+        if not isinstance(running, PassEngine):
+            plan: PairsPlan = self._call_elsewhere(running).explain(measures)
+            return plan
         planner = self._planner(measures)
         try:
-            ways, why = planner.ways(self.rows, keeps=self.engine == "local")
+            ways, why = planner.ways(self.rows, keeps=keeps and self.engine == "local")
         except MemoryLimit as refusal:
             return refused_plan(planner, str(refusal))
         planner.speed = replace(planner.speed, pair=self._trial(measures))

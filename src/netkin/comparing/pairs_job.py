@@ -8,6 +8,7 @@ from typing import Any
 
 from netkin.comparing.engines.worker import to_message, to_statistics
 from netkin.comparing.model_blocks import ModelBlock, Pair
+from netkin.comparing.pairs_plan import PairsPlan, PairsWay
 from netkin.comparing.study import Statistics
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import ValueFault
@@ -82,6 +83,17 @@ def _sums(block: ModelBlock) -> str:
 def _label(block: ModelBlock) -> str:
     count = f"{block.models[0]} to {block.models[-1]}" if len(block.models) > 2 else " and ".join(block.models)
     return f"{count} ({settings_digest(block.pairs)[:8]})"
+
+
+def unpacked_plan(told: Mapping[str, Any]) -> PairsPlan:
+    """Return the plan that was taken apart by `asdict` and has been JSON since."""
+    return PairsPlan(**dict(told) | {"way": unpacked_way(told["way"]), "lines": tuple(told["lines"])})
+
+
+def unpacked_way(told: Mapping[str, Any]) -> PairsWay:
+    """Return the way that was taken apart by `asdict` and has been JSON since."""
+    blocks = (ModelBlock(tuple(one["models"]), tuple((a, b) for a, b in one["pairs"])) for one in told["blocks"])
+    return PairsWay(**dict(told) | {"blocks": tuple(blocks)})
 
 
 def identity_of_study(

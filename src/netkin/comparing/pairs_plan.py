@@ -362,8 +362,8 @@ def told_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, 
         f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
         f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
         f"that are loaded {size_in_words(way.models)}",
-        f"time: {_hours(sum(parts))} on this machine: {_hours(parts[0])} for forward passes, {_hours(parts[1])} for "
-        f"statistics, {_hours(parts[2])} for reading the measures",
+        f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
+        f"for statistics, {in_hours(parts[2])} for reading the measures",
     ]
     return PairsPlan(
         len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
@@ -387,10 +387,11 @@ def _beginning(planner: Planner) -> Iterator[str]:
 def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
     seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
     size = size_in_words(way.bytes + result)
-    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {_hours(seconds)}"
+    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
 
 
-def _hours(seconds: float) -> str:
+def in_hours(seconds: float) -> str:
+    """Return a time in words."""
     if seconds < 1:
         return "under a second"
     return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"
