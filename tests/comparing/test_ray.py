@@ -93,7 +93,7 @@ MANY = {"x": FIRST, "y": SECOND, "z": THIRD}
 
 
 def test_the_plan_of_a_cluster_tells_passes_bytes_and_hours(here):
-    how = {"layers": LAYERS, "engine": Ray(shares=2)}
+    how = {"layers": LAYERS, "engine": Ray(shares=2), **ERRORS}
     plan = nk.explain_many(MANY, LOADER, ["cka", "svcca"], **how)
     assert (plan.models, plan.pairs, plan.passes, len(plan.way.blocks)) == (3, 3, 3 * 8, 1)
     assert "forward passes: 24, one of each model on each batch" in str(plan)
@@ -108,15 +108,15 @@ def test_the_plan_of_a_cluster_tells_passes_bytes_and_hours(here):
 
 def test_a_sample_of_rows_is_that_of_one_process(here):
     how = {"layers": LAYERS, "memory": 60_000, "rows": 20, **ERRORS}
-    found = nk.compare_many(MANY, LOADER, "cka", engine=Ray(job="some.job", shares=3), **how)
-    whole = nk.compare_many(MANY, LOADER, "cka", **how)
+    found = nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how)
+    whole = nk.compare_many(MANY, LOADER, ["cka", "svcca"], **how)
     assert found["x", "y"]["cka"].exactness == "a sample of 20 of 50 examples"
     assert found["x", "y"].provenance["sample"] == whole["x", "y"].provenance["sample"]
     assert_same(found, whole, 1e-10)
-    again = nk.compare_many(MANY, LOADER, "cka", engine=Ray(job="some.job", shares=3), **how)
+    again = nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how)
     assert again["x", "y"]["cka"].exactness == "a sample of 20 of 50 examples"
     with pytest.raises(FileFault, match="differs in rows"):
-        nk.compare_many(MANY, LOADER, "cka", engine=Ray(job="some.job", shares=3), **how | {"rows": 21})
+        nk.compare_many(MANY, LOADER, ["cka", "svcca"], engine=Ray(job="some.job", shares=3), **how | {"rows": 21})
 
 
 def test_functions_are_found_by_name(here):
@@ -288,7 +288,7 @@ def test_a_cluster_without_gpus_is_refused(here):
 
 
 def test_another_cluster_than_the_connected_one_is_refused(ray_cluster):
-    assert clusters.Cluster("auto").slots() == ray_cluster.slots() > 0
+    assert clusters.Cluster("auto").slots() == 2
     with pytest.raises(
         ValueFault, match="is connected to the Ray cluster at 127.0.0.1:[0-9]+; leave `address` out, or"
     ):
