@@ -16,6 +16,7 @@ from netkin.errors import InflatedWarning
 from processes import ended, run_ranks, started
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning"),
     pytest.mark.xdist_group("ray"),  # also what needs no Ray, so that the study in one process is made once
 ]

@@ -159,11 +159,11 @@ def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any])
 
     low, high = header["bounds"]
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    guessed = {} if "axes" in header else _guessed(header, whole)
+    guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
     return checked(Values, {**header, **own, **guessed, "bounds": bounds})
 
 
-def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
+def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
     """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
     with_classes = whole.get("provenance", {}).get("model b") == "logits"
     worth = {"kind": "worth"} if "how" in header["parameters"] else {}

@@ -20,7 +20,7 @@ from netkin.errors import NameClash, SourceError, UnknownName, ValueFault
 from netkin.identity import weights_digest
 from netkin.sources.architectures import seeded
 from netkin.sources.models import load_model
-from netkin.sources.reading import near, refusing_unreadable
+from netkin.sources.names import near, refusing_unreadable
 from netkin.sources.weights import listed, mismatches, read_state, renamed
 
 ENDINGS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")

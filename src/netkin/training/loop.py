@@ -95,7 +95,7 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
     """
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
     with model_lock(), random_states_kept(model):
-        return judged(model, data, None, dtype, batch)["accuracy"]
+        return evaluate(model, data, None, dtype, batch)["accuracy"]
 
 
 class _Training:
@@ -197,7 +197,7 @@ class _Training:
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         refuse_non_finite(record, self.recipe)
         if self.test is not None:
-            record |= judged(self.model, self.test, self.loss, self.dtype)
+            record |= evaluate(self.model, self.test, self.loss, self.dtype)
         self.history.append(record | {"seconds": self.seconds})
         self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
         for hook in self.hooks:
@@ -289,7 +289,7 @@ def refuse_non_finite(record: Record, recipe: Recipe) -> None:
 
 
 @torch.no_grad()
-def judged(
+def evaluate(
     model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
 ) -> Record:
     """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""
@@ -299,7 +299,7 @@ def judged(
         for one in in_order(data, batch):
             one = placed(one, device, own)
             outputs, labels = outputs_of(model, inputs_of(one)), labels_of(one)
-            parts.append((*scored(outputs, labels), *_weighted(loss, outputs, labels)))
+            parts.append((*count_right(outputs, labels), *_weighted(loss, outputs, labels)))
     return _summed(parts, loss)
 
 
@@ -322,7 +322,7 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor, int]], loss: Loss | None) 
     return found
 
 
-def scored(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def count_right(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Return how many examples, or tokens, are right and how many count; none where labels are no class numbers."""
     logits = main_tensor(outputs, "")
     none = torch.zeros((), dtype=torch.int64, device=logits.device)

@@ -57,7 +57,7 @@ class Subspace:
     """All directions of a layer's input, the ones to keep first.
 
     Over the examples ``(X - mean) @ encode`` are the directions, of unit variance and uncorrelated; `decode` says how
-    each unit follows each of them.
+    each neuron follows each of them.
     """
 
     mean: Tensor
