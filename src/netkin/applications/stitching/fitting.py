@@ -1,8 +1,7 @@
-"""Fitting: the sums that direct methods need for all pairs of layers, collected in one pass over the data.
+"""Fitting: what direct methods need of all pairs of layers, summed in one pass over the data or read from statistics.
 
 Rows are positions of maps, tokens of sequences, or examples. Both models run once on each batch, and only sums are
-kept,
- so memory does not grow with the number of examples.
+kept, so memory does not grow with the number of examples. What `nk.collect` has kept serves as well, without a pass.
 """
 
 from __future__ import annotations
