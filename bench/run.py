@@ -185,7 +185,7 @@ def limits(stitching: dict[str, Any] | None) -> list[str]:
     if stitching is None or stitching["ratio"] <= 1.3:
         return []
     return [
-        "Direct stitching misses its goal: its products are a sixth of the multiply-adds of the two passes, and matrices",
+        "Direct stitching misses its goal: its products are a sixth of the multiply-adds of both passes, and matrices",
         "of 16 to 64 columns are multiplied at two thirds of the rate of convolutions. They take 0.25 to 0.35 of the",
         "passes, as the first model's activations leave the cache before the second model runs; trying out the layers,",
         "which does not grow with the data, 0.06, copies and sums 0.1, and the maps 0.03.",
