@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,13 @@ def test_no_two_files_have_one_name_outside_the_command_line():
     for path in (path for path in PLACES if path.name != "__init__.py" and room_of(path) != "cli"):
         found.setdefault(path.name, []).append(str(path.relative_to(HOUSE)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_every_file_has_a_line_in_the_map():
+    text = (HOUSE.parent.parent / "docs" / "map.md").read_text(encoding="utf-8")
+    files = {path.relative_to(HOUSE).as_posix() for path in PLACES if not path.name.startswith("__")}
+    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", text.partition("## Every file")[2], re.M))
+    assert listed == files, "`docs/map.md` has a line for each file; `python docs/generate.py` writes it"
 
 
 def test_a_file_has_at_most_four_hundred_lines():

@@ -236,7 +236,7 @@ def test_a_language_model_is_frozen_block_by_block(tmp_path, checkpointing):
         warnings.simplefilter("ignore")
         transformers.Trainer(model, arguments, train_dataset=sentences, callbacks=[callback]).train()
     layers = [f"bert.encoder.layer.{number}" for number in range(3)]
-    assert callback.freezing.units == layers
+    assert callback.freezing.groups == layers
     assert seen == [[], [], layers[:1], layers[:1], layers[:2], layers[:2]]
     assert callback.freezing.members(layers[0]) == ["bert.embeddings", layers[0]]
 

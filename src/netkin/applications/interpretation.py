@@ -44,7 +44,7 @@ Restriction = tuple[Tensor, Tensor, Tensor]  # mean, p × k, k × p
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neurons:
-    """Chosen units of a layer, and the map that restricts it to them: ``mean + (x - mean) @ encode @ decode``."""
+    """Chosen neurons of a layer, and the map that restricts it to them: ``mean + (x - mean) @ encode @ decode``."""
 
     chosen: tuple[int, ...]
     mean: Tensor
@@ -58,7 +58,7 @@ class Neurons:
 def random_neurons(
     directions: AlignedSide | Directions, k: int, *, rest: str = "mean", generator: torch.Generator | None = None
 ) -> Neurons:
-    """Return `k` units chosen at random, the same ones each time unless a `generator` is given.
+    """Return `k` neurons chosen at random, the same ones each time unless a `generator` is given.
 
     Example:
         >>> from netkin.measures import svcca_directions
@@ -72,16 +72,16 @@ def random_neurons(
 
 
 def largest_neurons(directions: AlignedSide | Directions, k: int, *, rest: str = "mean") -> Neurons:
-    """Return the `k` units of largest activation: the root of their mean square over the examples."""
+    """Return the `k` neurons of largest activation: the root of their mean square over the examples."""
     side = side_of(directions)
     return _chosen_neurons(side, _largest(side.activity, _count("k", k, side)), rest)
 
 
 def aligned_neurons(directions: AlignedSide | Directions, k: int, m: int) -> Neurons:
-    """Return the `m` units most aligned with the first `k` directions: those that vary most inside their span.
+    """Return the `m` neurons most aligned with the first `k` directions: those that vary most inside their span.
 
-    The layer is first projected on the `k` directions; of what comes out the `m` units are kept and the others held at
-    their mean, as in Fig. 2b of the SVCCA paper. No other `m` units keep more of the projected layer's variance.
+    The layer is first projected on the `k` directions; of what comes out the `m` neurons are kept and the others held
+    at their mean, as in Fig. 2b of the SVCCA paper. No other `m` neurons keep more of the projected layer's variance.
     """
     side = side_of(directions)
     encode, decode = side.projection(k)
@@ -106,13 +106,13 @@ def _chosen_neurons(side: AlignedSide, chosen: Tensor, rest: str) -> Neurons:
     if rest not in REST:
         raise UnknownName(f"`rest` is 'mean' or 'predicted'; got {rest!r}.")
     chosen = chosen.sort().values.to(side.mean.device)
-    units = torch.eye(side.width, dtype=side.mean.dtype, device=side.mean.device)
-    decode = units[chosen] if rest == "mean" else _prediction(side.covariance(chosen), chosen)
-    return Neurons(tuple(chosen.tolist()), side.mean, units[:, chosen], decode)
+    identity = torch.eye(side.width, dtype=side.mean.dtype, device=side.mean.device)
+    decode = identity[chosen] if rest == "mean" else _prediction(side.covariance(chosen), chosen)
+    return Neurons(tuple(chosen.tolist()), side.mean, identity[:, chosen], decode)
 
 
 def _prediction(covariance: Tensor, chosen: Tensor) -> Tensor:
-    """Return the least-squares map from the chosen units to all, k × p; dead and doubled units are harmless."""
+    """Return the least-squares map from the chosen neurons to all, k × p; dead and doubled neurons are harmless."""
     return torch.linalg.pinv(covariance[:, chosen], rtol=1e-12, hermitian=True) @ covariance
 
 
@@ -122,9 +122,9 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
 
 def _count(name: str, count: Any, side: AlignedSide) -> int:
     if not isinstance(count, Integral):
-        raise ValueFault(f"`{name}` must be a whole number of units, up to {side.width:,}; got {count!r}.")
+        raise ValueFault(f"`{name}` must be a whole number of neurons, up to {side.width:,}; got {count!r}.")
     if not 1 <= int(count) <= side.width:
-        raise ValueFault(f"`{name}` must lie between 1 and the layer's {side.width:,} units; got {count:,}.")
+        raise ValueFault(f"`{name}` must lie between 1 and the layer's {side.width:,} neurons; got {count:,}.")
     return int(count)
 
 
@@ -132,10 +132,10 @@ def _count(name: str, count: Any, side: AlignedSide) -> int:
 def project(
     model: nn.Module, layer: str, directions: AlignedSide | Directions | Neurons, k: int | None = None
 ) -> Iterator[None]:
-    """Inside the `with`, `layer` gives its output projected on the first `k` of its directions, or on chosen units.
+    """Inside the `with`, `layer` gives its output projected on the first `k` of its directions, or on chosen neurons.
 
     Of a pair of `directions` the first side is meant; without `k` all that were kept are used. The projection is that
-    of section 2.1 of the SVCCA paper: every unit becomes its nearest sum of the directions, about the mean of the
+    of section 2.1 of the SVCCA paper: every neuron becomes its nearest sum of the directions, about the mean of the
     examples that they were found on. A feature map is projected channel by channel at each place, or as a whole where
     the directions are those of the flattened map; of tokens each one is. The model keeps its mode and its gradients.
 
@@ -157,7 +157,7 @@ def _restriction(directions: AlignedSide | Directions | Neurons, k: int | None) 
     if isinstance(directions, Neurons):
         if k is not None:
             raise ValueFault(
-                f"{len(directions.chosen):,} units are chosen already; leave `k` out, or choose {k:,} units."
+                f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons."
             )
         return directions.mean, directions.encode, directions.decode
     side = side_of(directions)
@@ -174,7 +174,7 @@ def _projected(layer: str, restriction: Restriction, output: Tensor) -> Tensor:
         return _nearest(output.flatten(1), restriction).reshape(output.shape)
     raise ShapeError(
         f"{layer_label(layer)} gives an output of shape {tuple(output.shape)}, which does not fit the {width:,} "
-        "features that the directions or units were found on; find them on this layer."
+        "features that the directions or neurons were found on; find them on this layer."
     )
 
 
@@ -210,7 +210,7 @@ def class_sensitivity(
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
     of them if none are given. Where the batches carry labels, a class that is requested and occurs in none is refused.
     `measures` is one or several of those that `nk.compare` takes, as are the options. With `cca_mean`, the default, a
-    value is the largest correlation that any weighted sum of the layer's units has with the logit.
+    value is the largest correlation that any weighted sum of the layer's neurons has with the logit.
 
     Conv layers are pooled by default. That is also what DFT-CCA gives: a logit is the same at every place, so it has
     the zero frequency alone, and there a map's spectrum is its channel means, up to a factor that does not affect CCA.

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 LONGEST = 100  # characters of a value
 UNFOLDED = ("identity", "provenance")  # whose entries stand in lines of their own
-LEFT_OUT = ("kind", "format", "state", *UNFOLDED)  # the state of a training is of no use to a reader
+LEFT_OUT = (
+    "kind",
+    "format",
+    "state",
+    "columns",
+    "first pairs",
+    *UNFOLDED,
+)  # of no use to a reader, or told in other words
+SAID = ("data", "examples", "version")  # of several comparisons
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -50,7 +58,7 @@ def show(file: Path, json: bool) -> None:
 def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     numbers = sum(prod(shape) for _, shape in arrays.values())
     size = sum(prod(shape) * WIDTHS.get(dtype, 1) for dtype, shape in arrays.values())
-    facts = {**header, **_describe_many(header.get("comparisons"))}
+    facts = {**header, **_describe_many(header)}
     rows = [(name.replace("_", " "), _shorten(value)) for name, value in facts.items() if name not in LEFT_OUT]
     for origin in (header.get(name) for name in UNFOLDED):
         rows += [(str(name), _shorten(value)) for name, value in origin.items()] if isinstance(origin, Mapping) else []
@@ -58,17 +66,22 @@ def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[
     return f"{file}: {header.get('kind')}\n{align_columns([(f'  {name}', value) for name, value in rows])}"
 
 
-def _describe_many(comparisons: Any) -> dict[str, Any]:
-    """Return what several comparisons hold together: their pairs and all that they were made of and by."""
-    if not isinstance(comparisons, list):
+def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what several comparisons hold together: their first pairs and all that they were made of and by."""
+    columns, each = header.get("columns"), header.get("comparisons")
+    if isinstance(columns, Mapping):
+        pairs, of_all, ids = header["first pairs"], columns["comparisons"], columns["tables"]["id"]
+    elif isinstance(each, list):  # as series have them, and files of older versions
+        each = [one for one in each if isinstance(one, Mapping)]
+        pairs, ids = (
+            [(one.get("a"), one.get("b")) for one in each],
+            [t["id"] for one in each for t in one.get("tables", [])],
+        )
+        of_all = {name: [one.get(name) for one in each] for name in SAID}
+    else:
         return {}
-    each = [one for one in comparisons if isinstance(one, Mapping)]
-    pairs = [f"{one.get('a')} and {one.get('b')}" for one in each]
-    ids = [table["id"] for one in each for table in one.get("tables", [])]
-    same = {name: [one.get(name) for one in each] for name in ("data", "examples", "version")}
-    return {"comparisons": pairs, "tables": list(dict.fromkeys(ids))} | {
-        name: list(dict.fromkeys(values)) for name, values in same.items()
-    }
+    said = {name: list(dict.fromkeys(of_all[name])) for name in SAID}
+    return {"comparisons": [f"{a} and {b}" for a, b in pairs], "tables": list(dict.fromkeys(ids))} | said
 
 
 def _shorten(value: Any) -> str:

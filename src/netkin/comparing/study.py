@@ -329,11 +329,9 @@ def found_measures(asked: Any) -> list[Measure]:
     return found
 
 
-def provenance(statistics: Statistics, a: str, b: str) -> dict[str, str]:
-    """Return how two models were compared, as text."""
-    sides = (("a", statistics.origins[a]), ("b", statistics.origins[b]))
+def provenance_of_all(statistics: Statistics) -> dict[str, str]:
+    """Return how all models were compared, as text."""
     return {
-        **{f"{what} {side}": text for side, origin in sides for what, text in origin.items()},
         "pairs": statistics.pairs.words,
         "resize": "average" if statistics.resizes else "none",
         "plan": statistics.plan,

@@ -12,7 +12,7 @@ import torch
 
 from netkin import __version__
 from netkin.comparing.interrupting import Interruption
-from netkin.comparing.study import Statistics, provenance
+from netkin.comparing.study import Statistics, provenance_of_all
 from netkin.errors import NoValue
 from netkin.measures.registry import Measure, value_of
 from netkin.progress import reported
@@ -46,9 +46,9 @@ def comparisons_of(
 ) -> list[Comparison]:
     """Return the comparisons of some pairs of models; what is computed of a layer serves all its pairs."""
     interruption, made = interruption or Interruption(False), list[Comparison]()
-    step = TOGETHER if statistics.study.chunks else 1
+    step, known = TOGETHER if statistics.study.chunks else 1, provenance_of_all(statistics)
     for start in range(0, len(pairs), step):
-        every = [Tables(statistics, measures, *pair) for pair in pairs[start : start + step]]
+        every = [Tables(statistics, measures, a, b, known) for a, b in pairs[start : start + step]]
         for tables in every:
             tables.fill(interruption)
         if statistics.study.chunks and any(statistics.collectors) and "measuring" not in interruption.ended:
@@ -70,10 +70,10 @@ def _replicate(statistics: Statistics, every: Sequence[Tables]) -> None:
 
 
 class Tables:
-    """The tables of one pair of models, filled pair by pair."""
+    """The tables of one pair of models, filled pair by pair; `known` is the provenance that all pairs share."""
 
-    def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str):
-        self.statistics, self.measures, self.a, self.b = statistics, measures, a, b
+    def __init__(self, statistics: Statistics, measures: Sequence[Measure], a: str, b: str, known: Mapping[str, str]):
+        self.statistics, self.measures, self.a, self.b, self.known = statistics, measures, a, b, known
         self.mirrored = a == b  # so that symmetric measures need one value for both orders of a pair
         names = {model: [layer.name for layer in statistics.layers[model]] for model in (a, b)}
         self.layers_a, self.layers_b = names[a], names[b]
@@ -133,9 +133,13 @@ class Tables:
             seed=self.statistics.study.seed,
             warnings=tuple(filter(None, [self.statistics.missing, *self.statistics.warnings, *self.warnings()])),
             version=__version__,
-            provenance=provenance(self.statistics, a, b) | self.ranks_in_words(),
+            provenance=self._origins() | dict(self.known) | self.ranks_in_words(),
             complete=not self.ended,
         )
+
+    def _origins(self) -> dict[str, str]:
+        sides = (("a", self.statistics.origins[self.a]), ("b", self.statistics.origins[self.b]))
+        return {f"{what} {side}": text for side, origin in sides for what, text in origin.items()}
 
     def _prepare(
         self, measures: Sequence[Measure] | None = None, without: int | None = None

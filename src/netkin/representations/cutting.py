@@ -38,7 +38,7 @@ Traces = dict[frozenset[str], fx.Graph]  # of a model, by the modules that were 
 NO_FEATURES = ("mask", "position_ids", "token_type_ids")  # inputs of a language model that are no text
 
 
-class _Reached(BaseException):
+class _LayerReached(BaseException):
     """Stops a forward once the layer has run; not an `Exception`, so that no model catches it on the way."""
 
     def __init__(self, output: Any):
@@ -53,12 +53,12 @@ def run_until(model: nn.Module, layer: str, batch: Any, forward: Forward | None 
     """
 
     def stop(name: str, output: Any) -> None:
-        raise _Reached(output)
+        raise _LayerReached(output)
 
     try:
         with model_lock(), watching(model, [_one_call(model, layer)], stop):
             feed(model, batch, forward)
-    except _Reached as reached:
+    except _LayerReached as reached:
         return reached.output
     raise _did_not_run(layer)
 
@@ -220,7 +220,7 @@ def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, for
     So it is inside a residual block: the shortcut carries the model's own features past the layer. What says only which
     tokens count, or where they stand, may go past it.
     """
-    other = _stirred_batch(batch)
+    other = _other_batch(batch)
     first = run_from(model, layer, output, batch, forward)
     second = run_from(model, layer, output, other, forward)
     return not _same(first, second, tolerance=0.0)
@@ -324,15 +324,15 @@ def _is_end(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output")
 
 
-def _stirred_batch(batch: Any) -> Any:
+def _other_batch(batch: Any) -> Any:
     inside = parts(batch)
     if not inside:
-        return _stirred(batch)
+        return _other_input(batch)
     features = {key: part for key, part in inside.items() if not str(key).endswith(NO_FEATURES)}
-    return rebuilt(batch, {key: _stirred_batch(part) for key, part in features.items()})
+    return rebuilt(batch, {key: _other_batch(part) for key, part in features.items()})
 
 
-def _stirred(leaf: Any) -> Any:
+def _other_input(leaf: Any) -> Any:
     """Return other inputs of the same kind: noise of the same spread, or the examples in another order."""
     if not isinstance(leaf, Tensor) or not leaf.ndim:
         return leaf

@@ -261,7 +261,7 @@ class Taps:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
             if self._unchecked:
                 self._refuse_coupled(losses, noted, axes)
-            found[target] = _pulled(losses.sum(), noted)
+            found[target] = _gradients_at(losses.sum(), noted)
             for name in noted.keys() - found[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
         self._unchecked = self._unchecked and len(logits) < 2
@@ -273,7 +273,7 @@ class Taps:
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
         # sets between which halves, neighbours and examples at regular distances are parted: the Thue–Morse sequence
         chosen = torch.tensor([place.bit_count() % 2 == 1 for place in range(len(losses))], device=losses.device)
-        for name, one in _pulled(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
+        for name, one in _gradients_at(losses[chosen].sum(), noted).items() if bool(chosen.any()) else ():
             rows = one.movedim(axes.get(name) or 0, 0)
             if len(rows) == len(chosen) and bool(rows[~chosen.to(rows.device)].any()):
                 raise ForwardError(
@@ -307,7 +307,7 @@ def pulling() -> Iterator[None]:
         raise ForwardError(f"the gradient can't be taken: {said}.") from fault
 
 
-def _pulled(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients_at(total: Tensor, noted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of `total` at the noted tensors that it depends on."""
     with pulling():
         found = torch.autograd.grad(total, list(noted.values()), retain_graph=True, allow_unused=True)

@@ -14,14 +14,16 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, also_called, did_you_mean
+from netkin.results.columns import packed_columns
 from netkin.results.comparison import NUMBERS, Comparison, clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import column_label, is_worth, pair_label
-from netkin.results.packing import all_unpacked, packed_many
+from netkin.results.packing import all_unpacked
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import HOLE, grid, plural, summary_as_text, terminal_width, wrapped
 from netkin.results.values import Pair, Values
 
 NAMED = 6  # pairs of layers with fewer values that are named
+FIRST = 32  # pairs of models that the header of a file names
 
 
 @dataclass(frozen=True)
@@ -363,8 +365,9 @@ class Comparisons(Mapping[Pair, Comparison]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one of another kind only with `overwrite`."""
-        headers, arrays = packed_many(self.pairs.values())
-        header = {"comparisons": headers} | ({"failed": dict(self.failed)} if self.failed else {})
+        columns, arrays = packed_columns(list(self.pairs.values()))
+        header = {"columns": columns, "first pairs": list(self.pairs)[:FIRST]}
+        header |= {"failed": dict(self.failed)} if self.failed else {}
         files.write(path, "comparisons", header, arrays, overwrite=overwrite)
 
     @classmethod

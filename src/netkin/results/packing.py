@@ -106,9 +106,12 @@ def _tables(header: Mapping[str, Any], arrays: NamedArrays, key: str) -> dict[st
 
 def all_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Comparisons:
     """Return the comparisons that `save` took apart into a header and arrays."""
+    from netkin.results.columns import unpacked_columns
     from netkin.results.comparisons import Comparisons
 
-    return Comparisons(_parts(header, arrays), typed(header.get("failed", {}), dict[str, str], "failed"))
+    # documents, and files of older versions, have a header for each
+    found = unpacked_columns(header["columns"], arrays) if "columns" in header else _parts(header, arrays)
+    return Comparisons(found, typed(header.get("failed", {}), dict[str, str], "failed"))
 
 
 def series_unpacked(header: Mapping[str, Any], arrays: NamedArrays) -> Series:
@@ -156,11 +159,11 @@ def _made(header: Mapping[str, Any], own: HeaderFacts, whole: Mapping[str, Any])
 
     low, high = header["bounds"]
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    guessed = {} if "axes" in header else _guessed(header, whole)
+    guessed = {} if "axes" in header else _facts_of_old_tables(header, whole)
     return checked(Values, {**header, **own, **guessed, "bounds": bounds})
 
 
-def _guessed(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
+def _facts_of_old_tables(header: Mapping[str, Any], whole: Mapping[str, Any]) -> HeaderFacts:
     """Return what tables of older files did not say: what kind of numbers they hold, and of what."""
     with_classes = whole.get("provenance", {}).get("model b") == "logits"
     worth = {"kind": "worth"} if "how" in header["parameters"] else {}

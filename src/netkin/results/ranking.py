@@ -155,7 +155,7 @@ class Ranking:
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."
-        by = f"its lead over {names[lead.second]!r} is {_told(lead.margin or 0.0, lead.margin_error)}"
+        by = f"its lead over {names[lead.second]!r} is {_number_text(lead.margin or 0.0, lead.margin_error)}"
         if lead.clear is None:
             return f"{first}: {by}. Without standard errors nothing tells whether that is more than chance."
         if rest:
@@ -332,5 +332,5 @@ def _texts(values: np.ndarray, errors: np.ndarray) -> list[str]:
     ]
 
 
-def _told(value: float, error: float | None) -> str:
+def _number_text(value: float, error: float | None) -> str:
     return _texts(np.array([value]), np.array([_nan(error)]))[0]

@@ -138,7 +138,11 @@ class TaskAccuracies:
         lines += grid(
             [f"after {one}" if one != START else START for one in (START, *self.tasks)], self.tasks, entries, width
         )
-        lines += ["", *(f"{name}: {told(*own)}" for name, own in self.metrics().items()), self._storage_in_words()]
+        lines += [
+            "",
+            *(f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()),
+            self._storage_in_words(),
+        ]
         return "\n".join([*lines, *(wrapped(f"note: {one}", width) for one in self.warnings)])
 
     def to_pandas(self) -> Any:
@@ -248,7 +252,7 @@ class TaskEnsembles:
         head = f"ensembles with tasks chosen as {self.choice} by {self.similarity}, among {self.candidates}"
         joined = "with" if len(self.seeds) == 1 else f"with (seed {self.seeds[0]})"
         lines = [wrapped(head, width), *grid(self.tasks, ["alone", "together", "further", joined], entries, width), ""]
-        lines += [f"{name}: {told(*own)}" for name, own in self.metrics().items()]
+        lines += [f"{name}: {accuracy_text(*own)}" for name, own in self.metrics().items()]
         return "\n".join([*lines, f"numbers kept for heads of members: {self.storage:,}"])
 
     def to_pandas(self) -> Any:
@@ -296,11 +300,11 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), error
 
 
-def told(value: float, error: float) -> str:
+def accuracy_text(value: float, error: float) -> str:
     """Return an accuracy, or a difference of such, with its standard error as far as there are these.
 
     Example:
-        >>> told(-1e-18, 0.0125), told(0.5, math.nan), told(math.nan, math.nan)
+        >>> accuracy_text(-1e-18, 0.0125), accuracy_text(0.5, math.nan), accuracy_text(math.nan, math.nan)
         ('0.0000 ± 0.0125', '0.5000', '–')
     """
     if math.isnan(value):

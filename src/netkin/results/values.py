@@ -123,7 +123,8 @@ class Values:
     def __post_init__(self) -> None:
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
         freeze(self, values=self._shaped(self.values, "values"), bounds=(float(self.bounds[0]), float(self.bounds[1])))
-        freeze(self, parameters=frozen_mapping(self.parameters), holes=frozen_mapping(self.holes))
+        for name in ("parameters", "holes"):
+            freeze(self, **{name: frozen_mapping(getattr(self, name), shared=True)})
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"), axes=tuple(self.axes))
         if self.kind not in KINDS:
             raise ValueFault(f"a table is of kind {', '.join(map(repr, KINDS))}; got {self.kind!r}.")
@@ -269,7 +270,7 @@ class Values:
         if self.errors is not None:
             freeze(self, errors=self._shaped(self.errors, "standard errors"))
             self._refuse_error_with_reason(places)
-        freeze(self, error_reasons=frozen_mapping(reasons))
+        freeze(self, error_reasons=frozen_mapping(reasons, shared=True))
 
     def _without_error(self, replicates: np.ndarray) -> dict[tuple[int, int], str]:
         """Return the places that have a value and replicates but can have no error, with the reasons."""

@@ -16,9 +16,8 @@ from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
 from netkin.sources.models import load_processor, preprocessing
-from netkin.sources.names import call, find_function, fitted, split_options
+from netkin.sources.names import call, find_function, fitted, refusing_unreadable, split_options
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
-from netkin.sources.reading import refusing_unreadable
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
@@ -154,7 +153,7 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[str] = (), *
     name = head.partition(",")[0]
     if name in NAMED:
         chosen = split_options(head)[1] | options
-        return _named(NAMED[name], spec, place, chosen | _suited(NAMED[name], chosen, models), batch_size)
+        return _named(NAMED[name], spec, place, chosen | _preprocessing_option(NAMED[name], chosen, models), batch_size)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
         if Path(spec).is_dir():
@@ -188,7 +187,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     return Batches(f"{head}:{place}" if place else head, stored, labels, batch_size, prepare, tuple(remarks))
 
 
-def _suited(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
     """Return the option by which text or images become what Hugging Face models expect, where none is given."""
     folders = [model.removeprefix("hf:") for model in models if model.startswith("hf:")]
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""

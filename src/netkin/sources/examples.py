@@ -24,8 +24,7 @@ from torch import Tensor
 from netkin.errors import MissingExtra, SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
-from netkin.sources.names import in_short
-from netkin.sources.reading import LARGEST, content, most_in_memory, refuse_absent, refuse_bomb, unreadable
+from netkin.sources.names import LARGEST, content, in_short, most_in_memory, refuse_absent, refuse_bomb, unreadable
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -23,8 +23,16 @@ from netkin.errors import FileFault, MissingExtra, SourceError, did_you_mean
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
-from netkin.sources.names import call, find_function
-from netkin.sources.reading import HARMLESS, content, near, read_json, refuse_absent, refusing_unreadable
+from netkin.sources.names import (
+    HARMLESS,
+    call,
+    content,
+    find_function,
+    near,
+    read_json,
+    refuse_absent,
+    refusing_unreadable,
+)
 from netkin.sources.weights import listed, load_weights, refuse_hostile
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for

@@ -18,8 +18,8 @@ from torch import Tensor
 from netkin.errors import SourceError, ValueFault
 from netkin.sources.batches import LoadedExamples
 from netkin.sources.examples import normalisation
+from netkin.sources.names import content, most_in_memory
 from netkin.sources.pickles import read_plain_pickle
-from netkin.sources.reading import content, most_in_memory
 
 _PIXELS = 3 * 32 * 32
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import SourceError
+from netkin.sources.names import refuse_absent, unreadable
 from netkin.sources.pickles import Refused, vet_torch_file
-from netkin.sources.reading import refuse_absent, unreadable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")

@@ -80,7 +80,7 @@ def compress(
     input in another model, by falling correlation; then, as ten logits have no more than ten, the layer's other
     directions by falling variance. A layer becomes an ``nn.Sequential`` of two plain ones, ``(W D)(E x) + b'``, where
     b' takes up the mean of what is projected away. With ``projection="least_squares"`` E x are the directions, each to
-    a scale of its own, and D gives every unit its best guess from them; with ``"orthogonal"`` E has orthonormal rows
+    a scale of its own, and D gives every neuron its best guess from them; with ``"orthogonal"`` E has orthonormal rows
     that span them, and D = Eᵀ.
 
     One of three arguments sets how many directions are kept. `k` is a number, a share of the layer's width such as

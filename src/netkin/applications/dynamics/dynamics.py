@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from netkin import files
-from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare
+from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory
 from netkin.comparing.compare import compare, explain
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
@@ -120,7 +120,7 @@ def dynamics(
         raise ValueFault("`dynamics` takes engine='local' or 'ray', and not 'distributed'.")
     call = options.call(opened.name, data, examples)
     with showing(progress), random_states_kept(data=[data]):
-        held = None if options.of_weights else Held(data, examples, spare(torch.device("cpu")))
+        held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
         return _Study(opened, held, options, call).series(save, partial, overwrite)
 
 
@@ -205,7 +205,7 @@ def _plan_lines(run: Run, each: Plan, passes: int | None, again: bool) -> Iterat
         yield "forward passes in all: none"
         return
     total = "not known before the data are read" if passes is None else f"{passes:,}"
-    room = size_in_words(spare(torch.device("cpu")))
+    room = size_in_words(spare_memory(torch.device("cpu")))
     once = f"once on each batch, if the data and its rows take at most {room} each, else with every checkpoint"
     yield f"forward passes in all: {total}; the final model runs {'with every checkpoint' if again else once}"
 
@@ -350,7 +350,7 @@ class _Study:
             model,
             *(others["layers"], others["shape"], others["forward"], self.options.transform, others["device"]),
         )
-        return CachedRunner(subject, spare(torch.device(others["device"] or device_of(model))) // self.sharers)
+        return CachedRunner(subject, spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers)
 
     def _compared(self, step: int) -> Comparison:
         last = self.run.steps[-1]

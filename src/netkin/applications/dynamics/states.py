@@ -141,7 +141,7 @@ def refuse_unfit(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
         )
     if "rotation" not in unchanged_by:
         raise ValueFault(
-            f"a recorder keeps each layer up to a rotation, and {name!r} looks at single units; save checkpoints and "
+            f"a recorder keeps each layer up to a rotation, and {name!r} looks at single neurons; save checkpoints and "
             "use `nk.dynamics`."
         )
 

@@ -101,7 +101,7 @@ class Held:
         return iter(self._batches if self._batches is not None else batches_of(self._data, self.asked))
 
 
-def spare(device: torch.device) -> int:
+def spare_memory(device: torch.device) -> int:
     """Return how many bytes may be held on `device`: a quarter of what is free there now."""
     return free_memory(device) // 4
 
@@ -160,7 +160,7 @@ def _collected(run: Run, measure: Measure, layers: Sequence[str]) -> Collector |
             sizes = [size_of_weights(str(one), name, own) for one in run.steps for name, own in weights.items()]
             study = Study({size.key: size for size in sizes}, [])
             price = kind.price(need.settings, study)
-            if price is None or price.bytes > spare(torch.device("cpu")):
+            if price is None or price.bytes > spare_memory(torch.device("cpu")):
                 return None
             collector = kind.start(need.settings, study)
         rows |= {(str(step), name): own for name, own in weights.items()}
@@ -329,7 +329,7 @@ def _study(terms: Mapping[str, Any]) -> _Study:
 
 def _made_study(terms: Mapping[str, Any]) -> _Study:
     from netkin.applications.dynamics.dynamics import _Options, _Study
-    from netkin.applications.dynamics.steps import Held, spare
+    from netkin.applications.dynamics.steps import Held, spare_memory
 
     name, checkpoints, architecture = terms["run"]
     run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
@@ -339,6 +339,6 @@ def _made_study(terms: Mapping[str, Any]) -> _Study:
     options = _Options.of(measures_of(terms["measures"]), **told)
     data = None
     if terms["data"] is not None:
-        room = spare(torch.device("cpu")) // terms["slots"]
+        room = spare_memory(torch.device("cpu")) // terms["slots"]
         data = Held(DataSpec(**terms["data"]).load(terms["whole"]), terms["examples"], room)
     return _Study(run, data, options, "", terms["slots"])

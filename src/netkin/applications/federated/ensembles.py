@@ -333,12 +333,12 @@ def _accuracies(
     if failed is not None:
         raise ForwardError(f"the head of client {failed}")
     (head,) = training.copies(1)
-    return {name: _judged(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
+    return {name: _accuracies_of(head, [(heads[name, member], seen[name, member]) for member in chosen[name]], labels)
             for name, (_, labels) in tests.items()}  # fmt: skip
 
 
 @torch.no_grad()
-def _judged(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
+def _accuracies_of(head: nn.Module, members: Sequence[tuple[Any, Tensor]], labels: Tensor) -> tuple[float, float]:
     """Return the accuracy of the first member, and of the mean of all members' probabilities."""
     shares = []
     for (state, _), features in members:

@@ -20,6 +20,7 @@ from netkin.identity import described_call, in_words, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
+from netkin.results.columns import unpacked_columns
 from netkin.results.values import Pair
 from netkin.statistics.collector import Study
 
@@ -97,7 +98,7 @@ class RayRequest:
     def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models but those that failed."""
         blocks = self._done("comparison", measures, names)
-        found = chain.from_iterable(map(worker.to_comparisons, chain.from_iterable(blocks.values())))
+        found = (one for message in chain.from_iterable(blocks.values()) for one in unpacked_columns(*message))
         pairs = chain.from_iterable(pairs for block in blocks for pairs in block.groups)
         made = dict(zip(pairs, found, strict=True))
         return [made[pair] for pair in self.pairs.of if pair in made]
@@ -105,7 +106,7 @@ class RayRequest:
     def collect(self, measures: Sequence[Measure], names: Mapping[str, str]) -> Statistics:
         """Return what a pass over all data leaves."""
         (((block, (whole,)),)) = self._done("statistics", measures, names).items()
-        return worker.finished(whole, block.survey.examples, names)
+        return worker.finished(worker.to_statistics(whole), block.survey.examples, names)
 
     def _done(
         self, kind: str, measures: Sequence[Measure], names: Mapping[str, str]
@@ -173,8 +174,9 @@ class RayRequest:
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
             blocks, slots = self._blocks(cluster, pairs, limit, measures), cluster.slots(self.gpus)
-            shares = survey.shares(self.engine.shares, -(-SHARES * slots // len(blocks)))
-            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": SHARES * slots}
+            each = -(-SHARES * slots // len(blocks)) if slots > 1 or job.folder else 1
+            shares = survey.shares(self.engine.shares, each)
+            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": each}
 
         return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
 
@@ -256,13 +258,16 @@ class BlockErrands:
 
     def errands(self, kind: str) -> list[Errand]:
         """Return all that is to be done, each errand behind those that it follows."""
+        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
+        if kind == "comparison" and self.told["shares"] == len(self.groups) == 1:  # so that nothing travels but values
+            (name,) = self.wanted(kind)
+            return [Errand(name, f"{HOME}:compare", self._share_told(1) | told, kept=True, gpus=self.gpus)]
         shares, tree = self._shares(), self._merges()
         if kind == "statistics":
             return [*shares, *tree]
         whole = (tree or shares)[-1].name
-        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
         readings = [
-            Errand(name, f"{HOME}:read", told | {"pairs": pairs}, (whole,), kept=True)
+            Errand(name, f"{HOME}:read", told | {"pairs": pairs, "after": whole}, (whole,), kept=True)
             for name, pairs in zip(self.wanted(kind), self.groups, strict=True)
         ]
         return [*shares, *tree, *readings]
@@ -275,16 +280,17 @@ class BlockErrands:
         return [f"values of {self.label}" + f", {i} of {count}" * (count > 1) for i in range(1, count + 1)]
 
     def _shares(self) -> list[Errand]:
-        count, names = self.told["shares"], named_models(self.pairs)
-        told = {
-            "terms": terms_for(self.terms, names), "pairs": self.pairs, "measures": self.told["measures"],
+        told = [self._share_told(i) for i in range(1, self.told["shares"] + 1)]
+        return [Errand(one["name"], f"{HOME}:collect", one, kept=True, gpus=self.gpus) for one in told]
+
+    def _share_told(self, place: int) -> dict[str, Any]:
+        names = named_models(self.pairs)
+        return {
+            "name": self._share(place, place), "share": [place, self.told["shares"]], "pairs": self.pairs,
+            "terms": terms_for(self.terms, names), "measures": self.told["measures"],
             "memory": self.told["memory"], "identity": self.told["identity"],
             "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
-        return [
-            Errand(self._share(i, i), f"{HOME}:collect", told | {"share": [i, count]}, kept=True, gpus=self.gpus)
-            for i in range(1, count + 1)
-        ]
 
     def _merges(self) -> list[Errand]:
         """Return a tree of merges, which does not depend on the order in which shares are finished."""
@@ -293,9 +299,8 @@ class BlockErrands:
             above = []
             for left, right in zip(spans[::2], spans[1::2], strict=False):
                 above.append((left[0], right[1]))
-                found.append(
-                    Errand(self._share(*above[-1]), f"{HOME}:merge", {}, (self._share(*left), self._share(*right)))
-                )
+                name, after = self._share(*above[-1]), (self._share(*left), self._share(*right))
+                found.append(Errand(name, f"{HOME}:merge", {"name": name, "after": after}, after))
             spans = [*above, *spans[len(above) * 2 :]]
         return found
 

@@ -34,7 +34,7 @@ from netkin.reporting.page.heatmap import embedded_tables, figure_of, holes, val
 from netkin.reporting.page.line_chart import figure_of_curve
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.packing import document as described
-from netkin.results.task_accuracies import told
+from netkin.results.task_accuracies import accuracy_text
 from netkin.results.text import plural
 
 STORED = {"each task": "numbers for a task", "in all": "numbers in all"}
@@ -112,13 +112,15 @@ def _title(tasks: Sequence[str], ways: Sequence[TaskAccuracies]) -> str:
 def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsembles]) -> str:
     """Return the one sentence that says what was found."""
     if len(ways) == 1:
-        found = {key: told(*own) for key, own in next(iter(ways.values())).metrics().items()}
+        found = {key: accuracy_text(*own) for key, own in next(iter(ways.values())).metrics().items()}
         return f"After the last task the mean accuracy over all of them, ACC, is {found['ACC']}; BWT is {found['BWT']}."
     if not ways:
-        alone, together, further = (told(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further"))
+        alone, together, further = (
+            accuracy_text(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further")
+        )
         return f"Alone the networks reach {alone}, together {together}; alone and trained further {further}."
     ranked = sorted(ways, key=lambda label: -ways[label].metrics()["ACC"][0])
-    listed = [f"{label} {told(*ways[label].metrics()['ACC'])}" for label in ranked]
+    listed = [f"{label} {accuracy_text(*ways[label].metrics()['ACC'])}" for label in ranked]
     return f"Mean accuracy over all tasks after the last, ACC: {', '.join(listed)}."
 
 
@@ -147,7 +149,7 @@ def _ways_table(ways: Sequence[TaskAccuracies], labels: Sequence[str]) -> Markup
     rows = []
     for label, way in zip(labels, ways, strict=True):
         metrics, kept = way.metrics().values(), [f"{way.storage.get(key, 0):,}" for key in STORED]
-        rows.append([name(label), *(told(*own) for own in metrics), *kept])
+        rows.append([name(label), *(accuracy_text(*own) for own in metrics), *kept])
     return plain_table(head, rows, kind="numbers", label="The ways of learning")
 
 
@@ -176,7 +178,7 @@ def _ensembles(one: TaskEnsembles) -> Markup:
     columns = [own.mean(0) for own in (one.alone, one.together, one.further)]
     rows = [[name(task), *(f"{value:.4f}" for value in values), ", ".join(one.members_of(task)) or "–"]
             for task, *values in zip(one.tasks, *columns, strict=True)]  # fmt: skip
-    rows.append(["all", *(told(*own) for own in one.metrics().values()), ""])
+    rows.append(["all", *(accuracy_text(*own) for own in one.metrics().values()), ""])
     head = ["task", "alone", "together", "further", f"members with seed {one.seeds[0]}"]
     words = f"Members are chosen as {one.choice} by {one.similarity}, among {one.candidates}. {CONTROL}"
     table = plain_table(head, rows, kind="numbers", label="Ensembles")
