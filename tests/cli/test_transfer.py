@@ -314,6 +314,14 @@ def test_models_are_called_what_the_command_calls_them(netkin, weights):
     assert "trained.pt" in over.stderr
 
 
+def test_models_may_have_names_by_an_option(netkin, weights):
+    line = f"recommend {weights} --data digits:test --score knn --examples 50 --no-errors --json"
+    ranking = json.loads(netkin(f"{line} --name one --name two").stdout)
+    assert {row["model"] for row in ranking["ranks"]} == {"one", "two"}
+    refused = netkin(f"{line} --name one")
+    assert (refused.exit_code, "once for each model, or not at all; got 1 for 2 models." in refused.stderr) == (2, True)
+
+
 def test_the_help_names_every_score_and_the_default(netkin):
     said = " ".join(netkin("recommend --help").stdout.split())
     assert all(f" {name}" in said for name in SCORES)
