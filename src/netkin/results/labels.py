@@ -179,7 +179,7 @@ def column_label(table: Values) -> str:
     return str(table.parameters.get("how", table.id)) if is_worth(table) else table.id
 
 
-def by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
+def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
     """Return the tables that have one name and other parameters together, such as a score by all methods."""
     found: dict[str, list[Values]] = {}
     for table in tables:

@@ -19,7 +19,6 @@ from netkin.results.labels import (
     NOT_ASKED,
     brief,
     buckets_note,
-    by_name,
     column_label,
     direction,
     has_classes,
@@ -29,6 +28,7 @@ from netkin.results.labels import (
     listing,
     pair_label,
     range_in_words,
+    tables_by_name,
     told_apart,
 )
 
@@ -55,7 +55,7 @@ def comparison_as_text(comparison: Comparison) -> str:
 def _tables(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
     tables, pairs = list(comparison.tables.values()), listing(comparison)
-    for some in by_name(tables).values() if pairs else [[table] for table in tables]:
+    for some in tables_by_name(tables).values() if pairs else [[table] for table in tables]:
         yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 

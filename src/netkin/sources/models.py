@@ -25,7 +25,7 @@ from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
 from netkin.sources.names import (
     HARMLESS,
-    call,
+    call_named,
     content,
     find_function,
     near,
@@ -121,7 +121,7 @@ def _builder(name: str) -> Callable[[], nn.Module]:
 
 
 def _called(function: Callable[[], nn.Module], name: str) -> nn.Module:
-    model = call(function, name)
+    model = call_named(function, name)
     if not isinstance(model, nn.Module):
         raise SourceError(
             f"{name!r} must return a torch.nn.Module; it returned an object of type {type(model).__name__}."

@@ -40,7 +40,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     return name, {option: value for option, _, value in pairs}
 
 
-def fitted(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
+def typed_options(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
     """Return `options` as the keywords of `function`: whole numbers where its defaults are such, text elsewhere.
 
     Its first `skip` parameters are no options; a parameter whose name begins with an underscore is none either.
@@ -75,7 +75,7 @@ def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
     return found
 
 
-def call(function: Callable[[], Any], spec: str) -> Any:
+def call_named(function: Callable[[], Any], spec: str) -> Any:
     """Return what `function` returns; what it raises becomes one sentence that names `spec`."""
     try:
         with current_directory_importable():

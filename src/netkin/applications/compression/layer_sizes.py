@@ -114,7 +114,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
     return found
 
 
-def in_order(model: nn.Module, layers: Sequence[str], data: Any, feeding: Feeding) -> list[str]:
+def run_order(model: nn.Module, layers: Sequence[str], data: Any, feeding: Feeding) -> list[str]:
     """Return the layers in the order in which they first run."""
     with guest(model), _reading(model, layers, feeding) as read:
         return list(read(next(batches_of(data))).calls)
@@ -329,7 +329,7 @@ def has_labels(data: Any) -> bool:
         return False
 
 
-def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
+def labelled_accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
     """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
     right = seen = 0
     with guest(model, exact=True):

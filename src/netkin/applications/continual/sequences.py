@@ -41,7 +41,7 @@ from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import TEST_BATCH
 from netkin.training.recipe import recipe_of
-from netkin.training.restarts import form_of, packed, unpacked
+from netkin.training.restarts import form_of, pack_state, unpack_state
 
 Model = nn.Module | str | Callable[[], nn.Module]
 
@@ -142,7 +142,7 @@ def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tu
             if learner.learns(position):
                 learner.learn(position, recipe)
             rows.append(_tested(learner, position))
-            values, arrays = packed(learner.state())
+            values, arrays = pack_state(learner.state())
             job.keep(name, {"state": values}, {**arrays, "accuracies": np.array(rows)})
         report.update()
         job.advance(done[0] + position + 1, done[1], "tasks")
@@ -154,7 +154,7 @@ def _resumed(learner: Learner, part: Part) -> list[list[float]]:
     rows = arrays.pop("accuracies")
     if rows.ndim != 2 or rows.shape[1] != len(learner.tasks) or not 2 <= len(rows) <= len(learner.tasks) + 1:
         raise ValueError(f"its accuracies are of shape {rows.shape}")
-    learner.load(unpacked(part.values["state"], arrays))
+    learner.load(unpack_state(part.values["state"], arrays))
     for task in range(len(learner.tasks)):
         learner.network(task)  # weights that do not fit are reported as damage
     return [list(map(float, row)) for row in rows]

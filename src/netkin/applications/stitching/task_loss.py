@@ -35,7 +35,7 @@ _ALSO_CALLED = {
 }
 _NOT_THE_COURSE = ("epochs", "steps", "memory", "resume")  # may differ when a training goes on
 ROWS = ("places", "examples")  # what a row is, of which the CKA is taken
-Loss = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
+TaskLossFunction = Callable[[Tensor, Any, Any], Tensor]  # (answers, the second model's own answers, labels)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TaskLoss:
         task_loss(init=procrustes, rank=8, epochs=3)
     """
 
-    labels: str | Loss = "soft"
+    labels: str | TaskLossFunction = "soft"
     init: str = "least_squares"
     rank: int | None = None
     l1: float = 0.0
@@ -141,7 +141,7 @@ class TaskLoss:
         return with_seed(self.init, self.seed)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> TaskLossFunction:
         """The task loss as a function."""
         return loss_named(self.labels)
 
@@ -210,10 +210,10 @@ def true(answers: Tensor, own: Any, labels: Tensor) -> Tensor:
     return functional.cross_entropy(scores(answers), labels.flatten().long())
 
 
-LOSSES: dict[str, Loss] = {"soft": soft, "true": true}
+LOSSES: dict[str, TaskLossFunction] = {"soft": soft, "true": true}
 
 
-def loss_named(labels: str | Loss) -> Loss:
+def loss_named(labels: str | TaskLossFunction) -> TaskLossFunction:
     """Return the loss that `labels` requests."""
     if callable(labels):
         return labels

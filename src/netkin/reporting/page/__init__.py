@@ -16,7 +16,7 @@ from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.ranking_page import ranking_page
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.sparsity_page import sparsity_page
-from netkin.reporting.page.task_page import Record, task_page
+from netkin.reporting.page.task_page import TaskRecord, task_page
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.compression import Compression
 from netkin.results.weight_sparsity import SparsityStudy
@@ -31,9 +31,9 @@ Results = (
     | Federation
     | SparsityStudy
     | Compression
-    | Record
+    | TaskRecord
     | Iterable[Comparison]
-    | Iterable[Record]
+    | Iterable[TaskRecord]
 )
 
 
@@ -76,7 +76,7 @@ def page(results: Results) -> str:
     return comparison_page(listed(results))
 
 
-def task_records(results: Any) -> list[Record]:
+def task_records(results: Any) -> list[TaskRecord]:
     """Return ways to learn tasks, or ensembles of tasks, as a list; none where the results are something else."""
     given: list[Any] = list(results) if isinstance(results, (list, tuple)) else [results]
     found: list[Any] = [getattr(one, "record", one) for one in given]
