@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    StateDict,
     averaged,
     mean_loss,
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.client_data import LabelledData, checked_clients
+from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
 from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy
 
 DataOf = Callable[[Any], tuple[str, Any]]

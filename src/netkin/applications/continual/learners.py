@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
-from netkin.applications.continual.task_splits import LabelledData, Task
+from netkin.applications.continual.task_splits import Task
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
+from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.course import placed

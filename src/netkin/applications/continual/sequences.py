@@ -24,7 +24,7 @@ from netkin.applications.continual.learners import (
     TaskHeads,
     refuse_options,
 )
-from netkin.applications.continual.task_splits import LabelledData, Task, refuse_tasks
+from netkin.applications.continual.task_splits import Task, refuse_tasks
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -37,6 +37,7 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.sources.architectures import seeded
+from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import TEST_BATCH
