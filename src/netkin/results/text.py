@@ -28,8 +28,8 @@ from netkin.results.labels import (
     listing,
     pair_label,
     range_in_words,
+    short_names,
     tables_by_name,
-    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
     """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
-    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
+    short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
     labels = [_cut(label, limit) for label in short]
     named = _block(labels, list(columns), entries)
     if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long

@@ -26,7 +26,7 @@ from netkin.reporting.page.document import (
 )
 from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
 from netkin.reporting.page.line_chart import SIDE, beside_axes, figure_of_curve, stretched, tick_names
-from netkin.reporting.words import told_apart
+from netkin.reporting.words import short_names
 from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
@@ -49,7 +49,7 @@ SAVES = (
 
 def sparsity_page(study: SparsityStudy) -> str:
     """Return the HTML page of a study."""
-    names = told_apart(study.names)
+    names = short_names(study.names)
     title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]
