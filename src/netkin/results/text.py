@@ -286,9 +286,9 @@ def match_note(table: Values) -> str:
     if not unclear:
         return "best matches: each is clearly better than the second best (95 % interval of the difference)"
     more = [f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else []
-    told = ", ".join(unclear[:NAMED] + more)
+    listed = ", ".join(unclear[:NAMED] + more)
     are = "is" if len(unclear) == 1 else "are"
-    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {told}"
+    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {listed}"
 
 
 def margin_text(match: Match) -> str:

@@ -47,8 +47,8 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     known = {name: one for name, one in modules(made).items() if type(one) is nn.Linear and name}
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
-        told = f"none is named {head!r}" if head else "it has none"
-        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {told}; give `head=`.")
+        why = f"none is named {head!r}" if head else "it has none"
+        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.")
     old, heads = known[name], []
     for task, count in enumerate(classes):
         with torch.random.fork_rng(devices=[]):
@@ -387,8 +387,8 @@ def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
-            told = f"it has {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{method!r} has no option {name!r}; {told}.")
+            offer = f"it has {', '.join(known)}" if known else "it has none"
+            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise ValueFault(f"`strength` is a number of 0 or more; got {value!r}.")
         if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -164,9 +164,9 @@ def _by_networks(
         i, j = np.argwhere(np.isnan(found))[0]
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
-    told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
+    notes = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
     return as_comparison(
-        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
+        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=notes
     )
 
 
