@@ -23,6 +23,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
+LARGEST = 4 * 1024**3
+HARMLESS = 100 * 1024**2
+RATIO = 100
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -194,12 +198,6 @@ def numbered(texts: Sequence[str]) -> list[str]:
     """
     times = Counter(texts)
     return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
-
-
-# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
-LARGEST = 4 * 1024**3
-HARMLESS = 100 * 1024**2
-RATIO = 100
 
 
 def refuse_absent(path: Path, what: str = "file") -> None:

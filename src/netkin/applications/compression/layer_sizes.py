@@ -31,6 +31,8 @@ from netkin.representations.inputs import Forward, Transform, call, labels_of, l
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
+K = int | float | Mapping[str, int | float] | None
+
 
 @dataclass(frozen=True)
 class Feeding:
@@ -219,9 +221,6 @@ def _valid(rows: Tensor, lead: tuple[int, ...], mask: Any) -> Tensor:
 
 def _sizes(leads: list[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(map(str, lead)) for lead in leads)
-
-
-K = int | float | Mapping[str, int | float] | None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ from netkin.training.recipe import recipe_of
 from netkin.training.restarts import form_of, pack_state, unpack_state
 
 Model = nn.Module | str | Callable[[], nn.Module]
+CHOICES = ("most similar", "least similar", "random")
+CANDIDATES = ("earlier tasks", "all tasks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,10 +230,6 @@ def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     if len(set(found)) < len(found):
         raise ValueFault(f"`seeds` must be distinct; got {seeds!r}.")
     return found
-
-
-CHOICES = ("most similar", "least similar", "random")
-CANDIDATES = ("earlier tasks", "all tasks")
 
 
 def ensemble_tasks(

@@ -37,6 +37,9 @@ from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
+LOOK = 2  # examples run to learn the layers' widths
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
 
 @dataclass(frozen=True)
 class LayerState:
@@ -218,10 +221,6 @@ def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
     made.models, made.examples, made.collectors = [a.name, b.name], a.examples, [[StateRows(a, b)]]
     made.origins = {a.name: {}, b.name: {}}
     return made
-
-
-LOOK = 2  # examples run to learn the layers' widths
-SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
 class ProbeExamples:

@@ -53,6 +53,8 @@ from netkin.statistics.collector import Collector, Key, Study
 if TYPE_CHECKING:
     from netkin.applications.dynamics.dynamics import _Options, _Study
 
+LOOKED = 16  # checkpoints that one task inspects
+
 
 class Held:
     """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
@@ -183,9 +185,6 @@ def _table(
             except NoValue as reason:
                 holes[a, b] = str(reason)
     return values, holes
-
-
-LOOKED = 16  # checkpoints that one task inspects
 
 
 # --- in the process that calls ----------------------------------------------------------------------------------------
