@@ -262,6 +262,9 @@ def _uncompile(module: nn.Module | None) -> Callable[[], None]:
     return lambda: vars(module).update(state)
 
 
+# --- nested outputs ---------------------------------------------------------------------------------------------------
+
+
 def parts(structure: Any) -> dict[Any, Any]:
     """Return what `structure` holds, by key, index or field name; nothing for what is no structure."""
     if isinstance(structure, Mapping):

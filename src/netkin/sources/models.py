@@ -151,6 +151,9 @@ def _not_a_builder(name: str) -> str:
     )
 
 
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
 def load_huggingface(directory: str) -> nn.Module:
     """Return the model in a folder written by `save_pretrained`, with the head that its configuration names.
 

@@ -200,6 +200,9 @@ def numbered(texts: Sequence[str]) -> list[str]:
     return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
 
 
+# --- files that are named ---------------------------------------------------------------------------------------------
+
+
 def refuse_absent(path: Path, what: str = "file") -> None:
     """Refuse a path that is no file, and suggest the most similar name in its folder."""
     try:

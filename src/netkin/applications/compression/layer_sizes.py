@@ -223,6 +223,9 @@ def _sizes(leads: list[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(map(str, lead)) for lead in leads)
 
 
+# --- how many directions are kept -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Size:
     """One of three rules; the other two are None."""

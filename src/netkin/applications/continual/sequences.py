@@ -232,6 +232,9 @@ def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
+# --- ensembles of tasks -----------------------------------------------------------------------------------------------
+
+
 def ensemble_tasks(
     learnt: LearntTasks,
     k: int = 3,

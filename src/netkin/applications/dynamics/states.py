@@ -223,6 +223,9 @@ def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
     return made
 
 
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
 class ProbeExamples:
     """The examples of all probes, read once: `batches`, their `count` and what the data are called.
 

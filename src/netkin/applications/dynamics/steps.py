@@ -127,6 +127,9 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, np.ndarray))
 
 
+# --- all pairs of steps, by weights -----------------------------------------------------------------------------------
+
+
 def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
     """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
 
