@@ -22,6 +22,7 @@ from worlds import Worlds
 
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
+settings.register_profile("quick", settings.get_profile("netkin"), max_examples=15)
 settings.load_profile("netkin")
 
 
@@ -58,20 +59,31 @@ def ray_cluster():
 
 @cache
 def _trained(seed, epochs):
-    return trained_digits_net(seed, epochs)
+    """Return a network, and what was told of its training after each epoch."""
+    told = []
+    return trained_digits_net(seed, epochs, lambda *epoch: told.append(epoch)), told
 
 
-@pytest.fixture
-def shared_nets(monkeypatch):
-    """Let `netkin.training.trained_digits_net` train each network once for all tests of a process, and hand out copies.
+@pytest.fixture(scope="session")
+def trained_once():
+    """Return `trained_digits_net` that trains each network once for all tests of a process, and hands out copies.
 
     Training is a function of the seed and the epochs, which tests/training holds it to.
     """
 
     def copied(seed, epochs=12, progress=None):
-        return trained_digits_net(seed, epochs, progress) if progress else deepcopy(_trained(seed, epochs))
+        model, told = _trained(seed, epochs)
+        for epoch in told if progress else ():
+            progress(*epoch)
+        return deepcopy(model)
 
-    monkeypatch.setattr("netkin.training.trained_digits_net", copied)
+    return copied
+
+
+@pytest.fixture
+def shared_nets(monkeypatch, trained_once):
+    """Let netkin hand out copies of networks that are trained once."""
+    monkeypatch.setattr("netkin.training.trained_digits_net", trained_once)
 
 
 def pytest_collection_modifyitems(items):

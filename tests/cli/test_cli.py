@@ -17,6 +17,8 @@ from netkin.cli.running import with_refusals
 from netkin.errors import ShapeError
 from netkin.sources.architectures import architecture, seeded
 
+SLOW = ("demo", "tasks")  # which have quick tests of their own
+
 
 def example_of(command):
     lines = (command.epilog or "").replace("Example: ", "").splitlines()
@@ -37,8 +39,10 @@ def saved_before(netkin, checkout):
         Path(name).write_bytes((run / f"step_{step}.pt").read_bytes())
 
 
-@pytest.mark.usefixtures("saved_before")
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.usefixtures("saved_before", "shared_nets")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(cli.commands)]
+)
 def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
     example = example_of(cli.commands[name])
     assert netkin(f"{name} --help").stdout.rstrip().endswith(example)

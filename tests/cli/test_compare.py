@@ -297,6 +297,7 @@ def test_statistics_stand_beside_no_models(netkin):
         assert "is a file of statistics, which holds both models; give it alone" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     call = 'compare netkin:digits netkin:digits --data digits:test --layers "relu*" --examples 100'

@@ -218,6 +218,7 @@ def test_a_plan_that_would_be_refused_exits_with_1(netkin):
     assert "would be refused" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run", "ray_cluster")
 def test_a_cluster_follows_a_run(netkin):
     result = netkin(f"{LINE} --examples 60 --engine ray --save run.netkin")

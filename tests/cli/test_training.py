@@ -9,7 +9,7 @@ import netkin as nk
 
 FEDERATE = (
     "federate netkin:digits --data digits:train --test digits:test --clients 5 --classes 2 --deal groups --rounds 2 "
-    "--atoms 4 --algorithm fedper --coefficients evolving --recipe rate=0.05,batch=16 --seed 3"
+    "--atoms 4 --algorithm fedper --coefficients evolving --recipe rate=0.05,batch=64 --seed 3"
 )
 
 
@@ -24,7 +24,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     network = nk.decompose(nk.load_model("netkin:digits", seed=3), atoms=4).model
     again = nk.federate(
         network, split.train, "fedper", test=split.test, test_every=1, coefficients="evolving", rounds=2, rate=0.05,
-        batch=16, seed=3, progress=False,
+        batch=64, seed=3, progress=False,
     )  # fmt: skip
     assert found.accuracy == again.accuracy
     assert found.accuracies == again.accuracies
@@ -32,7 +32,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     np.testing.assert_array_equal(found.similarity.to_numpy(), again.similarity.to_numpy())
     assert "Which clients are alike" in (tmp_path / "u.html").read_text()
     assert (tmp_path / "u.png").read_bytes().startswith(b"\x89PNG")
-    assert "--recipe rate=0.05,batch=16" in found.provenance["call"]
+    assert "--recipe rate=0.05,batch=64" in found.provenance["call"]
 
 
 def test_more_rounds_go_on_and_other_settings_are_refused_but_with_force(netkin):

@@ -18,7 +18,7 @@ from netkin.errors import InflatedWarning
 
 SOURCES, TESTS = str(Path(nk.__file__).parents[1]), str(Path(study_worlds.__file__).parent)
 LOOPBACK = "127.0.0.1"
-pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")]
 
 
 @pytest.fixture(scope="module")

@@ -244,6 +244,7 @@ def test_a_fitted_network_has_the_least_squares_slope_and_the_weights_of_x_it_be
     assert torch.equal(model[0].coefficients, begin[0].coefficients)
 
 
+@pytest.mark.slow
 def test_orthogonal_probes_leave_cca_and_cka_at_one(lab, monkeypatch):
     monkeypatch.setattr(probing, "TRIALS", 3)
     finding = probing.orthogonal_probes(lab)
@@ -372,6 +373,7 @@ def test_the_verdict_about_layers_compares_with_one_task_twice(lab, monkeypatch,
     assert finding.measured["AlexNet: mean difference"].value == pytest.approx(np.mean(two), rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_claims_about_layers_run_on_networks(lab):
     for claim, numbers in ((atom_dynamics.bottom_up, 2), (atom_dynamics.two_tasks, 2)):
         finding = claim(lab)

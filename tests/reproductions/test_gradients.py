@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,6 +51,7 @@ def lab(tmp_path_factory):
         patch.setitem(readings.SEEN, "cpu", 8)
         patch.setitem(other_measures.FEW, "cpu", 8)
         patch.setitem(other_measures.TOO_FEW, "cpu", 4)
+        patch.setattr(readings, "code_digest", cache(readings.code_digest))  # asked for by every file, of one function
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
         lab.__dict__["_sets"] = {name: made_up(name, seed) for seed, name in enumerate(nets.SETS)}
         yield lab
@@ -267,6 +269,7 @@ def found(lab):
 OURS = {f"reproductions.gradients.{name}" for name in ("desiderata", "block_maps", "mean_norms", "other_measures")}
 
 
+@pytest.mark.slow
 def test_every_claim_measures_what_it_promises(found):
     assert len(found) == 6
     for statement in claims.named("gradients"):
@@ -275,6 +278,7 @@ def test_every_claim_measures_what_it_promises(found):
             assert statement.expected.keys() <= found[statement.id].measured.keys()
 
 
+@pytest.mark.slow
 def test_shared_buckets_make_networks_of_one_set_alike(lab, kept, found):
     """The same by single calls: with one sketch of the set, and with disjoint halves."""
     curve = found["gradients/desiderata"].curves["Share of right orderings by CKA of features and gradients"]
@@ -289,6 +293,7 @@ def test_shared_buckets_make_networks_of_one_set_alike(lab, kept, found):
     assert orderings.on_halves(kept, "hadamard", orderings.cka)[4, 1, 5] == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_task2vec_and_fisher_rao_tables_are_those_of_netkin(lab, kept, found):
     models = [retrained(lab, f"trained/{name}/1") for name in ("cifar10", "svhn")]
     inputs = [nets.images(lab, f"trained/{name}/1").test_images for name in ("cifar10", "svhn")]

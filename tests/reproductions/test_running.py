@@ -283,7 +283,7 @@ for line in json.loads(sys.argv[1]):
     print(json.dumps([code, told.getvalue()]))
 """
 LINES = [
-    (["--list"], 0, ""),
+    (["--list", "sparsity"], 0, ""),
     ([], 2, "name a paper or a claim, or --list"),
     (["svcca", "--data", "gone"], 2, "there is no folder 'gone'"),
     (["svcc"], 1, "netkin: no paper 'svcc'; did you mean 'svcca'?"),
@@ -344,6 +344,7 @@ def right_answers(lab, seed):
     return lab.accuracy(lab.trained("net", seed).model)
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_killed_at_random_moments_ends_at_the_same_numbers(tmp_path):
     def begin(place):
         (tmp_path / place).mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ from reproductions.sparsity import ablation, concentration, dropped_tokens, nets
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
+pytestmark = pytest.mark.slow
 
 
 def made_up(name, seed, size=32):
@@ -203,7 +204,6 @@ def checked(lab, id):
     return finding
 
 
-@pytest.mark.slow
 def test_random_sparse_training_is_compared_with_base_and_controls(lab):
     finding = checked(lab, "sparsity/random-sparse-training")
     name = "CIFAR-100 at 0.95: CKA-SR less β = 0"

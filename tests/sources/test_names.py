@@ -143,6 +143,27 @@ def test_a_call_with_wrong_arguments_fails_as_without_names():
     assert list(inspect.signature(nk.compare).parameters)[:3] == ["a", "b", "data"]
 
 
+def test_data_to_train_on_may_be_named():
+    models = [nk.load_model(MODEL) for _ in range(2)]
+    whole = tuple(map(torch.cat, zip(*nk.load_data("digits:test", batch_size=100), strict=True)))
+    for model, data in zip(models, ("digits:test", whole), strict=True):
+        nk.train(model, data, epochs=1, batch=180, test=data)
+    assert all(torch.equal(a, b) for a, b in zip(*(one.state_dict().values() for one in models), strict=True))
+
+
+def test_methods_and_files_take_models_and_data_by_name(tmp_path):
+    model = nk.load_model(MODEL)
+    recorders = [nk.DynamicsRecorder(model, one, layers="fc", examples=20) for one in (DATA, nk.load_data(DATA))]
+    assert len({recorder.memory_per_probe for recorder in recorders}) == 1
+    stitch = nk.stitch(MODEL, "relu4", MODEL, "relu4", DATA)
+    stitch.save(tmp_path / "stitch.netkin")
+    again = nk.load(tmp_path / "stitch.netkin", MODEL, nk.load_model(MODEL, seed=1))
+    assert again.evaluate(DATA) == stitch.evaluate(nk.load_data(DATA))
+    assert nk.explain_stitch(MODEL, MODEL, DATA, pairs=[("fc", "fc")]).joined == 1
+    series = nk.dynamics({1: MODEL, 2: MODEL}, DATA, "cka", layers="fc", examples=40)
+    assert 0 < series.own()[0, 0] < series.own()[1, 0] == pytest.approx(1)  # other random weights
+
+
 @pytest.mark.parametrize("word", ["measure", "measures"])
 def test_both_words_for_measures_mean_the_same(word):
     model, given = nk.load_model(MODEL), {word: "nbs"}

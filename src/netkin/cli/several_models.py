@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 @click.option("--layer", metavar="NAME", help="Layer whose outputs are the features; by default the last but one.")
 @DEVICE
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@NAMES
 @TRANSFORM
 @click.option("--save", type=FILE, help="Write the ranking to this file, such as which.netkin.")
 @picture_options("which", "the scores")
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 @with_refusals
 def recommend(
     models: tuple[str, ...],
+    names: tuple[str, ...],
     data: str,
     save: Path | None,
     report: Path | None,
@@ -87,9 +89,9 @@ def recommend(
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
-    model that cannot run on them is listed last, with the reason. NAME is the model's name in the table.
+    model that cannot run on them is listed last, with the reason. NAME names the model in the table, as --name does.
     """
-    named = _models_by_name(models)
+    named = dict(zip(model_names(models, names), models, strict=True)) if names else _models_by_name(models)
     outputs = OutputFiles(force, *named.values(), data)
     outputs.check("--save", save, "ranking")
     outputs.check("--report", report, "page")

@@ -114,10 +114,12 @@ def summary_as_text(comparisons: Comparisons) -> str:
     tasks = all(is_of_tasks(table) for one in comparisons.values() for table in one.tables.values())
     counted = f"{plural(len(models), 'task' if tasks else 'model')}, {plural(len(comparisons), 'pair')}"
     lines = [wrapped(f"{counted}: {means}", width)]
+    origins = {f"on {one.data}: {plural(one.examples, 'example')}" for one in comparisons.values() if one.examples}
+    lines += [wrapped(origin, width) for origin in origins if len(origins) == 1]
     for measure in comparisons.measures:
-        lines += ["", measure, *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
-    note = buckets_note(list(comparisons.values()))
-    notes = [f"warning: {note}"] if note else []
+        about = _about(next(one[measure] for one in comparisons.values() if measure in one))
+        lines += ["", wrapped(about, width), *grid(models, models, _summary_cells(comparisons.summary(measure)), width)]
+    notes = [f"warning: {note}" for note in [buckets_note(list(comparisons.values()))] if note]
     notes += [f"left out: {model!r}, as it failed: {why}" for model, why in comparisons.failed.items()]
     return "\n".join([*lines, *(line for note in notes for line in ("", wrapped(note, width)))])
 
@@ -216,8 +218,8 @@ def _style(values: np.ndarray) -> str:
 
 def _heading(comparison: Comparison, width: int) -> Iterator[str]:
     names = f"{comparison.a} (rows) and {comparison.b} (columns), layer by layer"
-    count = len(comparison.layers_a)
-    yield wrapped(f"{count} networks, each with every other" if has_networks(comparison) else names, width)
+    networks = f"{plural(len(comparison.layers_a), 'network')}, each with every other"
+    yield wrapped(networks if has_networks(comparison) else names, width)
     data = f"on {comparison.data}: {plural(comparison.examples, 'example')}, seed {comparison.seed}"
     yield wrapped(NO_DATA if comparison.needs_no_data else data, width)
     columns = {} if has_classes(comparison) else comparison.shapes_b
@@ -233,9 +235,9 @@ def reasons(holes: Mapping[tuple[str, str], str], what: str = "pair") -> Iterato
     """Yield one line for each reason, the commonest first, five at most; `what` are those that are missing."""
     counted = Counter(holes.values()).most_common()
     for reason, count in counted[:5]:
-        yield f"{HOLE}  {reason} ({count} {what if count == 1 else f'{what}s'})"
+        yield f"{HOLE}  {reason} ({plural(count, what)})"
     if len(counted) > 5:
-        yield f"{HOLE}  and {len(counted) - 5} other reasons; `holes` lists all"
+        yield f"{HOLE}  and {plural(len(counted) - 5, 'other reason')}; `holes` lists all"
 
 
 def has_errors(table: Values) -> bool:
@@ -250,7 +252,7 @@ def error_lines(tables: Sequence[Values]) -> Iterator[str]:
         if has_errors(table):
             yield f"standard errors{of}: {error_summary(table)}"
         for reason, count in Counter(table.error_reasons.values()).most_common(5):
-            yield f"no standard error{of}: {reason} ({count} {'pair' if count == 1 else 'pairs'})"
+            yield f"no standard error{of}: {reason} ({plural(count, 'pair')})"
         if note := bias_note(table):
             yield f"bias{of}: {note}"
 
@@ -272,7 +274,7 @@ def bias_note(table: Values) -> str:
     places = [(i, j) for i, a in enumerate(table.layers_a) for j, b in enumerate(table.layers_b) if (a, b) in pairs]
     largest = max(abs(table.bias()[place]) for place in places)
     known = int(np.isfinite(table.to_errors()).sum())
-    where = f"for {len(pairs)} of {known} {'pair' if known == 1 else 'pairs'}"
+    where = f"for {len(pairs):,} of {plural(known, 'pair')}"
     found = f"{where} the jackknife finds a bias larger than the standard error, up to {largest:.2g}"
     return f"{found}; {DEBIASED[table.name]} corrects for it" if table.name in DEBIASED else found
 
@@ -285,8 +287,7 @@ def match_note(table: Values) -> str:
         return ""
     if not unclear:
         return "best matches: each is clearly better than the second best (95 % interval of the difference)"
-    more = [f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else []
-    listed = ", ".join(unclear[:NAMED] + more)
+    listed = ", ".join([*unclear[:NAMED], *([f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else [])])
     are = "is" if len(unclear) == 1 else "are"
     return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {listed}"
 

@@ -23,6 +23,7 @@ from netkin.representations.inputs import LABELS, device_of, dtype_of, inputs_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
+from netkin.sources.names import by_name
 from netkin.training import restarts
 from netkin.training.course import TEST_BATCH, course_of, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of
@@ -52,7 +53,8 @@ def train(
 
     Args:
         model: The network, on the device on which it is to be trained.
-        data: Arrays ``(inputs, labels)``, wherever they lie, a data set, or a loader or list of batches.
+        data: Arrays ``(inputs, labels)``, wherever they lie, a data set, a loader or list of batches, or a name as for
+            `nk.load_data`.
         recipe: How it is trained; its settings can also be given by name, as ``epochs=10``, and override it.
         test: Data on which loss and accuracy are taken after each epoch, of the same forms.
         seed: From which the order of the examples, their augmentation and dropout follow.
@@ -88,6 +90,7 @@ def train(
 
 
 @torch.no_grad()
+@by_name(models="model", data="data")
 def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision: str = "float32") -> float:
     """Return the share of labelled examples (or tokens) that `model`, in evaluation mode, gets right, from 0 to 1.
 

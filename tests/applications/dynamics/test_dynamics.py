@@ -344,6 +344,15 @@ def test_missing_data_are_refused():
         dynamics({0: Fan(0), 1: Fan(1)}, None)
 
 
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt, which a job in a shell's background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
     file = tmp_path / "run.netkin"
 

@@ -32,6 +32,7 @@ from netkin.errors import FileFault, ValueFault
 from netkin.measures.directions import svcca_directions
 from netkin.representations.layers import layer_label, modules, unwrapped
 from netkin.results.compression import KIND, Compression, TakenApart
+from netkin.sources.names import by_name
 from netkin.statistics import Moments
 
 PROJECTIONS = ("least_squares", "orthogonal")
@@ -268,6 +269,7 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module
 def load_compressed(path: str | os.PathLike[str], model: None = None) -> Compression: ...
 
 
+@by_name(models="model")
 def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module | Compression:
     """Return the compressed model that was saved at `path`; `model` is the original, built anew, and stays as it is.
 

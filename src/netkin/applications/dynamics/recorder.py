@@ -33,6 +33,7 @@ from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results import Series
+from netkin.sources.names import by_name
 
 Log = Callable[[int, dict[str, float]], Any]
 
@@ -79,6 +80,7 @@ class DynamicsRecorder:
     """
 
     @also_called(measures="measure")
+    @by_name(data="probe")
     def __init__(
         self,
         model: nn.Module,

@@ -24,6 +24,7 @@ from netkin.errors import UnknownName, ValueFault, also_called, did_you_mean
 from netkin.representations.inputs import Forward
 from netkin.representations.layers import Spec, choose, modules, split_call
 from netkin.representations.shapes import Shape
+from netkin.sources.names import by_name
 
 FORMAT = 1
 SCHEDULES = ("linear", "similarity")
@@ -73,6 +74,7 @@ class FreezeTraining:
     """
 
     @also_called(measures="measure")
+    @by_name(data="probe")
     def __init__(
         self,
         model: nn.Module,

@@ -31,6 +31,7 @@ from netkin.memory import size_in_words
 from netkin.representations import batches_of, guest
 from netkin.representations.inputs import batch_length, examples_in, mask_of
 from netkin.representations.layers import layer_label
+from netkin.sources.names import by_name
 from netkin.statistics import CrossMoments, LayerMoments, LayerRows, LinearRows, Moments, OneSidedMoments
 from netkin.statistics.collector import Collector, Key
 from netkin.statistics.cross_moments import are_firm
@@ -312,6 +313,7 @@ class StitchPlan:
         return "\n".join(self.lines)
 
 
+@by_name(models="a b", data="data test")
 def explain_stitch(
     a: nn.Module,
     b: nn.Module,

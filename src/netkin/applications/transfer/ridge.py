@@ -213,6 +213,7 @@ class KernelRidge:
         self.reading.run(take, data, self.layers, examples, progress)
         return {name: np.concatenate(classes) for name, classes in found.items()}
 
+    @by_name(data="data")
     def accuracy(self, data: Any, *, examples: int | None = None, progress: ProgressOption = None) -> dict[str, float]:
         """Return the share of labelled examples whose class is predicted right, at each layer."""
         right, counts = dict.fromkeys(self.fits, 0), list[int]()
