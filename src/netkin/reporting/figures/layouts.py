@@ -33,9 +33,9 @@ from netkin.reporting.figures.drawing import (
     write_words,
 )
 from netkin.reporting.grids import Grid, frames, grid_of, grids_of, partners, summary_grids
-from netkin.reporting.page.compression_page import compression_charts
 from netkin.reporting.page.federation_page import federation_heatmaps
 from netkin.reporting.page.ranking_page import ranked_places
+from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import way_names
 from netkin.reporting.scales import depths
 from netkin.reporting.words import short_names, shortened
@@ -220,9 +220,8 @@ def series_figure(series: Series, measures: Sequence[str], steps: Sequence[int] 
 def _panes(part: Any, grids: Sequence[Grid], titles: Sequence[str], unit: str) -> None:
     axes = part.subplots(1, len(grids), squeeze=False)[0]
     for place, (ax, grid, title) in enumerate(zip(axes, grids, titles, strict=True)):
-        image = heatmap_into(
-            ax, grid, ("" if place else f"at this {unit}", f"at the final {unit}"), best=False, most=NAMED
-        )
+        across = f"at the final {unit}" if place == len(grids) // 2 else ""  # written once for all panes
+        image = heatmap_into(ax, grid, ("" if place else f"at this {unit}", across), best=False, most=NAMED)
         if place:
             ax.yaxis.set_ticklabels([])
         write_words(ax.set_title, title, fontsize=9)
@@ -267,7 +266,7 @@ def ranking_into(ax: Any, ranking: Ranking) -> None:
     ax.set_yticks(rows, [names[model] for model, *_ in places], fontsize=7)
     for label in ax.get_yticklabels():
         label.set_parse_math(False)
-    ax.invert_yaxis()
+    ax.set_ylim(len(places) - 0.5, -0.5)
     ax.tick_params(labelsize=7, width=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     better = "higher" if ranking.table().higher_is_closer else "lower"
