@@ -135,8 +135,10 @@ class _Trainer:
         sampling = Sampling(settings.sample) if validation is None else None
         read = partial(batches_of, data, examples)
         batches = read() if settings.looks_at_own else check_labels(network, read())
-        self.course: InMemory | Reread = read_course(network, self._noted("data", batches), read, settings, sampling)
-        self.sample = Sample(sampling.portions) if sampling else self._judged_on(validation)
+        self.course: InMemory | Reread = read_course(
+            network, self._with_digest("data", batches), read, settings, sampling
+        )
+        self.sample = Sample(sampling.portions) if sampling else self._sample_of(validation)
         self.total = settings.steps or settings.epochs * self.course.per_epoch
         self.every = settings.every or self.course.per_epoch
         self.optimizer = torch.optim.Adam(
@@ -146,13 +148,13 @@ class _Trainer:
         self.place: JobPart | None = None
         self.standing: Standing
 
-    def _begun(self) -> Standing:
+    def _begin(self) -> Standing:
         weights = _weights(self.network)
         standing = Standing(weights, weights, weights)
-        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._judged("before training")})
+        standing.history.append({"step": 0, "epoch": 0.0, "training_loss": None, **self._evaluate("before training")})
         return standing
 
-    def _resumed(self) -> Standing | None:
+    def _resume(self) -> Standing | None:
         found = None if self.place is None else find_standing(self.place, _weights(self.network))
         if found is not None and found.step > self.total:
             raise FileFault(
@@ -166,7 +168,7 @@ class _Trainer:
         return found
 
     @contextmanager
-    def _opened(self, place: JobPart | None) -> Iterator[JobPart | None]:
+    def _open_place(self, place: JobPart | None) -> Iterator[JobPart | None]:
         """Give the place where the training's state is kept: the one given, or its own job's."""
         if self.settings.resume is None:
             yield place
@@ -189,24 +191,24 @@ class _Trainer:
         with Job(self.settings.resume, "training", identity, call=str(self.settings)) as job:
             yield job, "standing"
 
-    def _noted(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
+    def _with_digest(self, name: str, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches, whose examples are noted as they pass."""
         for batch in batches:
             self.digests[name].update(batch, batch_length(batch))
             yield batch
 
-    def _judged_on(self, validation: Any) -> Sample:
-        batches = self._noted("data to be judged on", batches_of(validation))
+    def _sample_of(self, validation: Any) -> Sample:
+        batches = self._with_digest("data to be judged on", batches_of(validation))
         return Sample.of(self.network, batches, self.settings.sample)
 
     def run(self, place: JobPart | None) -> Training:
-        with self._opened(place) as self.place:
-            self.standing = self._resumed() or self._begun()
+        with self._open_place(place) as self.place:
+            self.standing = self._resume() or self._begin()
             with reporting(self.total, "training", "steps", done=self.standing.step) as report:
                 while self.standing.step < self.total and not self._out_of_patience:
                     self._epoch(report)
             self._tell(self.standing.step)  # which patience may have ended early
-            return self._finished()
+            return self._finish()
 
     def _tell(self, total: int) -> None:
         """Report the progress of a job that consists of this training."""
@@ -257,7 +259,7 @@ class _Trainer:
         """Record the scores of the stitch, and keep it if it is the best so far."""
         standing, losses = self.standing, torch.stack(self.losses)
         self._refuse_non_finite(losses)
-        judged = self._judged(f"at step {standing.step}")
+        judged = self._evaluate(f"at step {standing.step}")
         passed = {"step": standing.step, "epoch": standing.step / self.course.per_epoch}
         standing.now = _weights(self.network)
         best = next(record for record in standing.history if record["step"] == standing.best_step)
@@ -272,7 +274,7 @@ class _Trainer:
             keep_standing(self.place, standing)
             self._tell(self.total)
 
-    def _judged(self, when: str) -> ScoreRecord:
+    def _evaluate(self, when: str) -> ScoreRecord:
         settings, transformation = self.settings, self.network.transformation
         record = self.sample.record(self.network, self.loss, settings.cka_of)
         cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
@@ -300,14 +302,14 @@ class _Trainer:
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.standing.waited >= self.settings.patience
 
-    def _finished(self) -> Training:
+    def _finish(self) -> Training:
         standing, settings = self.standing, self.settings
         if settings.patience is not None:
             self.network.transformation.load_state_dict(standing.best)
         for weight in self._shrinking if settings.l1 else []:
             cut(weight, settings.threshold)
         step = standing.step if settings.patience is None else standing.best_step
-        final = {"step": step, **self._judged("in the end")}
+        final = {"step": step, **self._evaluate("in the end")}
         return Training(
             tuple(standing.history), final, standing.step, step, self._out_of_patience, self.course.words,
             self.course.examples, str(self.digests["data"]),
@@ -325,7 +327,7 @@ def keep_standing(place: JobPart, standing: Standing) -> None:
 def find_standing(place: JobPart, first: Weights) -> Standing | None:
     """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
     job, name = place
-    standing = job.recall(name, _unpacked)
+    standing = job.recall(name, _unpack)
     if standing is None:
         return None
     if standing.first.keys() != first.keys() or not all(_near(standing.first[k], first[k].cpu()) for k in first):
@@ -336,7 +338,7 @@ def find_standing(place: JobPart, first: Weights) -> Standing | None:
     return standing
 
 
-def _unpacked(part: Part) -> Standing:
+def _unpack(part: Part) -> Standing:
     standing = checked(Standing, unpack_state(part.values["state"], part.arrays))
     if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
         raise ValueError(f"it has no record of step {standing.best_step}")
