@@ -82,10 +82,10 @@ def compare(
     json: bool,
     **options: Any,
 ) -> None:
-    """Compare every layer of model A with every layer of model B, and of several models each with every other.
+    """Compare every layer of model A with every layer of model B; with more models, compare all pairs of them.
 
-    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. Of
-    several models the mean of each pair is printed; the saved file and the report hold all layers.
+    Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. For
+    more than two models the mean of each pair is printed; the saved file and the report hold all layers.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -202,7 +202,7 @@ def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool
         raise click.exceptions.Exit(REFUSED)
 
 
-FINISHED = ("comparison", "comparisons", "ranking", "series")
+FINISHED = ("comparison", "comparisons", "ranking", "series", "federation", "sparsity", "task accuracies")
 
 
 def kind_of_file(path: str | Path) -> str:

@@ -125,7 +125,11 @@ _ENGINE = (
 )
 COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = click.option("--shape", metavar="NAME", help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}.")
+SHAPE = click.option(
+    "--shape",
+    metavar="NAME",
+    help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}. By default pool for feature maps, mean for tokens.",
+)
 _RESIZE = click.option(
     "--resize",
     type=click.Choice(["average"]),
