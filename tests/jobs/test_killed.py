@@ -16,7 +16,7 @@ from torch import nn
 import netkin as nk
 from netkin import files, jobs
 from netkin.results import Comparison, Series
-from netkin.training.restarts import unpacked
+from netkin.training.restarts import unpack_state
 from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
@@ -58,7 +58,7 @@ def learned(path):
 
 def read_training(path):
     header, arrays = files.read(path, "training")
-    state = unpacked(header["state"], arrays)
+    state = unpack_state(header["state"], arrays)
     return state["model"]["weights"], state["history"]
 
 

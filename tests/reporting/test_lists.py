@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from netkin.reporting.grids import grids_of, summary_grids
-from netkin.reporting.page import page
+from netkin.reporting.page import notebook_view, page
 from netkin.reporting.page.comparison_page import profile
-from netkin.reporting.page.notebook import notebook_view
 from netkin.reporting.words import headline
 from netkin.results import Comparisons
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from netkin.applications.sparsity import sparsify, sparsity_study
 from netkin.reporting import plot, report
-from netkin.reporting.page.sparsity_page import sparsity_page
+from netkin.reporting.page.smaller_networks_page import sparsity_page
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.grids import partners
 from netkin.results import Comparison, Comparisons, Federation, Match, Ranking, Series, Trend, Values
+from netkin.results.compression import Compression
 from netkin.results.labels import (
     LONGEST,
     NOT_ASKED,
@@ -24,7 +25,7 @@ from netkin.results.labels import (
     is_worth,
     listing,
     pair_label,
-    told_apart,
+    short_names,
     worth_of,
 )
 from netkin.results.text import plural
@@ -113,7 +114,7 @@ def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
     """Return the names or, where some are too long, without the parts that all share, here and there or at the ends."""
     if all(len(name) <= limit for name in names):
         return names
-    short, apart = brief(names), told_apart(names, limit)
+    short, apart = brief(names), short_names(names, limit)
     return short if max(map(len, short)) <= limit else [apart[name] for name in names]
 
 
@@ -238,7 +239,8 @@ def _cut(name: str, limit: int) -> str:
 def figure_caption(results: Any) -> str:
     """Return what a figure shows, on which data, and what its marks mean.
 
-    It is of a comparison, several, a series, a ranking, a federation, ways to learn tasks, or a sparsity study.
+    It is of a comparison, several, a series, a ranking, a federation, ways to learn tasks, a sparsity study, or a
+    compression.
     """
     if isinstance(results, Comparison):
         return _comparison_caption(results)
@@ -256,6 +258,12 @@ def figure_caption(results: Any) -> str:
         return f"{results.title}: accuracy of each client by round, and how alike the clients are."
     if isinstance(results, SparsityStudy):
         return "Weights that are left, debiased CKA between layers, and accuracy after pruning, as far as measured."
+    if isinstance(results, Compression):
+        on = _on(results) if results.data else ""
+        below = (
+            " Below, the accuracy as layer after layer is compressed." if results.accuracy_before is not None else ""
+        )
+        return f"What {plural(len(results), 'compressed layer')} kept of what there was{on}.{below}"
     return "Accuracy on each task (columns) after each task (rows), mean over seeds. Hatched: no value."
 
 
@@ -266,14 +274,15 @@ def _on(result: Any) -> str:
 
 
 def _comparison_caption(comparison: Comparison) -> str:
-    names = told_apart([comparison.a, comparison.b])
+    names = short_names([comparison.a, comparison.b])
     a, b = names[comparison.a], names[comparison.b]
     if has_networks(comparison):
         what = f"Each of {len(comparison.layers_a)} networks with every other"
     elif has_classes(comparison):
         what = "Layers (rows) and the logits of classes (columns)"
     elif listing(comparison):
-        what = f"Layers of {a} and {b}, pair by pair"
+        stitched = any(map(is_worth, comparison.tables.values()))
+        what = f"Stitches of {a} into {b}, layer by layer" if stitched else f"Layers of {a} and {b}, pair by pair"
     else:
         what = f"Layers of {a} (rows) and of {b} (columns)"
     best = any(table.axes == ("layer", "layer") for table in comparison.tables.values()) and not listing(comparison)

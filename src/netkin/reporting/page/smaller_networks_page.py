@@ -1,4 +1,4 @@
-"""The page and the figure of a sparsity study: weights, similarity of layers and accuracy, networks side by side."""
+"""Pages of networks that were made smaller: a sparsity study with networks side by side, and compressed layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from netkin.reporting.charts import Axis, Chart, axis_up
+from netkin.reporting.charts import Axis, Chart, axis_up, chart_of
 from netkin.reporting.grids import Grid, grids_of
 from netkin.reporting.page.document import (
     SCRIPTS,
@@ -17,16 +17,28 @@ from netkin.reporting.page.document import (
     folded_note,
     footer,
     header,
+    identity,
+    is_identity,
     joined,
     name,
     plain_table,
+    section,
     tag,
     toolbar,
     warnings,
 )
 from netkin.reporting.page.heatmap import embedded, figure_of, holes, values_class
-from netkin.reporting.page.line_chart import SIDE, beside_axes, figure_of_curve, stretched, tick_names
-from netkin.reporting.words import told_apart
+from netkin.reporting.page.line_chart import (
+    SIDE,
+    beside_axes,
+    figure_of_curve,
+    key,
+    line_chart,
+    stretched,
+    tick_names,
+)
+from netkin.reporting.words import short_names
+from netkin.results.compression import Compression
 from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
@@ -47,9 +59,21 @@ SAVES = (
 )
 
 
+COLUMNS = ("layer", "kind", "width", "parameters", "multiply-adds", "variance held", "accuracy")
+TWO_LAYERS = (
+    "Each layer became two: the first maps its input to the directions that are kept, the second does the layer's work "
+    "on these. Variance is that of the layer's input over the examples; multiply-adds are those of one example."
+)
+KEPT = "Shares of the layer as it was. Below 1 the two layers together are smaller than the one that they replace."
+ACCURACY = "Accuracy with this layer and those before it in the table compressed; the first is the original's."
+
+
+# --- a sparsity study ------------------------------------------------------------------------------------------------
+
+
 def sparsity_page(study: SparsityStudy) -> str:
     """Return the HTML page of a study."""
-    names = told_apart(study.names)
+    names = short_names(study.names)
     title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]
@@ -216,3 +240,62 @@ def _rows(study: SparsityStudy) -> list[Any]:
     rows = [[one, *(getattr(row, key) for key in columns)]
             for one, table in study.networks.items() for row in table.layers]  # fmt: skip
     return [["network", *columns], rows]
+
+
+# --- compressed layers -----------------------------------------------------------------------------------------------
+
+
+def compression_page(table: Compression) -> str:
+    """Return the HTML page of a compression."""
+    title = f"{plural(len(table), 'layer')} compressed"
+    bar = toolbar(best=None, cells=False)
+    shown = joined(
+        header(title, table.conclusion), bar, tag("main", *_compression_parts(table)), footer([table.version])
+    )
+    rows = [list(COLUMNS), *([*map(str, row)] for row in _compression_rows(table))]
+    data = embedded([], [], [], {}) | {"document": table.to_document(), "table": rows, "name": "compression"}
+    return document(title, shown, data, scripts=SCRIPTS, kind="compression")
+
+
+def compression_charts(table: Compression) -> list[Chart]:
+    """Return the shares that layers keep, and the accuracy after each where there are labels."""
+    layers = [row.layer for row in table]
+    shares: dict[str, list[Any]] = {
+        "layer": layers,
+        "directions": [row.kept / row.width for row in table],
+        "parameters": [row.parameters_after / max(row.parameters_before, 1) for row in table],
+        "multiply-adds": [row.multiply_adds_after / max(row.multiply_adds_before, 1) for row in table],
+        "variance held": [row.variance for row in table],
+    }
+    right: dict[str, list[Any]] = {
+        "layer": ["as it was", *layers],
+        "accuracy": [table.accuracy_before, *(row.accuracy for row in table)],
+    }
+    found = [chart_of("share kept", shares), chart_of("accuracy", right)]
+    return [chart for chart in found if chart is not None]
+
+
+def _compression_parts(table: Compression) -> Iterator[Markup | None]:
+    way = f"{table.projection.replace('_', ' ')}, {table.order}"
+    told = [table.data, plural(table.examples, "example"), f"against {table.against}", way, table.created[:10]]
+    yield facts([text for text in told if text])
+    yield warnings(list(table.notes))
+    words = {"share kept": KEPT, "accuracy": ACCURACY}
+    cards = [
+        tag("figure", tag("h3", chart.title), key(chart.lines) if len(chart.lines) > 1 else None,
+            line_chart(chart), tag("figcaption", words[chart.title]), class_="card")
+        for chart in compression_charts(table)
+    ]  # fmt: skip
+    title = tag("h2", "Layer by layer", class_="quiet")
+    yield tag("section", title, tag("div", *cards, class_="cards"), tag("p", TWO_LAYERS, class_="note"))
+    rows = [[name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in _compression_rows(table)]
+    shown = tag("div", tag("div", plain_table(list(COLUMNS), rows), class_="scroll"), class_="card")
+    yield tag("section", tag("h2", "The table"), shown)
+    told_facts = {"compressed against": table.against, "projection": table.projection.replace("_", " ")}
+    told_facts |= {"order": table.order, "examples": f"{table.examples:,}", "data": table.data or "not named"}
+    told_facts |= {word: text for word, text in table.provenance.items() if not is_identity(word)}
+    yield section(told_facts, identity(table.provenance))
+
+
+def _compression_rows(table: Compression) -> list[list[str]]:
+    return [[row.layer, row.kind, *cells] for row, (_, *cells) in zip(table, table.cells(), strict=True)]
