@@ -94,10 +94,7 @@ def test_a_series_shares_no_page(netkin):
     netkin("compare netkin:digits --data digits:test --layers fc --save ab.netkin")
     result = netkin("report ab.netkin run.netkin")
     assert result.exit_code == 1
-    assert (
-        "of the kind 'series', which needs a report of its own; run `netkin report` on that file alone."
-        in result.stderr
-    )
+    assert "holds a Series, which needs a report of its own; run `netkin report` on that file alone." in result.stderr
 
 
 @pytest.mark.usefixtures("run")
