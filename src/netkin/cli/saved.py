@@ -152,8 +152,8 @@ def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
     for file, result in zip(files, saved, strict=True):
         if not isinstance(result, (Comparison, Comparisons)):
             raise ValueFault(
-                f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` on "
-                "that file alone."
+                f"{str(file)!r} holds a {type(result).__name__}, which needs a report of its own; run `netkin report` "
+                "on that file alone."
             )
         found += result.values() if isinstance(result, Comparisons) else [result]
     return found
