@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from netkin.errors import NoValue, UnknownName, ValueFault, did_you_mean
-from netkin.results.labels import taken_apart
+from netkin.results.labels import parse_id
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round
@@ -150,7 +150,7 @@ def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
 
 def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any]]:
     """Return the function and the parameters that `how` names; where none is so named, `others` may have been meant."""
-    apart = taken_apart(how) if isinstance(how, str) else None
+    apart = parse_id(how) if isinstance(how, str) else None
     if apart is None:
         raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
     name, given = apart

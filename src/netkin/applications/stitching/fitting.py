@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
 from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, product_layout, refuse_unfit_rank
 from netkin.applications.stitching.joints import Joints, joints, watch_layers
-from netkin.applications.stitching.map_training import Place, train_map
+from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
 from netkin.comparing.study import Statistics
@@ -207,7 +207,7 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
 
 
 def train_stitch(
-    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
+    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: JobPart | None = None
 ) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that.
 

@@ -23,7 +23,7 @@ from netkin.representations.hooks import at, main_tensor, path_to_tensor, uncomp
 from netkin.representations.inputs import batch_length, feed, take
 from netkin.representations.layers import choose, layer_label, modules, split_call, unwrapped
 
-React = Callable[[str, Tensor], None]
+Observe = Callable[[str, Tensor], None]
 FEW = 4  # examples on which layers are tried out
 
 
@@ -302,7 +302,7 @@ def _advice(b: nn.Module, layer: str, batch: Any) -> str:
 
 @contextmanager
 def watch_layers(
-    model: nn.Module, layers: Sequence[str], react: React, name: str, *, whole: bool = False
+    model: nn.Module, layers: Sequence[str], react: Observe, name: str, *, whole: bool = False
 ) -> Iterator[Callable[[Any], Any]]:
     """Give a function that runs the model on a batch and reacts to its layers, but not in other runs.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from netkin import files
-from netkin.applications.stitching.evaluating import Record, Sample
+from netkin.applications.stitching.evaluating import Sample, ScoreRecord
 from netkin.applications.stitching.network import Stitched
 from netkin.applications.stitching.portions import InMemory, Portion, Reread, Sampling, check_labels, read_course
 from netkin.applications.stitching.task_loss import TaskLoss, cka_rows, cut, drop_padding, shrink
@@ -33,10 +33,10 @@ from netkin.representations.guests import frozen
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import batch_length
 from netkin.results.records import checked
-from netkin.training.restarts import packed, unpacked
+from netkin.training.restarts import pack_state, unpack_state
 
 Weights = dict[str, Tensor]
-Place = tuple[Job, str]  # a job, and the name of its part
+JobPart = tuple[Job, str]  # a job, and the name of its part
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Training:
     first model's work was kept in memory.
     """
 
-    history: tuple[Record, ...] = field(repr=False)
-    final: Record
+    history: tuple[ScoreRecord, ...] = field(repr=False)
+    final: ScoreRecord
     steps: int
     step: int
     stopped: bool
@@ -70,7 +70,7 @@ class Standing:
     step: int = 0
     best_step: int = 0
     waited: int = 0  # records since the best one
-    history: list[Record] = field(default_factory=list)
+    history: list[ScoreRecord] = field(default_factory=list)
     adam: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,7 +81,7 @@ def train_map(
     *,
     validation: Any = None,
     examples: int | None = None,
-    place: Place | None = None,
+    place: JobPart | None = None,
 ) -> Training:
     """Train the transformation of a stitched network in place, and return the record.
 
@@ -145,7 +145,7 @@ class _Trainer:
             network.transformation.parameters(), lr=settings.rate, weight_decay=settings.decay
         )
         self.losses: list[Tensor] = []  # of the steps since the last record, never waited for before the next
-        self.place: Place | None = None
+        self.place: JobPart | None = None
         self.standing: Standing
 
     def _begin(self) -> Standing:
@@ -168,7 +168,7 @@ class _Trainer:
         return found
 
     @contextmanager
-    def _open_place(self, place: Place | None) -> Iterator[Place | None]:
+    def _open_place(self, place: JobPart | None) -> Iterator[JobPart | None]:
         """Give the place where the training's state is kept: the one given, or its own job's."""
         if self.settings.resume is None:
             yield place
@@ -201,7 +201,7 @@ class _Trainer:
         batches = self._with_digest("data to be judged on", batches_of(validation))
         return Sample.of(self.network, batches, self.settings.sample)
 
-    def run(self, place: Place | None) -> Training:
+    def run(self, place: JobPart | None) -> Training:
         with self._open_place(place) as self.place:
             self.standing = self._resume() or self._begin()
             with reporting(self.total, "training", "steps", done=self.standing.step) as report:
@@ -274,7 +274,7 @@ class _Trainer:
             keep_standing(self.place, standing)
             self._tell(self.total)
 
-    def _evaluate(self, when: str) -> Record:
+    def _evaluate(self, when: str) -> ScoreRecord:
         settings, transformation = self.settings, self.network.transformation
         record = self.sample.record(self.network, self.loss, settings.cka_of)
         cka = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
@@ -316,15 +316,15 @@ class _Trainer:
         )  # fmt: skip
 
 
-def keep_standing(place: Place, standing: Standing) -> None:
+def keep_standing(place: JobPart, standing: Standing) -> None:
     """Save the state of a training; a request to cancel ends it here."""
     job, name = place
-    values, arrays = packed(vars(standing))
+    values, arrays = pack_state(vars(standing))
     job.keep(name, {"state": values}, arrays)
     job.check()
 
 
-def find_standing(place: Place, first: Weights) -> Standing | None:
+def find_standing(place: JobPart, first: Weights) -> Standing | None:
     """Return where a training stood, or None where it is new; one that began elsewhere than at `first` is refused."""
     job, name = place
     standing = job.recall(name, _unpack)
@@ -339,7 +339,7 @@ def find_standing(place: Place, first: Weights) -> Standing | None:
 
 
 def _unpack(part: Part) -> Standing:
-    standing = checked(Standing, unpacked(part.values["state"], part.arrays))
+    standing = checked(Standing, unpack_state(part.values["state"], part.arrays))
     if standing.best_step not in {record["step"]: record["objective"] for record in standing.history}:
         raise ValueError(f"it has no record of step {standing.best_step}")
     return standing
