@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin.comparing.all_pairs import HeldExamples
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.model_blocks import blocks_of, largest_fit, pass_plan
+from netkin.comparing.pairs_plan import blocks_of, largest_fit, pass_plan
 from netkin.errors import MemoryLimit, ValueFault
 from netkin.measures.registry import find
 from netkin.statistics.collector import LayerSize, Study

@@ -13,8 +13,7 @@ from torch import nn
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.engines import Engine, PassEngine, named_engine
 from netkin.comparing.feed import CachedRunner
-from netkin.comparing.model_blocks import ModelBlock
-from netkin.comparing.pairs_plan import PairsPlan, PairsWay, Planner, loaded
+from netkin.comparing.pairs_plan import ModelBlock, PairsPlan, PairsWay, Planner, loaded
 from netkin.comparing.planning import weights_alone
 from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import ModelRunner, Runner, Subject
