@@ -44,44 +44,7 @@ class Columns(NamedTuple):
         return Columns(values, conjugate, self.parts)
 
 
-class Sums(Stored):
-    """Sums of products; where totals stand beside them, products are gathered in one piece of memory until `flush`."""
-
-    _gathered: tuple[Tensor, Tensor] | None = None  # products, and the part of the sums that they belong to
-
-    def _add(self, sums: Tensor, parts: Parts, conjugate: Tensor, columns: Tensor, totals: Sequence[Tensor]) -> None:
-        """Add the products of (blocks, n, columns) over their rows to `sums` (chunks, blocks, columns, columns).
-
-        With `totals`, the sums of both over the rows of each part, a last column of ones is not among them and yet
-        counted.
-        """
-        for i, (chunk, rows) in enumerate(parts):
-            left, right, here = conjugate[:, rows], columns[:, rows], sums[chunk]
-            if not totals:
-                add_product(here, left, right)
-                continue
-            if len(sums) == 1 and left.dtype == sums.dtype and not left.requires_grad:
-                self._gather(here[:, :-1, :-1], left, right)
-            else:
-                here[:, :-1, :-1] += left.mT @ right
-            here[:, :-1, -1] += totals[0][:, i]
-            here[:, -1, :-1] += totals[1][:, i]
-            here[:, -1, -1] += right.shape[1]
-
-    def _gather(self, sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
-        if self._gathered is None:
-            self._gathered = torch.zeros_like(sums, memory_format=torch.contiguous_format), sums
-        self._gathered[0].baddbmm_(conjugate.mT, columns)
-
-    def flush(self) -> None:
-        """Add to the sums what was gathered."""
-        if self._gathered is not None:
-            products, sums = self._gathered
-            sums += products
-            self._gathered = None
-
-
-class LayerSums(Sums):
+class LayerSums(Stored):
     """One layer's shift (blocks, width), scale and own sums (chunks, blocks, columns, columns)."""
 
     stored = ("key", "shift", "scale", "resolution", "own", "width", "debiased", "varies")
@@ -94,11 +57,6 @@ class LayerSums(Sums):
     @property
     def n(self) -> int:
         return int(self.own[:, 0, -1, -1].real.sum())
-
-    def add(self, made: Columns) -> None:
-        """Add the products of the layer's columns with themselves, chunk by chunk."""
-        totals = [] if made.totals is None else [made.totals.conj(), made.totals]
-        self._add(self.own, made.parts, made.conjugate, made.values, totals)
 
     def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
         """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
@@ -129,7 +87,7 @@ class LayerSums(Sums):
         return _norm_product(own[0], back, back)
 
 
-class CrossSums(Sums):
+class CrossSums(Stored):
     """The sums of some layers against some others, filled by one product; (chunks, blocks, columns, columns)."""
 
     stored = ("sums", "rows", "columns", "keys")
@@ -171,7 +129,8 @@ class CrossSums(Sums):
         left = self._side_by_side([one.conjugate for one in x])
         same = self.rows == self.columns and not left.is_complex()
         right = left if same else self._side_by_side([one.values for one in y])
-        self._add(self.sums, x[0].parts, left, right, totals)
+        for i, (chunk, rows) in enumerate(x[0].parts):
+            add_product(self.sums[chunk], left[:, rows], right[:, rows], [one[:, i] for one in totals])
 
     def _side_by_side(self, columns: list[Tensor]) -> Tensor:
         together = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
@@ -268,8 +227,17 @@ def _norm_product(sums: Tensor, mean_x: Tensor, mean_y: Tensor) -> Tensor:
     return x @ sums @ y
 
 
-def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor) -> None:
-    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns)."""
+def add_product(sums: Tensor, conjugate: Tensor, columns: Tensor, totals: Sequence[Tensor] = ()) -> None:
+    """Add the products of (blocks, n, columns) over their rows to `sums` (blocks, columns, columns).
+
+    With `totals`, the sums of both over their rows, a last column of ones is not among them and yet counted.
+    """
+    if totals:
+        sums[:, :-1, :-1] += conjugate.mT @ columns
+        sums[:, :-1, -1] += totals[0]
+        sums[:, -1, :-1] += totals[1]
+        sums[:, -1, -1] += columns.shape[1]
+        return
     if len(sums) == 1:  # plain products are faster than batches of one
         sums, conjugate, columns = sums[0], conjugate[0], columns[0]
     if conjugate.dtype != sums.dtype:

@@ -26,6 +26,7 @@ from netkin.statistics.block_sums import (
     Columns,
     CrossSums,
     LayerSums,
+    add_product,
     by_chunk,
     common_blocks,
     first_shift,
@@ -348,7 +349,9 @@ class LayerMoments(Collector):
     def _own(self, key: Key, columns_of: Callable[[Key], Columns]) -> Columns:
         """Add a layer's product with itself; return its columns."""
         made = columns_of(key)
-        self._layers[key].add(made)
+        for i, (chunk, rows) in enumerate(made.parts):
+            totals = [] if made.totals is None else [made.totals[:, i].conj(), made.totals[:, i]]
+            add_product(self._layers[key].own[chunk], made.conjugate[:, rows], made.values[:, rows], totals)
         return made
 
     def _columns(self, name: Key, matrix: Tensor) -> Tensor:
@@ -385,14 +388,12 @@ class LayerMoments(Collector):
         layer.scale, layer.varies = scale or 1.0, scale > 0
         if ratio == 1:
             return
-        layer.flush()
         weights = torch.ones(layer.own.shape[-1], dtype=layer.own.dtype, device=layer.own.device)
         weights[: layer.width] = ratio
         if self.debiased:
             weights[-2] = ratio**2
         layer.own.mul_(weights.unsqueeze(1)).mul_(weights)
         for block in self._blocks:
-            block.flush()
             if key in block.rows:
                 block.sums[..., block.rows[key], :] *= weights.unsqueeze(1)
             if key in block.columns:

@@ -139,8 +139,7 @@ def price_of_spectra(settings: LinearSettings, study: Study, fold: int, sample: 
     sides = 2 * own * (3 if settings.whitens else 1)
     pairs = 2 * study.read_at_once(_cross_entries) * _matrices(settings)
     maps = sum(layer.width * layer.itemsize for layer in study.sizes)
-    # what is transformed at a time; without chunks the products of a fold are gathered beside the sums
-    reading = fold * maps + transform_bytes(study, seen) + (0 if study.chunks else 16 * (own + cross))
+    reading = fold * maps + transform_bytes(study, seen)
     total = 16 * max(study.chunks, 1) * (own + cross) + 2 * sample * maps + max(reading, 16 * (sides + pairs))
     # of one example the transforms, and the complex products of every view and every pair
     each = 4 * (own + cross) + sum(int(layer.width * math.log2(math.prod(grid))) for layer, grid in seen)

@@ -281,8 +281,6 @@ class LayerSpectra(LayerMoments):
             here = slice(start, start + step)
             order, parts = by_chunk([every[here]]) if self.chunks else (None, [(0, slice(None))])
             self._transform({name: array[here] for name, array in maps.items()}, order, parts)
-        for sums in (*self._layers.values(), *self._blocks):
-            sums.flush()
 
     def _transform(self, maps: Mapping[Key, Tensor], order: Tensor | None, parts: Parts) -> None:
         """Add the products of a few examples."""
