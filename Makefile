@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a file's tests stay together, as they share what they build; files begin in the order of tests/conftest.py
-SHARED := -n auto --dist loadfile --no-loadscope-reorder
-# modules are compiled when they are first imported: most of the 23,000 never are
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-compile -c constraints.txt
+# a file's tests stay together, as they share what they build, and so do all with Ray; see tests/conftest.py
+SHARED := -n auto --dist loadgroup --no-loadscope-reorder
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+# compiled modules are kept: the tests start dozens of processes that read them
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format bench docs figures clean

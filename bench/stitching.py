@@ -16,7 +16,7 @@ IMAGES, BATCH = 2_000, 100
 LAYERS = [f"relu{number}" for number in range(1, 9)]
 
 
-def stitching(repeats: int = 9) -> dict[str, Any]:
+def stitching(repeats: int = 5) -> dict[str, Any]:
     """Return the CPU time of fitting all stitches over that of the passes, on one thread; other load upsets it least.
 
     Weights and images are random: only the time is of interest.

@@ -1,4 +1,4 @@
-"""Models, data and functions by name, for the workers of Ray that the fixture `ray_cluster` starts."""
+"""Two nodes of Ray for the fixture `ray_cluster`; models, data and functions by name, for their workers."""
 
 import os
 import signal
@@ -10,6 +10,34 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rank_worlds
+
+HOW = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+
+
+class Nodes:
+    """Two nodes of Ray on this machine, of one CPU each; the disk of the first is full, that of the second is not."""
+
+    def __init__(self, folder):
+        from ray.cluster_utils import Cluster
+
+        self.disks = [folder / "disk1", folder / "disk2"]
+        for disk in self.disks:
+            disk.mkdir()
+        (self.disks[0] / "cache").symlink_to("/dev/full")
+        self.cluster = Cluster(initialize_head=True, head_node_args=HOW | self._disk(0))
+        self.address = self.cluster.address
+        self.add()
+
+    def _disk(self, place):
+        return {"env_vars": {"NODE_DISK": str(self.disks[place])}}
+
+    def add(self):
+        """Add the second node."""
+        self.cluster.add_node(**HOW, **self._disk(1))
+
+    def remove(self):
+        """Kill all processes of the second node."""
+        self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
 
 
 def seeded(seed, dtype=torch.float64, kind=rank_worlds.Maps):

@@ -289,6 +289,67 @@ def test_several_models_are_compared_each_with_every_other(netkin):
     assert again.exit_code == 0, again.output
 
 
+SEVERAL = "netkin:digits netkin:digits netkin:digits --data digits:test --layers fc --examples 100"
+
+
+def test_several_models_are_a_job_beside_their_result(netkin):
+    assert netkin(f"compare {SEVERAL} --save three.netkin").exit_code == 0
+    assert jobs.read("three.netkin").condition == "done"
+    tables = {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()}
+    again = netkin(f"compare {SEVERAL} --save three.netkin")
+    assert "saved to three.netkin" in again.stderr
+    assert {part: part.stat().st_mtime_ns for part in Path("three.netkin.job/parts").iterdir()} == tables
+    other = netkin(f"compare {SEVERAL} --save three.netkin --seed 1")
+    assert other.exit_code == 1
+    assert "'three.netkin.job' holds a comparison that differs in data (" in other.stderr
+    assert netkin(f"compare {SEVERAL} --save three.netkin --seed 1 --force").exit_code == 0
+
+
+def test_the_plan_of_several_models_tells_passes_bytes_and_time(netkin):
+    text = netkin(f"explain {SEVERAL}")
+    assert text.exit_code == 0, text.stderr
+    for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: ", "time: "):
+        assert words in text.stdout
+    facts = json.loads(netkin(f"explain {SEVERAL} --json").stdout)
+    assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
+    refused = netkin(f"explain {SEVERAL} --memory 1kB")
+    assert (refused.exit_code, "would be refused: " in refused.stdout) == (1, True)
+
+
+def test_a_sample_of_rows_is_for_several_models(netkin):
+    line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
+    facts = json.loads(netkin(f"explain {line} --memory 330kB --json").stdout)
+    assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
+    assert netkin(f"compare {line} --memory 330kB --save three.netkin").exit_code == 0
+    pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
+    assert pair["cka"].exactness == "a sample of 40 of 360 examples"
+    for command in ("compare", "explain"):
+        two = netkin(f"{command} netkin:digits netkin:digits --data digits:test --rows 40")
+        assert two.exit_code == 2
+        assert "--rows is for three models or more" in two.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("netkin:digits --engine distributed", "each process of torchrun holds what one process holds"),
+        ("--engine ray", "--engine ray explains two models or more; leave it out for one."),
+    ],
+)
+def test_plans_of_engines_that_have_none_are_a_misuse(netkin, options, words):
+    result = netkin(f"{EXPLAINED} {options}")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["compare", "explain"])
+def test_a_crash_of_one_of_several_models_is_one_sentence(netkin, command):
+    result = netkin(f"{command} netkin:digits netkin:resnet20 netkin:digits --data digits:test")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("netkin: 'netkin:resnet20' could not be run: RuntimeError: ")
+    assert "Choose data of the size and channels that the model takes" in result.stderr
+
+
 def test_statistics_stand_beside_no_models(netkin):
     netkin("collect netkin:digits --data digits:test --examples 50 --layers relu1 --out part.stats")
     for line in ("compare part.stats netkin:digits netkin:digits", "compare netkin:digits netkin:digits part.stats"):
@@ -315,6 +376,9 @@ def test_a_cluster_compares_and_continues_beside_the_result(netkin):
     assert other.exit_code == 1
     assert "'ab.netkin.job' holds a comparison that differs in data (" in other.stderr
     assert netkin(f"{both} --seed 1 --force").exit_code == 0
+    plan = netkin(f"{call} --engine ray".replace("compare", "explain"))
+    assert "forward passes: 2, one of each model on each batch" in plan.stdout
+    assert "cluster: 2 tasks at once on 2 nodes, about under a second together" in plan.stdout
 
 
 @pytest.mark.parametrize("option", ["--address auto", "--gpus 0.5"])

@@ -221,12 +221,10 @@ def test_a_recipe_needs_epochs_or_steps(netkin):
 
 def test_methods_and_options_are_those_of_the_library():
     from netkin.applications.continual.learners import LEARNERS
-    from netkin.cli import learn_tasks as command
-    from netkin.cli.training import METHODS, OPTIONS
+    from netkin.cli.options import KNOWN
 
-    assert list(METHODS) == list(LEARNERS)
-    assert {name: tuple(one.options) for name, one in LEARNERS.items() if one.options} == OPTIONS
-    assert command.name == "learn-tasks"
+    assert KNOWN["learners"] == list(LEARNERS)
+    assert KNOWN["options of learners"] == {name: list(one.options) for name, one in LEARNERS.items()}
 
 
 def test_a_file_of_another_kind_in_the_folder_is_kept(netkin, tmp_path):

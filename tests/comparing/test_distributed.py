@@ -85,6 +85,7 @@ EVERYWHERE = {
     "a_part": "ValueFault: `part` is for one process, and here {count} share the data; leave it out.",
     "a_start": "ValueFault: `start` is for one process, and here {count} share the data; leave it out.",
     "a_partial_call": "ValueFault: `partial` is for one process, and here {count} share the data; leave it out.",
+    "a_file": "ValueFault: `save` is for one process and for engine='ray'; under torchrun leave it out, and let",
     "a_sharded_model": "ValueFault: the weights of 'a' are sharded over the ranks (FSDP), so that every forward needs",
     "an_offloaded_model": "ValueFault: the model is offloaded by accelerate, so that weights are fetched when a layer",
 }

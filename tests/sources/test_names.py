@@ -7,25 +7,25 @@ import torch
 
 import netkin as nk
 from netkin.errors import SourceError, UnknownName, ValueFault
-from netkin.sources.names import call, find_function
+from netkin.sources.names import call_named, find_function
 
 
 def test_a_function_of_the_current_directory_is_found_and_called(workshop):
     workshop.write("nk_local", "def make():\n    return 42\n")
-    assert call(find_function("nk_local:make"), "nk_local:make") == 42
+    assert call_named(find_function("nk_local:make"), "nk_local:make") == 42
 
 
 def test_a_function_may_import_from_the_current_directory_while_it_runs(workshop):
     workshop.write("nk_helper", "value = 7\n")
     workshop.write("nk_late", "def make():\n    from nk_helper import value\n    return value\n")
-    assert call(find_function("nk_late:make"), "nk_late:make") == 7
+    assert call_named(find_function("nk_late:make"), "nk_late:make") == 7
 
 
 def test_the_import_path_is_as_before_afterwards(workshop):
     workshop.write("nk_path", "def make():\n    raise ValueError\n")
     before = list(sys.path)
     with pytest.raises(SourceError):
-        call(find_function("nk_path:make"), "nk_path:make")
+        call_named(find_function("nk_path:make"), "nk_path:make")
     assert sys.path == before
 
 
@@ -81,9 +81,9 @@ def test_a_module_that_lacks_another_module_is_not_called_absent_itself(workshop
 def test_an_error_inside_the_function_is_told_in_one_line(workshop):
     workshop.write("nk_raises", "def make(size):\n    return size\ndef leave():\n    raise SystemExit\n")
     with pytest.raises(SourceError, match="'nk_raises:make' was called without arguments and raised TypeError: make"):
-        call(find_function("nk_raises:make"), "nk_raises:make")
+        call_named(find_function("nk_raises:make"), "nk_raises:make")
     with pytest.raises(SourceError, match=r"raised SystemExit\.$"):
-        call(find_function("nk_raises:leave"), "nk_raises:leave")
+        call_named(find_function("nk_raises:leave"), "nk_raises:leave")
 
 
 MODEL, DATA = "netkin:digits", "digits:test"

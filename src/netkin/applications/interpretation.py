@@ -185,6 +185,9 @@ def _nearest(rows: Tensor, restriction: Restriction) -> Tensor:
         return (mean + (rows.to(mean) - mean) @ encode @ decode).to(rows.dtype)
 
 
+# --- class sensitivity ------------------------------------------------------------------------------------------------
+
+
 @also_called(measures="measure")
 @by_name(models="model", data="data")
 def class_sensitivity(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import click
 from netkin.cli.options import (
     FILE,
     JSON,
+    ROWS,
     collecting_options,
     comparing_options,
     engine_options,
@@ -30,22 +31,26 @@ from netkin.cli.outputs import FORCE, OutputFiles, as_json
 from netkin.cli.running import (
     REFUSED,
     Destination,
+    Result,
+    blamed_crash_refusals,
     call_library,
-    crash_refusals,
     data_spec,
     functions_of,
     load_batches,
     load_models,
     model_names,
+    one_or_each,
     ray_engine,
     read_from_weights,
     refuse_absent_device,
     with_refusals,
+    with_resume_hint,
 )
 from netkin.errors import FileFault, InflatedWarning, NetkinError, ValueFault
 
 if TYPE_CHECKING:
-    from netkin.comparing import Statistics
+    from netkin.comparing import Plan, Statistics
+    from netkin.comparing.pairs_plan import PairsPlan
     from netkin.results import Comparison, Comparisons
 
 
@@ -63,6 +68,7 @@ READING = (  # they concern no pass
 @click.argument("b", required=False)
 @click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
+@ROWS
 @engine_options
 @click.option("--save", type=FILE, help="Write the comparison to this file, such as ab.netkin.")
 @picture_options("ab")
@@ -85,7 +91,8 @@ def compare(
     """Compare every layer of model A with every layer of model B, and of several models each with every other.
 
     Without B, the layers of A are compared with each other. All measures are computed in one pass over the data. Of
-    several models the mean of each pair is printed; the saved file and the report hold all layers.
+    several models the mean of each pair is printed; the saved file and the report hold all layers. With --save, what is
+    finished of several models is kept beside the file; run the same command again to resume.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -94,7 +101,7 @@ def compare(
     outputs.check("--save", save, "comparisons" if more else "comparison")
     outputs.check("--report", report, "page")
     outputs.check("--figure", figure, "figure")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), with_resume_hint(save if more else None):
         # the comparison carries these warnings and its text shows them
         warnings.simplefilter("ignore", InflatedWarning)
         comparison = (
@@ -102,7 +109,10 @@ def compare(
             if _is_statistics(a, b, *more)
             else _compare_two([a, b, *more], options, Destination(save, force))
         )
-    outputs.write(save, comparison.save, f"saved to {save}")
+    if save and more and options["engine"] != "distributed":
+        click.echo(f"saved to {save}", err=True)
+    else:
+        outputs.write(save, comparison.save, f"saved to {save}")
     outputs.draw(comparison, report, figure)
     outputs.show(lambda: as_json(comparison) if json else str(comparison))
     outputs.finish()
@@ -131,32 +141,38 @@ def _compare_two(specs: Sequence[str | None], options: dict[str, Any], place: De
             + ("" if ":" in a else f" A file of statistics needs none, but {a!r} is no such file.")
         )
     if more:
-        return _compare_all([one for one in specs if one], options, place)
+        from netkin.comparing import compare_many
+
+        kept = {} if options["engine"] == "distributed" else {"save": place.result, "overwrite": place.force}
+        return _all_called(compare_many, [one for one in specs if one], dict(options) | kept)
+    _refuse_rows(options.pop("rows"))
     return call_library(compare_models, a, b, options.pop("data"), options.pop("batch_size"), options, place)
 
 
-def _compare_all(specs: Sequence[str], options: dict[str, Any], place: Destination) -> Comparisons:
-    """Return the comparisons of all pairs of several models."""
-    from netkin.comparing import compare_many
+def _refuse_rows(rows: int | None) -> None:
+    if rows is not None:
+        raise click.UsageError("--rows is for three models or more, of which all pairs are compared; use --examples.")
 
+
+def _all_called(function: Callable[..., Result], specs: Sequence[str], options: dict[str, Any]) -> Result:
+    """Return what `function` of the library makes of several models, which it loads when their turn comes."""
     data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
-    names, options["transforms"] = (
-        model_names(specs, options.pop("names")),
-        functions_of(options["transforms"], len(specs)),
-    )
+    names, transforms = model_names(specs, options.pop("names")), options["transforms"]
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
-    address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
-    if options["engine"] == "ray":  # which loads models and data where they are used
-        options["engine"] = ray_engine(address, gpus, place)
-        described = data and data_spec(data, batch_size, options, balanced)
-        return compare_many(dict(zip(names, specs, strict=True)), data=described, **options)
-    if options["device"] == "cuda" and options["engine"] == "distributed":
-        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
+    options["transforms"] = functions_of(transforms, len(specs))
+    address, gpus = options.pop("address"), options.pop("gpus")
+    models: dict[str, Any] = dict(zip(names, specs, strict=True))
+    if options["engine"] == "ray":  # which loads data and functions too where they are used
+        options |= {"engine": ray_engine(address, gpus, None), "transforms": one_or_each(transforms)}
+        return function(models, data=data and data_spec(data, batch_size, options, balanced), **options)
+    if options["engine"] == "distributed":
+        if options["device"] == "cuda":
+            options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of a machine has its own
+        models = dict(zip(names, load_models(specs), strict=True))
     refuse_absent_device(options["device"])
-    models = load_models(specs)
     batches = data and load_batches(data, batch_size, options["examples"], options["seed"], balanced, specs)
-    with crash_refusals(specs, models):
-        return compare_many(dict(zip(names, models, strict=True)), data=batches, **options)
+    with blamed_crash_refusals():
+        return function(models, data=batches, **options)
 
 
 def _read_statistics(context: click.Context, path: str) -> Comparison:
@@ -183,23 +199,45 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
 )
 @click.argument("a")
 @click.argument("b", required=False)
+@click.argument("more", nargs=-1, metavar="[C]...")
 @partial(comparing_options, needs_data=False)
+@ROWS
+@engine_options
 @JSON
 @with_refusals
-def explain(a: str, b: str | None, data: str | None, batch_size: int, json: bool, **options: Any) -> None:
+def explain(a: str, b: str | None, more: tuple[str, ...], json: bool, **options: Any) -> None:
     """Show what `netkin compare` would do with the same options: layers, pairs, forward passes and memory.
 
-    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. The
-    exit code is 1 if the comparison would be refused.
+    Each model runs on two examples (on a whole batch if it refuses two) to learn its layers; nothing is computed. Of
+    several models, and with --engine ray, one of each architecture runs on the first batches, to see how long all would
+    take. The exit code is 1 if the comparison would be refused.
     """
-    from netkin.comparing import explain as explain_models
-
-    if data is None and not read_from_weights(options["measures"]):
+    if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing: models need examples to run on.")
-    plan = call_library(explain_models, a, b, data, batch_size, options)
-    click.echo(as_json({key: value for key, value in asdict(plan).items() if key != "kinds"}) if json else str(plan))
+    plan, facts = _plan([one for one in (a, b, *more) if one], options)
+    click.echo(as_json(facts) if json else str(plan))
     if plan.refused:
         raise click.exceptions.Exit(REFUSED)
+
+
+def _plan(specs: Sequence[str], options: dict[str, Any]) -> tuple[Plan | PairsPlan, dict[str, Any]]:
+    """Return the plan for one or two models, or for all pairs of several, and its facts for JSON."""
+    from netkin.comparing import explain as explain_models
+    from netkin.comparing import explain_many
+
+    if options["engine"] == "distributed":
+        raise click.UsageError("each process of torchrun holds what one process holds; leave --engine out.")
+    if len(specs) > 2 or (options["engine"] == "ray" and len(specs) == 2):
+        many = _all_called(explain_many, specs, options)
+        facts = asdict(many)
+        facts["way"]["blocks"] = len(many.way.blocks)
+        return many, facts
+    if options.pop("engine") == "ray":
+        raise click.UsageError("--engine ray explains two models or more; leave it out for one.")
+    _refuse_rows(options.pop("rows"))
+    data, batch_size = options.pop("data"), options.pop("batch_size")
+    plan = call_library(explain_models, specs[0], specs[1] if specs[1:] else None, data, batch_size, options)
+    return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
 
 
 FINISHED = ("comparison", "comparisons", "ranking", "series")

@@ -124,6 +124,12 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+ROWS = click.option(
+    "--rows",
+    type=COUNT,
+    metavar="N",
+    help="Of three models or more: let a sample of N examples stand for all, where models would run repeatedly.",
+)
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
 SHAPE = click.option("--shape", metavar="NAME", help=f"How outputs become rows: {', '.join(KNOWN['shapes'])}.")
 _RESIZE = click.option(

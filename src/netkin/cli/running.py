@@ -68,7 +68,7 @@ def _call_by_name(
     """Call the library with names alone: models and data are loaded where they are used."""
     described = data and data_spec(data, batch_size, options, options.pop("balanced"))
     chosen = _named_options([spec for spec in (a, b) if spec], options)
-    return function(a, b, data=described, **options | chosen | {"transforms": _one_or_each(options["transforms"])})
+    return function(a, b, data=described, **options | chosen | {"transforms": one_or_each(options["transforms"])})
 
 
 def data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced: bool) -> DataSpec:
@@ -183,10 +183,11 @@ def functions_of(specs: Sequence[str], models: int) -> Any:
             raise click.UsageError(f"--transform is written package.module:function; got {spec!r}.")
     if len(specs) not in (0, 1, models):
         raise click.UsageError(f"--transform is given once for all models, or once for each; got {len(specs)}.")
-    return _one_or_each([find_function(spec) for spec in specs])
+    return one_or_each([find_function(spec) for spec in specs])
 
 
-def _one_or_each(given: Sequence[Any]) -> Any:
+def one_or_each(given: Sequence[Any]) -> Any:
+    """Return what is given once for all models, or as a list for each."""
     return list(given) if len(given) > 1 else next(iter(given), None)
 
 
@@ -214,6 +215,23 @@ def crash_refusals(specs: Sequence[str], models: Sequence[nn.Module]) -> Iterato
                 f"{running[0]}: {_first_line(fault)}. "
                 "Choose data of the size and channels that the model takes; see `netkin data`."
             ) from fault
+
+
+@contextmanager
+def blamed_crash_refusals() -> Iterator[None]:
+    """Inside the `with`, what a model raises while it runs becomes a refusal, where the library says which it was."""
+    try:
+        yield
+    except NetkinError:
+        raise
+    except Exception as fault:
+        model = getattr(fault, "model", None)
+        if model is None or _is_ours(fault):
+            raise
+        raise ForwardError(
+            f"{model!r} could not be run: {_first_line(fault)}. "
+            "Choose data of the size and channels that the model takes; see `netkin data`."
+        ) from fault
 
 
 def _is_ours(fault: Exception) -> bool:

@@ -8,7 +8,7 @@ model runs once; where a sample of the examples is allowed, that is a third opti
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,9 @@ from netkin.comparing.alignment import Pairs
 from netkin.comparing.feed import Feed
 from netkin.comparing.model_blocks import ModelBlock, Pair, blocks_of, largest_fit, pass_plan
 from netkin.comparing.planning import Plan, _Findings, needs_of
-from netkin.comparing.request import Options, Request
+from netkin.comparing.request import Options, Request, name_of
 from netkin.comparing.subjects import Subject
-from netkin.errors import MemoryLimit
+from netkin.errors import MemoryLimit, blame
 from netkin.measures.registry import Measure
 from netkin.memory import size_in_words
 from netkin.representations.guests import random_states_kept
@@ -33,6 +33,7 @@ from netkin.statistics.collector import LayerSize, Study
 
 GROUP = 128  # models of a group at most: larger ones save little, and a pass of two has 24,512 pairs
 RESULT = 9_000  # bytes of a comparison beside its numbers, as measured
+HOUR = 3600.0  # seconds
 SIDE = 192  # rows and columns of the products by which this machine's speed is taken
 
 
@@ -154,7 +155,11 @@ class Planner:
         self.speed = Speed(0.0, _operation_seconds())
         with random_states_kept(data=[data]):
             for first, names in self.kinds.items():
-                self._look(first, names)
+                try:
+                    self._look(first, names)
+                except Exception as fault:
+                    blame(fault, first)
+                    raise
 
     def _look(self, first: str, names: Sequence[str]) -> None:
         """Learn the layers of models that are alike from one of them, and how long it takes for a batch."""
@@ -323,3 +328,70 @@ def _operation_seconds() -> float:
     for _ in range(4):
         square @ square
     return (time.perf_counter() - begin) / 4 / SIDE**3
+
+
+# --- telling it -------------------------------------------------------------------------------------------------------
+
+
+def refused_plan(planner: Planner, refusal: str) -> PairsPlan:
+    """Return the plan of what no way can do, with the refusal."""
+    way = PairsWay((ModelBlock(tuple(planner.given), ()),), planner.total, 0, 0, 0, 0, None)
+    lines = (*_beginning(planner), f"would be refused: {refusal}")
+    count = len(planner.pairs.of)
+    return PairsPlan(
+        len(planner.given), count, way, {}, 0, 0, planner.study.limit, planner.result(), None, lines, refusal
+    )
+
+
+def told_plan(planner: Planner, ways: Mapping[str, PairsWay], why: Mapping[str, str]) -> PairsPlan:
+    """Return the plan of the cheapest way, with what the others would take."""
+    name, count, result = planner.chosen(ways), len(planner.pairs.of), planner.result()
+    way = ways[name]
+    parts = planner.speed.seconds(way, count)
+    others = {other: _in_words(planner, one, result) for other, one in ways.items() if other != name} | dict(why)
+    lines = [*_beginning(planner), f"way: {way.words}"]
+    lines += [f"  {other}: {words}" for other, words in others.items()]
+    lines += [
+        f"forward passes: {way.runs * way.batches:,}"
+        + (
+            ", one of each model on each batch"
+            if way.runs_once
+            else f", {way.runs / len(planner.given):.1f} of each model on each batch"
+        ),
+        f"memory: {size_in_words(way.bytes)} for statistics, rows and models, whose limit is "
+        f"{size_in_words(planner.study.limit)}, and {size_in_words(result)} for the result",
+        f"  statistics of a pass {size_in_words(way.statistics)}, rows that are kept {size_in_words(way.rows)}, models "
+        f"that are loaded {size_in_words(way.models)}",
+        f"time: {in_hours(sum(parts))} on this machine: {in_hours(parts[0])} for forward passes, {in_hours(parts[1])} "
+        f"for statistics, {in_hours(parts[2])} for reading the measures",
+    ]
+    return PairsPlan(
+        len(planner.given), count, way, others, way.runs * way.batches, way.bytes + result, planner.study.limit, result,
+        sum(parts), tuple(lines),
+    )  # fmt: skip
+
+
+def _beginning(planner: Planner) -> Iterator[str]:
+    kinds = len(planner.kinds)
+    yield f"models: {len(planner.given):,}, of {kinds:,} architecture{'s' * (kinds > 1)}"
+    for first, names in planner.kinds.items():
+        widest = max(planner.layers[first], key=lambda layer: layer.width)
+        layers = f"{len(planner.layers[first]):,} layer{'s' * (len(planner.layers[first]) > 1)}"
+        whom = f"{first} and {len(names) - 1:,} others" if len(names) > 1 else first
+        yield f"  {whom}: {layers}, the widest {widest.name!r} with {widest.width:,} features"
+    yield f"pairs of models: {len(planner.pairs.of):,}"
+    total = "not known before they are read" if planner.total is None else f"{planner.total:,}"
+    yield f"examples: {total}, in batches of up to {planner.batch:,}; data {name_of(planner.data)}"
+
+
+def _in_words(planner: Planner, way: PairsWay, result: int) -> str:
+    seconds = sum(planner.speed.seconds(way, len(planner.pairs.of)))
+    size = size_in_words(way.bytes + result)
+    return f"{way.words}, {way.runs * way.batches:,} forward passes, {size}, {in_hours(seconds)}"
+
+
+def in_hours(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 1:
+        return "under a second"
+    return f"{seconds / HOUR:.2g} hours" if seconds > HOUR / 10 else f"{seconds:.2g} seconds"

@@ -126,8 +126,8 @@ def described_call(name: str, **options: Any) -> str:
         >>> described_call("nk.compress", model=nn.Linear(2, 3), layers=["0"], k=2, test=None)
         "nk.compress(model=Linear, layers=['0'], k=2)"
     """
-    told = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
-    return command() or f"{name}({', '.join(told)})"
+    arguments = [f"{key}={_in_short(value)}" for key, value in options.items() if value is not None]
+    return command() or f"{name}({', '.join(arguments)})"
 
 
 def _in_short(value: Any) -> str:

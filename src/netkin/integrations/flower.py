@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    StateDict,
     averaged,
     mean_loss,
     plan_for,
     received_updates,
 )
-from netkin.applications.federated.client_data import LabelledData, checked_clients
+from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.federate import local_recipe
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.applications.federated.simulation import as_array
 from netkin.errors import ValueFault
 from netkin.integrations.training_loops import needed
 from netkin.results.federation import RoundRecord
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy
 
 DataOf = Callable[[Any], tuple[str, Any]]
@@ -180,15 +181,15 @@ def _kind(base: type[Any]) -> type[Any]:
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
             read = [_Answer(one, self.shared) for one in replies]
             self.names |= {one.node: one.client for one in read if one.client}
-            told = {self.name_of(one.node): one.fault for one in read if one.fault}
+            own_faults = {self.name_of(one.node): one.fault for one in read if one.fault}
             asked = sorted(map(self.name_of, self._asked))
             updates = [one.update for one in read if one.update is not None]
             good, faults = received_updates(
-                updates, [one for one in asked if one not in told], server_round, self.shared
+                updates, [one for one in asked if one not in own_faults], server_round, self.shared
             )
             counted = [one.client for one in good]
             loss = mean_loss([one.loss for one in read if one.client in counted])
-            self.records.append(RoundRecord(server_round, tuple(asked), tuple(counted), told | faults, loss))
+            self.records.append(RoundRecord(server_round, tuple(asked), tuple(counted), own_faults | faults, loss))
             if not good:
                 return None, None
             self.shared = averaged(good, self.shared)

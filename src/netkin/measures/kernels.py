@@ -291,6 +291,9 @@ def sketched_nbs(
     return pair.bures(kernel)
 
 
+# --- CKA of one batch, with gradients ---------------------------------------------------------------------------------
+
+
 def batch_cka(X: Tensor, Y: Tensor) -> Tensor:
     """Return the CKA of a batch of rows, as `cka` gives it, without once waiting for the device.
 

@@ -25,7 +25,7 @@ from netkin.results.labels import (
     is_worth,
     listing,
     pair_label,
-    told_apart,
+    short_names,
     worth_of,
 )
 from netkin.results.text import plural
@@ -114,7 +114,7 @@ def _candidates(names: Sequence[str], limit: int) -> Sequence[str]:
     """Return the names or, where some are too long, without the parts that all share, here and there or at the ends."""
     if all(len(name) <= limit for name in names):
         return names
-    short, apart = brief(names), told_apart(names, limit)
+    short, apart = brief(names), short_names(names, limit)
     return short if max(map(len, short)) <= limit else [apart[name] for name in names]
 
 
@@ -274,7 +274,7 @@ def _on(result: Any) -> str:
 
 
 def _comparison_caption(comparison: Comparison) -> str:
-    names = told_apart([comparison.a, comparison.b])
+    names = short_names([comparison.a, comparison.b])
     a, b = names[comparison.a], names[comparison.b]
     if has_networks(comparison):
         what = f"Each of {len(comparison.layers_a)} networks with every other"

@@ -276,7 +276,8 @@ def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
 
 
 def _call(graph: fx.Graph, model: nn.Module, module: nn.Module, call: int) -> fx.Node:
-    found = [n for n in graph.nodes if n.op == "call_module" and model.get_submodule(str(n.target)) is module]
+    known = dict(model.named_modules(remove_duplicate=False))
+    found = [n for n in graph.nodes if n.op == "call_module" and known[str(n.target)] is module]
     if len(found) < call:
         raise _Uncut("the layer is not called as a module")
     return found[call - 1]

@@ -33,6 +33,9 @@ from netkin.representations.layers import Spec, choose, layer_label, modules, sp
 from netkin.settings import SharedSetting, unfused_attention
 
 React = Callable[[str, Any], Any]
+_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
+PREFERRED = ("last_hidden_state", "logits")
+KeyPath = tuple[Hashable, ...]
 
 
 class Watch:
@@ -237,9 +240,6 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-_uncompiled: WeakKeyDictionary[nn.Module, SharedSetting] = WeakKeyDictionary()
-
-
 def _setting_of(module: nn.Module) -> SharedSetting:
     """Return whether a module runs compiled, as a setting: it does again once the last user has left."""
     weak = ref(module)  # the setting lives as long as the module, and must not keep it alive
@@ -262,8 +262,7 @@ def _uncompile(module: nn.Module | None) -> Callable[[], None]:
     return lambda: vars(module).update(state)
 
 
-PREFERRED = ("last_hidden_state", "logits")
-KeyPath = tuple[Hashable, ...]
+# --- nested outputs ---------------------------------------------------------------------------------------------------
 
 
 def parts(structure: Any) -> dict[Any, Any]:

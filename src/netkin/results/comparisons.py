@@ -118,16 +118,16 @@ class Spread:
                 entries = [[cells.written(i, j) for j in range(len(self.layers_b))] for i in range(len(self.layers_a))]
                 yield from ["", cells.facts.id, *grid(self.layers_a, self.layers_b, entries, width)]
         if self.comparisons > 1:
-            yield "\n" + wrapped(f"mean ± standard deviation over {self.told_count()}", width)
+            yield "\n" + wrapped(f"mean ± standard deviation over {self.count_text()}", width)
 
-    def told_count(self) -> str:
+    def count_text(self) -> str:
         """Return over how many pairs of models the means are and, where some have no value, where they are fewer."""
         counts = {pair: self._counts(*pair) for pair in self.pairs}
         least, most = (choose((n for own in counts.values() for n in own), default=0) for choose in (min, max))
         pairs = f"{_range([least, most])} {'pair' if most == 1 else 'pairs'} of models"
-        told = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
-        rest = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
-        return f"{pairs}, fewer where values are missing: {', '.join(told[:NAMED] + rest)}" if told else pairs
+        fewer = [f"{self.label(*pair)} {_range(own)}" for pair, own in counts.items() if min(own) < most]
+        rest = [f"and {len(fewer) - NAMED} more"] if len(fewer) > NAMED else []
+        return f"{pairs}, fewer where values are missing: {', '.join(fewer[:NAMED] + rest)}" if fewer else pairs
 
     def _counts(self, i: int, j: int) -> list[int]:
         """Return how many values each table has at a place, as far as it has any."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from netkin import files
 from netkin.errors import NoValue, ShapeError, UnknownName, ValueFault, did_you_mean
-from netkin.results.labels import told_apart
+from netkin.results.labels import short_names
 from netkin.results.packing import packed, ranking_unpacked
 from netkin.results.records import distinct, freeze, frozen_mapping, now, optional, plain_fields, rebuild, same_fields
 from netkin.results.text import HOLE, cells, grid, plural, terminal_width, wrapped
@@ -151,7 +151,7 @@ class Ranking:
         if not self.behind():
             return f"{self.score} has a value for none of the {len(self)} models."
         lead, rest = self.lead, self.unclear()
-        names = told_apart(self._given, SENTENCE)
+        names = short_names(self._given, SENTENCE)
         first = f"Of {plural(len(self), 'model')} {names[lead.layer]!r} comes first by {self.score}"
         if lead.second is None:
             return f"{first}, the only one with a value." if len(self) > 1 else f"{first}; there is no other."

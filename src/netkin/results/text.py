@@ -19,7 +19,6 @@ from netkin.results.labels import (
     NOT_ASKED,
     brief,
     buckets_note,
-    by_name,
     column_label,
     direction,
     has_classes,
@@ -29,7 +28,8 @@ from netkin.results.labels import (
     listing,
     pair_label,
     range_in_words,
-    told_apart,
+    short_names,
+    tables_by_name,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def comparison_as_text(comparison: Comparison) -> str:
 def _tables(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield a matrix for each measure or, where each layer meets one other at most, a list for all of one name."""
     tables, pairs = list(comparison.tables.values()), listing(comparison)
-    for some in by_name(tables).values() if pairs else [[table] for table in tables]:
+    for some in tables_by_name(tables).values() if pairs else [[table] for table in tables]:
         yield _list_as_text(some, pairs, width) if pairs else _matrix_as_text(some[0], width)
 
 
@@ -287,9 +287,9 @@ def match_note(table: Values) -> str:
         return ""
     if not unclear:
         return "best matches: each is clearly better than the second best (95 % interval of the difference)"
-    told = ", ".join([*unclear[:NAMED], *([f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else [])])
+    listed = ", ".join([*unclear[:NAMED], *([f"and {len(unclear) - NAMED} more"] if len(unclear) > NAMED else [])])
     are = "is" if len(unclear) == 1 else "are"
-    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {told}"
+    return f"best matches: {len(unclear)} of {len(judged)} {are} not clearly better than the second best: {listed}"
 
 
 def margin_text(match: Match) -> str:
@@ -322,7 +322,7 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
     """Number the layers; where the table is still too wide, show its columns in several blocks, one below the other."""
     cell = max(len(str(len(columns))), *(len(entry) for line in entries for entry in line)) + 2
     whole, limit = _listed(brief(rows)), max(width // 3, 12)
-    short = whole if max(map(len, whole)) <= limit else _listed(map(told_apart(rows).__getitem__, rows))
+    short = whole if max(map(len, whole)) <= limit else _listed(map(short_names(rows).__getitem__, rows))
     labels = [_cut(label, limit) for label in short]
     named = _block(labels, list(columns), entries)
     if len(named[0]) <= width:  # columns keep their names where only those of the rows are too long

@@ -313,6 +313,9 @@ def _place(name: str, layers: tuple[str, ...], what: str, listed: str) -> int:
     return layers.index(name)
 
 
+# --- the jackknife ----------------------------------------------------------------------------------------------------
+
+
 def jackknife_error(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
     """Return the jackknife standard error, NaN where the value or a replicate is missing.
 

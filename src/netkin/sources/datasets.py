@@ -16,7 +16,7 @@ from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import digits, image_folder, npz, text
 from netkin.sources.models import load_processor, preprocessing
-from netkin.sources.names import call, find_function, fitted, refusing_unreadable, split_options
+from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
@@ -178,7 +178,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
         raise SourceError(f"{spec!r} does not say where the data are; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
     given = {option: value for option, value in options.items() if option not in processor}
-    chosen = fitted(source.load, given, source.name, skip=1)
+    chosen = typed_options(source.load, given, source.name, skip=1)
     with refusing_unreadable(place):
         stored, labels, prepare, *remarks = source.load(place, **chosen)
         if processor:
@@ -211,7 +211,7 @@ def _processing(stored: Tensor, folder: str, spec: str) -> Callable[[Tensor], Te
 
 def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     function = find_function(spec, known=NAMED)
-    data = call(function, spec)
+    data = call_named(function, spec)
     if isinstance(data, Tensor):
         if not data.ndim:
             raise SourceError(f"{spec!r} returned a single number; the first axis of a tensor must be the examples.")
@@ -219,7 +219,7 @@ def _from_function(spec: str, batch_size: int) -> Batches | Borrowed:
     if isinstance(data, Dataset):
         return Borrowed(spec, DataLoader(data, batch_size=batch_size))
     _refuse_other_than_batches(data, spec)
-    return Borrowed(spec, data, again=partial(call, function, spec) if isinstance(data, Iterator) else None)
+    return Borrowed(spec, data, again=partial(call_named, function, spec) if isinstance(data, Iterator) else None)
 
 
 def _refuse_other_than_batches(data: Any, spec: str) -> None:

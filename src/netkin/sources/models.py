@@ -25,7 +25,7 @@ from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
 from netkin.sources.exported import load_exported
 from netkin.sources.names import (
     HARMLESS,
-    call,
+    call_named,
     content,
     find_function,
     near,
@@ -37,6 +37,17 @@ from netkin.sources.weights import listed, load_weights, refuse_hostile
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
+# what to say of models that were loaded without weights, and the state of those they have
+_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
+_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+_PROCESSOR = "preprocessor_config.json"
+_PARTS = re.compile(r"(^|_)(layers?|blocks?|depths?|heads?|experts?|stages?)$")
+_MOST_PARTS = 10_000
+_NUMBERS_IN_A_BYTE = 8  # weights may be quantised to a bit
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_model(spec: str, seed: int = 0) -> nn.Module:
@@ -69,10 +80,6 @@ def remark_on(model: nn.Module) -> str:
 def _versions(model: nn.Module) -> list[int]:
     """Return how often each weight was written to, as torch counts it."""
     return [-1 if weight.is_inference() else weight._version for weight in model.parameters()]
-
-
-# what to say of models that were loaded without weights, and the state of those they have
-_drawn: WeakKeyDictionary[nn.Module, tuple[str, list[int]]] = WeakKeyDictionary()
 
 
 def _loaded(spec: str, seed: int) -> nn.Module:
@@ -121,7 +128,7 @@ def _builder(name: str) -> Callable[[], nn.Module]:
 
 
 def _called(function: Callable[[], nn.Module], name: str) -> nn.Module:
-    model = call(function, name)
+    model = call_named(function, name)
     if not isinstance(model, nn.Module):
         raise SourceError(
             f"{name!r} must return a torch.nn.Module; it returned an object of type {type(model).__name__}."
@@ -144,15 +151,7 @@ def _not_a_builder(name: str) -> str:
     )
 
 
-_TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
-    *("spiece.model", "sentencepiece.bpe.model"),
-)
-_PROCESSOR = "preprocessor_config.json"
-_PARTS = re.compile(r"(^|_)(layers?|blocks?|depths?|heads?|experts?|stages?)$")
-_MOST_PARTS = 10_000
-_NUMBERS_IN_A_BYTE = 8  # weights may be quantised to a bit
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 def load_huggingface(directory: str) -> nn.Module:

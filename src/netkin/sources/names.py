@@ -23,6 +23,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 from netkin.errors import SourceError, UnknownName, ValueFault, did_you_mean
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
+LARGEST = 4 * 1024**3
+HARMLESS = 100 * 1024**2
+RATIO = 100
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -40,7 +44,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     return name, {option: value for option, _, value in pairs}
 
 
-def fitted(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
+def typed_options(function: Callable[..., Any], options: Mapping[str, Any], name: str, skip: int = 0) -> dict[str, Any]:
     """Return `options` as the keywords of `function`: whole numbers where its defaults are such, text elsewhere.
 
     Its first `skip` parameters are no options; a parameter whose name begins with an underscore is none either.
@@ -75,7 +79,7 @@ def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
     return found
 
 
-def call(function: Callable[[], Any], spec: str) -> Any:
+def call_named(function: Callable[[], Any], spec: str) -> Any:
     """Return what `function` returns; what it raises becomes one sentence that names `spec`."""
     try:
         with current_directory_importable():
@@ -196,10 +200,7 @@ def numbered(texts: Sequence[str]) -> list[str]:
     return [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts, start=1)]
 
 
-# what a file may take in memory, and how much larger than on disk it may become beyond a size that is harmless
-LARGEST = 4 * 1024**3
-HARMLESS = 100 * 1024**2
-RATIO = 100
+# --- files that are named ---------------------------------------------------------------------------------------------
 
 
 def refuse_absent(path: Path, what: str = "file") -> None:

@@ -98,7 +98,7 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
     """
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
     with model_lock(), random_states_kept(model):
-        return evaluate(model, data, None, dtype, batch)["accuracy"]
+        return loss_and_accuracy(model, data, None, dtype, batch)["accuracy"]
 
 
 class _Training:
@@ -200,7 +200,7 @@ class _Training:
         record: Record = {"epoch": self.epoch, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
         refuse_non_finite(record, self.recipe)
         if self.test is not None:
-            record |= evaluate(self.model, self.test, self.loss, self.dtype)
+            record |= loss_and_accuracy(self.model, self.test, self.loss, self.dtype)
         self.history.append(record | {"seconds": self.seconds})
         self.seconds, self.losses, self.epoch_state = 0.0, [], self.course.state
         for hook in self.hooks:
@@ -292,7 +292,7 @@ def refuse_non_finite(record: Record, recipe: Recipe) -> None:
 
 
 @torch.no_grad()
-def evaluate(
+def loss_and_accuracy(
     model: nn.Module, data: Any, loss: Loss | None, dtype: torch.dtype | None, batch: int = TEST_BATCH
 ) -> Record:
     """Return the loss and, where labels are class numbers, the accuracy of a model in evaluation mode."""

@@ -8,7 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import fit_all
-from netkin.errors import UnknownName, ValueFault
+from netkin.errors import FileFault, UnknownName, ValueFault
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -178,3 +178,15 @@ def test_products_in_float32_are_refused_where_units_nearly_depend_on_each_other
     fine = nk.collect(a, b, data, measures=["linear_regression_r2"], layers=["mid"])
     found = nk.stitch(a, "mid", b, "mid", data, statistics=fine).map.weight
     assert torch.allclose(found, nk.stitch(a, "mid", b, "mid", data).map.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
+    a, b = built(Rows), built(Rows, seed=1)
+    data, save = labelled(b, 5), tmp_path / "sweep.netkin"
+    kept, other = (nk.collect(a, b, some, layers=["mid", "after"]) for some in (data, data[:2]))
+    nk.stitch_all(a, b, test=data, layers=["mid"], statistics=kept, save=save)
+    more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
+    assert more == nk.load(save)
+    assert not more["agreement(how=least_squares)"].holes.keys() & {("mid", "mid"), ("after", "after")}
+    with pytest.raises(FileFault, match="differs in fitting data digest"):
+        nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)

@@ -31,14 +31,14 @@ from netkin.applications.compression.layer_sizes import (
     Inputs,
     K,
     Size,
-    accuracy,
     collected,
     fewest,
     has_labels,
-    in_order,
+    labelled_accuracy,
     most_that_saves,
     multiply_adds,
     parameters,
+    run_order,
 )
 from netkin.comparing.request import name_of
 from netkin.errors import ForwardError, NameClash, NetkinError, UnknownName, ValueFault, did_you_mean
@@ -175,7 +175,7 @@ class CompressCall:
         earlier = getattr(net, "compression", None)
         if not isinstance(earlier, Compression | None):
             raise NameClash("the model has an attribute `compression` of its own, where the table would go; rename it.")
-        ordered = reversed(in_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
+        ordered = reversed(run_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
         rows, seen, before = self._steps(net, list(ordered), from_the_top)
         net.compression = self._record(net, rows, seen, before, from_the_top, earlier)  # type: ignore[assignment]
         return net
@@ -255,8 +255,8 @@ class CompressCall:
     def _accuracy(self, net: nn.Module) -> float | None:
         """Return the accuracy on the test data, or on the data; None where these have no labels."""
         if self.test is not None:
-            return accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
-        return accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
+            return labelled_accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
+        return labelled_accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
 
     def _refuse_without_labels(self) -> None:
         for what, data in (("test", self.test), ("data", self.data if self.test is None else None)):

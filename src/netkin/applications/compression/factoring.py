@@ -238,6 +238,9 @@ def _a(kind: str) -> str:
     return f"an {kind}" if kind[0] in "AEIOU" else f"a {kind}"
 
 
+# --- files of compressed models ---------------------------------------------------------------------------------------
+
+
 def replacement(name: str, layer: nn.Module) -> TakenApart | None:
     """Return what replaces a layer, as a file needs it; None where the layer is left as it was."""
     if not isinstance(layer, nn.Sequential):

@@ -31,6 +31,8 @@ from netkin.representations.inputs import Forward, Transform, call, labels_of, l
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
+K = int | float | Mapping[str, int | float] | None
+
 
 @dataclass(frozen=True)
 class Feeding:
@@ -114,7 +116,7 @@ def collected(model: nn.Module, layers: Sequence[str], data: Any, other: nn.Modu
     return found
 
 
-def in_order(model: nn.Module, layers: Sequence[str], data: Any, feeding: Feeding) -> list[str]:
+def run_order(model: nn.Module, layers: Sequence[str], data: Any, feeding: Feeding) -> list[str]:
     """Return the layers in the order in which they first run."""
     with guest(model), _reading(model, layers, feeding) as read:
         return list(read(next(batches_of(data))).calls)
@@ -221,7 +223,7 @@ def _sizes(leads: list[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(map(str, lead)) for lead in leads)
 
 
-K = int | float | Mapping[str, int | float] | None
+# --- how many directions are kept -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ def has_labels(data: Any) -> bool:
         return False
 
 
-def accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
+def labelled_accuracy(model: nn.Module, data: Any, feeding: Feeding) -> float:
     """Return the share of labelled examples, or tokens, whose largest logit is that of their label."""
     right = seen = 0
     with guest(model, exact=True):

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
-from netkin.applications.continual.task_splits import LabelledData, Task
+from netkin.applications.continual.task_splits import Task
 from netkin.errors import UnknownName, ValueFault, did_you_mean
 from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import modules, unwrapped
+from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.course import placed
@@ -46,8 +47,8 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     known = {name: one for name, one in modules(made).items() if type(one) is nn.Linear and name}
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
-        told = f"none is named {head!r}" if head else "it has none"
-        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {told}; give `head=`.")
+        why = f"none is named {head!r}" if head else "it has none"
+        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.")
     old, heads = known[name], []
     for task, count in enumerate(classes):
         with torch.random.fork_rng(devices=[]):
@@ -386,8 +387,8 @@ def refuse_options(method: str, options: Mapping[str, Any]) -> None:
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
-            told = f"it has {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{method!r} has no option {name!r}; {told}.")
+            offer = f"it has {', '.join(known)}" if known else "it has none"
+            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise ValueFault(f"`strength` is a number of 0 or more; got {value!r}.")
         if name == "examples" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

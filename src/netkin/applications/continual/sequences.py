@@ -24,7 +24,7 @@ from netkin.applications.continual.learners import (
     TaskHeads,
     refuse_options,
 )
-from netkin.applications.continual.task_splits import LabelledData, Task, refuse_tasks
+from netkin.applications.continual.task_splits import Task, refuse_tasks
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, did_you_mean
 from netkin.identity import described_call, settings_digest, weights_digest
@@ -37,13 +37,16 @@ from netkin.representations.guests import evaluating, model_lock, random_states_
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.results.task_accuracies import KIND, NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.sources.architectures import seeded
+from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import TEST_BATCH
 from netkin.training.recipe import recipe_of
-from netkin.training.restarts import form_of, packed, unpacked
+from netkin.training.restarts import form_of, pack_state, unpack_state
 
 Model = nn.Module | str | Callable[[], nn.Module]
+CHOICES = ("most similar", "least similar", "random")
+CANDIDATES = ("earlier tasks", "all tasks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +145,7 @@ def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tu
             if learner.learns(position):
                 learner.learn(position, recipe)
             rows.append(_tested(learner, position))
-            values, arrays = packed(learner.state())
+            values, arrays = pack_state(learner.state())
             job.keep(name, {"state": values}, {**arrays, "accuracies": np.array(rows)})
         report.update()
         job.advance(done[0] + position + 1, done[1], "tasks")
@@ -154,7 +157,7 @@ def _resumed(learner: Learner, part: Part) -> list[list[float]]:
     rows = arrays.pop("accuracies")
     if rows.ndim != 2 or rows.shape[1] != len(learner.tasks) or not 2 <= len(rows) <= len(learner.tasks) + 1:
         raise ValueError(f"its accuracies are of shape {rows.shape}")
-    learner.load(unpacked(part.values["state"], arrays))
+    learner.load(unpack_state(part.values["state"], arrays))
     for task in range(len(learner.tasks)):
         learner.network(task)  # weights that do not fit are reported as damage
     return [list(map(float, row)) for row in rows]
@@ -229,8 +232,7 @@ def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
-CHOICES = ("most similar", "least similar", "random")
-CANDIDATES = ("earlier tasks", "all tasks")
+# --- ensembles of tasks -----------------------------------------------------------------------------------------------
 
 
 def ensemble_tasks(

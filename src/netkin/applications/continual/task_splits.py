@@ -87,8 +87,8 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     for task in found:
         shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
         if len(shapes) > 1:
-            told = " and ".join(map(str, sorted(shapes)))
-            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {told}.")
+            listed = " and ".join(map(str, sorted(shapes)))
+            raise ShapeError(f"all tasks must have inputs of one shape; {task.name!r} makes it {listed}.")
     return found
 
 

@@ -237,9 +237,9 @@ class _Options:
     def call(self, run: str, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
         others = self.others
-        told = {} if self.of_weights else {"data": name_of_data(data)}
+        source = {} if self.of_weights else {"data": name_of_data(data)}
         return described_call(
-            "nk.dynamics", run=run, **told, measures=[one.id for one in self.measures], layers=others["layers"],
+            "nk.dynamics", run=run, **source, measures=[one.id for one in self.measures], layers=others["layers"],
             pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
             seed=others["seed"], transform=self.transform, forward=others["forward"],
         )  # fmt: skip
@@ -248,9 +248,9 @@ class _Options:
     def words(self) -> dict[str, str]:
         """What changes the numbers, as text; functions by their names and digests."""
         changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
-        told = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
-        told |= {"measures": ", ".join(measure.id for measure in self.measures)}
-        return told | {"measures digest": settings_digest([measure.function for measure in self.measures])}
+        facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
+        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
 
     @property
     def needs_space(self) -> bool:

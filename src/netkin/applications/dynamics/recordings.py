@@ -105,10 +105,10 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
     """Return the recording that a `DynamicsRecorder` saved at `path`."""
     state = read(path)
     header = state["header"]
-    told = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
+    facts = {name: header[name] for name in ("data", "run", "unit", "measures", "provenance") if name in header}
     with files.damage_reported(path):
         moments, progress = _unpacked(state, header.get("unit", "step"))
-        return checked(Recording, told | {"moments": moments, "progress": progress})
+        return checked(Recording, facts | {"moments": moments, "progress": progress})
 
 
 def recorded(
@@ -182,12 +182,12 @@ def _described(moment: Moment) -> dict[str, Any]:
     return {"step": moment.step, "examples": moment.examples, "layers": layers}
 
 
-def _moment(told: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
+def _moment(described: _Described, tensors: Mapping[str, torch.Tensor], unit: str) -> Moment:
     states = {
-        name: LayerState(tensors[f"{told.step}/{i}"].cpu(), width, shape, fault, *resolution)
-        for i, (name, width, shape, fault, *resolution) in enumerate(told.layers)
+        name: LayerState(tensors[f"{described.step}/{i}"].cpu(), width, shape, fault, *resolution)
+        for i, (name, width, shape, fault, *resolution) in enumerate(described.layers)
     }
     for name, state in states.items():
         if state.rows.ndim != 2 or not state.rows.is_floating_point() or not (state.rows.numel() or state.fault):
             raise ValueError(f"layer {name!r} has no matrix of rows")
-    return Moment(told.step, unit, states, told.examples)
+    return Moment(described.step, unit, states, described.examples)

@@ -37,6 +37,9 @@ from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.row_sides import RowsSide
 
+LOOK = 2  # examples run to learn the layers' widths
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
 
 @dataclass(frozen=True)
 class LayerState:
@@ -220,8 +223,7 @@ def _statistics(a: Moment, b: Moment, pairs: Any) -> Statistics:
     return made
 
 
-LOOK = 2  # examples run to learn the layers' widths
-SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+# --- probes -----------------------------------------------------------------------------------------------------------
 
 
 class ProbeExamples:

@@ -53,6 +53,8 @@ from netkin.statistics.collector import Collector, Key, Study
 if TYPE_CHECKING:
     from netkin.applications.dynamics.dynamics import _Options, _Study
 
+LOOKED = 16  # checkpoints that one task inspects
+
 
 class Held:
     """The batches of `data`, up to `examples` examples: a list where they take at most `limit` bytes, else read anew.
@@ -125,6 +127,9 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, np.ndarray))
 
 
+# --- all pairs of steps, by weights -----------------------------------------------------------------------------------
+
+
 def between_steps(run: Run, measures: Sequence[Measure], final: Comparison) -> Comparison | None:
     """Return all pairs of steps, a table for each measure and layer; None where the weights take too much memory.
 
@@ -183,9 +188,6 @@ def _table(
             except NoValue as reason:
                 holes[a, b] = str(reason)
     return values, holes
-
-
-LOOKED = 16  # checkpoints that one task inspects
 
 
 # --- in the process that calls ----------------------------------------------------------------------------------------
@@ -253,8 +255,8 @@ class ClusterSteps:
         return self.cluster.results(errands, job, [one.name for one in errands], what)
 
     def _errand(self, name: str, does: str, steps: Sequence[int], weights: str = "") -> Errand:
-        told = {"terms": self.terms, "steps": list(steps), "weights": weights}
-        return Errand(name, f"{__name__}:{does}", told, kept=bool(weights), gpus=self.gpus)
+        task = {"terms": self.terms, "steps": list(steps), "weights": weights}
+        return Errand(name, f"{__name__}:{does}", task, kept=bool(weights), gpus=self.gpus)
 
 
 def terms_of_run(run: Run, data: Any, examples: int | None, options: _Options) -> dict[str, Any]:
@@ -291,11 +293,11 @@ def _named(data: Any) -> Any:
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def look(told: Mapping[str, Any]) -> Message:
+def look(task: Mapping[str, Any]) -> Message:
     """Read checkpoints, and return the digests of their weights, or why one can't be read."""
-    study = _study(told["terms"])
-    steps = {step: _looked_at(study, step) for step in told["steps"]}
-    is_last = study.run.steps[-1] in told["steps"]
+    study = _study(task["terms"])
+    steps = {step: _looked_at(study, step) for step in task["steps"]}
+    is_last = study.run.steps[-1] in task["steps"]
     if is_last and "weights" in steps[study.run.steps[-1]]:
         study.weights[study.run.steps[-1]] = steps[study.run.steps[-1]]["weights"]
         return {"steps": steps, "question": study._question}, {}
@@ -309,14 +311,14 @@ def _looked_at(study: _Study, step: int) -> dict[str, Any]:
         return as_outcome(fault)
 
 
-def compared(told: Mapping[str, Any]) -> Message:
+def compared(task: Mapping[str, Any]) -> Message:
     """Return the comparison of a step with the final one."""
-    study, (step,) = _study(told["terms"]), told["steps"]
+    study, (step,) = _study(task["terms"]), task["steps"]
     study.weights[step] = weights_digest(study.run.at(step))
-    if study.weights[step] != told["weights"]:
+    if study.weights[step] != task["weights"]:
         raise SourceError(
             f"the weights of {study.run.unit} {step} are not the same on all machines, or have changed: "
-            f"{study.weights[step]} here, and {told['weights']} before."
+            f"{study.weights[step]} here, and {task['weights']} before."
         )
     with worker.about(f"{study.run.unit} {step}"):
         return packed(study._compared(step))
@@ -333,10 +335,10 @@ def _made_study(terms: Mapping[str, Any]) -> _Study:
 
     name, checkpoints, architecture = terms["run"]
     run = Run(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
-    told = dict(terms["options"])
+    given = dict(terms["options"])
     for what in ("transform", "forward"):
-        told[what] = told[what] and find_function(told[what])
-    options = _Options.of(measures_of(terms["measures"]), **told)
+        given[what] = given[what] and find_function(given[what])
+    options = _Options.of(measures_of(terms["measures"]), **given)
     data = None
     if terms["data"] is not None:
         room = spare_memory(torch.device("cpu")) // terms["slots"]

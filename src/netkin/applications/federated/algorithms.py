@@ -142,12 +142,12 @@ class FederatedPlan:
         if not self.travelling:
             return "Nothing travels in the rounds, and nothing leaks." + handed
         parts = [part for part in PARTS if any(self.parts[name] == part for name in self.travelling)]
-        told = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
-        told += [_LEAKS[part] for part in parts if part in _LEAKS]
-        told.append(
+        texts = [f"The server sees each client's {' and '.join(parts)} after its training, and its number of examples."]
+        texts += [_LEAKS[part] for part in parts if part in _LEAKS]
+        texts.append(
             "Averaging alone gives no protection: without secure aggregation or added noise each update can be read."
         )
-        return " ".join(told) + handed
+        return " ".join(texts) + handed
 
 
 _LEAKS = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.federated.algorithms import StateDict, head_of, mixed
-from netkin.applications.federated.client_data import LabelledData, checked_clients
+from netkin.applications.federated.algorithms import head_of, mixed
+from netkin.applications.federated.client_data import checked_clients
 from netkin.applications.federated.local_training import LocalTraining, load_state, refuse_way, state_of
 from netkin.comparing.compare import compare_many
 from netkin.errors import ForwardError, NoValue, UnknownName, ValueFault, also_called
@@ -25,6 +25,8 @@ from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Values
 from netkin.results.federation import Federation
 from netkin.results.records import freeze, frozen_mapping, plain_fields, rebuild
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.statistics.layer_filters import gauge_caution, orthonormal_gauge, refuse_gauge
 from netkin.training import Recipe
 from netkin.training.course import in_order, placed
@@ -162,9 +164,9 @@ def _by_networks(
         i, j = np.argwhere(np.isnan(found))[0]
         raise NoValue(f"{measure!r} has no value for {names[i]!r} and {names[j]!r} at any layer.")
     one = next(iter(many.values()))
-    told = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
+    notes = tuple(dict.fromkeys(text for pair in many.values() for text in (*_left_out(pair), *pair.warnings)))[:3]
     return as_comparison(
-        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=told
+        names, found, measure, one.table().statistic, data=one.data, examples=one.examples, warnings=notes
     )
 
 

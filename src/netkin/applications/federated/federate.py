@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from netkin import files
 from netkin.applications.federated.algorithms import plan_for
-from netkin.applications.federated.client_data import LabelledData, as_examples, checked_clients
+from netkin.applications.federated.client_data import as_examples, checked_clients
 from netkin.applications.federated.local_training import refuse_way
 from netkin.applications.federated.simulation import FederationRequest, Simulation, Wire, plain_wire
 from netkin.errors import ForwardError, ShapeError, ValueFault
@@ -24,6 +24,7 @@ from netkin.representations.guests import evaluating
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.results.federation import KIND, Federation
+from netkin.sources.batches import LabelledData
 from netkin.sources.names import by_name
 from netkin.training import Recipe
 from netkin.training.course import placed

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import FederatedPlan, StateDict, mixed
-from netkin.applications.federated.client_data import LabelledData
+from netkin.applications.federated.algorithms import FederatedPlan, mixed
 from netkin.errors import ForwardError, NetkinError, UnknownName, did_you_mean
 from netkin.progress import showing
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe
 from netkin.training.loop import default_loss
 from netkin.training.many import WAYS, Trainings

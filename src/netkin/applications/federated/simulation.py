@@ -16,13 +16,11 @@ from netkin import files
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
-    StateDict,
     averaged,
     mean_loss,
     received_updates,
     sampled,
 )
-from netkin.applications.federated.client_data import LabelledData
 from netkin.applications.federated.ensembles import user_similarity
 from netkin.applications.federated.local_training import LocalTraining, RoundWork, load_state, state_of
 from netkin.errors import FileFault, ForwardError, NoValue, ValueFault
@@ -32,6 +30,8 @@ from netkin.progress import reporting
 from netkin.results import Comparison
 from netkin.results.federation import Federation, RoundRecord
 from netkin.results.records import checked, plain_fields
+from netkin.sources.batches import LabelledData
+from netkin.sources.weights import StateDict
 from netkin.training import Recipe, accuracy, train
 from netkin.training.course import Arrays
 from netkin.training.restarts import form_of

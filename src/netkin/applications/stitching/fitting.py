@@ -1,8 +1,7 @@
-"""Fitting: the sums that direct methods need for all pairs of layers, collected in one pass over the data.
+"""Fitting: what direct methods need of all pairs of layers, summed in one pass over the data or read from statistics.
 
 Rows are positions of maps, tokens of sequences, or examples. Both models run once on each batch, and only sums are
-kept,
- so memory does not grow with the number of examples.
+kept, so memory does not grow with the number of examples. What `nk.collect` has kept serves as well, without a pass.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.stitching.direct import LinearMap, find, least_squares, matched, reduced_rank
-from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, laid_out, refuse_unfit_rank
+from netkin.applications.stitching.ends import Meeting, Pair, fitting_mask, product_layout, refuse_unfit_rank
 from netkin.applications.stitching.joints import Joints, joints, watch_layers
-from netkin.applications.stitching.map_training import Place, train_map
+from netkin.applications.stitching.map_training import JobPart, train_map
 from netkin.applications.stitching.network import Stitch, stitched_network
 from netkin.applications.stitching.task_loss import How, TaskLoss, Way, find_ways
 from netkin.comparing.study import Statistics
@@ -208,7 +207,7 @@ def _refuse_other_form(statistics: Statistics, keys: tuple[LayerKey, LayerKey], 
 
 
 def train_stitch(
-    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: Place | None = None
+    found: Stitch, data: Any, settings: TaskLoss, *, validation: Any, examples: int | None, place: JobPart | None = None
 ) -> Stitch:
     """Return a stitch after its transformation was trained, in place, with the record of that.
 
@@ -260,11 +259,11 @@ def _both(
     def first(layer: str, output: Tensor) -> None:
         for key, meeting in forms[layer].items():
             form = meeting.b.spread(meeting(output))
-            sums.first(key, laid_out(form, fitting_mask(masks[0], form)))
+            sums.first(key, product_layout(form, fitting_mask(masks[0], form)))
 
     def second(layer: str, output: Tensor) -> None:
         form = aims[layer].spread(output)
-        sums.second(_label(layer, names[1]), laid_out(form, fitting_mask(masks[0], form)))
+        sums.second(_label(layer, names[1]), product_layout(form, fitting_mask(masks[0], form)))
 
     with ExitStack() as stack:
         run_a = stack.enter_context(watch_layers(a, list(forms), first, names[0]))

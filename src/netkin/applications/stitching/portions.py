@@ -163,7 +163,7 @@ class InMemory:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Portion]:
         """Yield the portions of an epoch in its own random order, from step `start` on."""
-        generator = torch.Generator().manual_seed(_mixed(self.seed, number))
+        generator = torch.Generator().manual_seed(_mix_seed(self.seed, number))
         if self.batch is None:
             places = torch.randperm(len(self.portions), generator=generator)[start:]
             yield from (self.portions[place] for place in places.tolist())
@@ -251,7 +251,7 @@ def _reread(
     return Reread(network, read, settings, answers, examples, words)
 
 
-def _mixed(seed: int, epoch: int) -> int:
+def _mix_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

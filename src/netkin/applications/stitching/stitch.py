@@ -103,7 +103,7 @@ def stitch(
         ways=(way,), data=data, test=test, pairs=[pair], examples=examples, resize=resize, seed=seed, saved=statistics
     )  # fmt: skip
     with showing(progress), lend_both(a, b, device), random_states_kept(a, b, data=[data, test, validation]):
-        one = _made(a, b, asked, names, call)[pair, way]
+        one = _make_stitches(a, b, asked, names, call)[pair, way]
         if way.training is not None:
             one = train_stitch(one, data, way.training, validation=validation, examples=examples)
         if test is not None:
@@ -151,7 +151,7 @@ def fit_all(
         find(how)  # refuses a training
     asked = Asked(ways=tuple(ways.values()), data=data, test=test, pairs=pairs, saved=statistics, **given)
     with lend_both(a, b, device), random_states_kept(a, b, data=[data, test]):
-        found = _made(a, b, asked, names, call)
+        found = _make_stitches(a, b, asked, names, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:
             judged = evaluate_all([one.network for one in made.values()], test, name=names[0])
@@ -162,7 +162,7 @@ def fit_all(
     return made
 
 
-def _made(
+def _make_stitches(
     a: nn.Module, b: nn.Module, asked: Asked, names: tuple[str, str], call: str
 ) -> dict[tuple[Pair, Way], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
@@ -253,14 +253,14 @@ def stitch_all(
         >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
         1.0
     """
-    asked = _asked(
+    asked = _request(
         data, test, hows, scores=scores, seed=seed, measures=measures, layers=layers, pairs=pairs, shape=shape,
         resize=resize, examples=examples, test_examples=test_examples, validation=validation, device=device, each=each,
         saved=statistics,
     )  # fmt: skip
     with showing(progress):
-        call = _called("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
-        (found,) = _swept(
+        call = _describe_call("nk.stitch_all", asked, a=unwrapped(a), b=unwrapped(b))
+        (found,) = _run_sweeps(
             {(names[0], names[1]): (a, b)}, asked, _Results(save, overwrite, several=False), partial, call
         )
     return found
@@ -297,14 +297,14 @@ def stitch_many(
     given = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
     if len(given) < 2:
         raise ValueFault(f"`stitch_many` needs at least two models; got {len(given)}.")
-    asked = _asked(data, test, hows, **options)
+    asked = _request(data, test, hows, **options)
     pairs_of_models = {(x, y): (given[x], given[y]) for x, y in permutations(given, 2)}
-    call = _called("nk.stitch_many", asked, models=list(given))
+    call = _describe_call("nk.stitch_many", asked, models=list(given))
     with showing(progress):
-        return Comparisons(_swept(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
+        return Comparisons(_run_sweeps(pairs_of_models, asked, _Results(save, overwrite, several=True), partial, call))
 
 
-def _asked(
+def _request(
     data: Any, test: Any, hows: How | Sequence[How], *, scores: Any = USUAL, seed: int = 0, **options: Any
 ) -> Asked:
     known = [field.name for field in fields(Asked)]
@@ -317,7 +317,7 @@ def _asked(
     return asked
 
 
-def _called(name: str, asked: Asked, **models: Any) -> str:
+def _describe_call(name: str, asked: Asked, **models: Any) -> str:
     """Return the command or the call that requests a sweep."""
     options = {key: getattr(asked, key) for key in ("pairs", "layers", "measures", "scores", "shape", "resize", "seed")}
     counts = {"examples": asked.examples, "test_examples": asked.test_examples}
@@ -358,7 +358,7 @@ class _Results:
             (Comparisons(self.found) if self.several else found).save(self.path)
 
 
-def _swept(
+def _run_sweeps(
     models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: _Results, partial: bool, call: str
 ) -> list[Comparison]:
     """Return the sweeps of pairs of models, one after the other, as one job."""

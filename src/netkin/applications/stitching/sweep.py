@@ -189,8 +189,8 @@ class Sweep:
         with lend_both(self.a, self.b, self.asked.device):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
-                self._stitched()
-        found, each = self._stored(), self.asked.each
+                self._stitch()
+        found, each = self._store_so_far(), self.asked.each
         for one in self.made:
             one.transformation.to(device_of(self.b))
             if each is not None:
@@ -220,7 +220,7 @@ class Sweep:
         batches = f", {self.asked.digests['batches']} batches" if way.training and self.job.folder else ""
         return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
 
-    def _stored(self) -> Comparison:
+    def _store_so_far(self) -> Comparison:
         self.store(self.names, found := self._so_far())
         return found
 
@@ -228,26 +228,26 @@ class Sweep:
         self.outcomes[key] = outcome
         self.job.keep(self._part(key), outcome.packed(), seconds=seconds)
 
-    def _stitched(self) -> None:
+    def _stitch(self) -> None:
         # a caller that receives each stitch gets all of them
         work = [key for key in self.work if self.asked.each is not None or key not in self.outcomes]
         if not work:
             return
-        self._stored()
-        fit = self.saved or self._fitted()
-        begun = {key: self._started(fit, *key) for key in work}
+        self._store_so_far()
+        fit = self.saved or self._fit()
+        begun = {key: self._start(fit, *key) for key in work}
         made = {key: found for key, found in begun.items() if found is not None}
-        self._judged([(key, *found) for key, found in made.items() if key[1].training is None])
+        self._evaluate([(key, *found) for key, found in made.items() if key[1].training is None])
         longer = [(key, *found) for key, found in made.items() if key[1].training is not None]
         for key, one, known in reported(longer, "on the task loss", "stitches"):
             self.job.check()
-            self._trained(key, one, known)
+            self._train(key, one, known)
 
-    def _fitted(self) -> Fit:
+    def _fit(self) -> Fit:
         batches = watched(self.asked.data, self.asked.examples, "fitting")
         return fit_by_pass(self.a, self.b, batches, self.joints, self.names)  # of all pairs: the same sums bit for bit
 
-    def _started(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
+    def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         few = list[str]()
         origin = {"call": self.job.state.call, **self.weights}
@@ -259,7 +259,7 @@ class Sweep:
             return None
         return one, _Outcome(None, "", tuple(few), one.network.tail.how, fit.examples, str(fit.digest))
 
-    def _judged(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
+    def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
         for some in _portions(made):
             self.job.check()
@@ -271,7 +271,7 @@ class Sweep:
             each = (perf_counter() - begun) / len(networks)
             for (key, one, known), evaluation in zip(some, found, strict=True):
                 self._note(key, one, known, evaluation, each)
-            self._stored()
+            self._store_so_far()
 
     def _note(
         self, key: Work, one: Stitch, known: _Outcome, found: Evaluation | NetkinError, seconds: float | None = None
@@ -283,7 +283,7 @@ class Sweep:
         if self.asked.each is not None:
             self.made.append(replace(one, evaluation=found))
 
-    def _trained(self, key: Work, one: Stitch, known: _Outcome) -> None:
+    def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
         asked, (_, way), standing = self.asked, key, f"{self._part(key)}: standing"
         assert way.training is not None
         begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
@@ -296,7 +296,7 @@ class Sweep:
             found = reason
         self._note(key, one, known, found, perf_counter() - begun)
         self.job.drop(standing)
-        self._stored()
+        self._store_so_far()
 
     @cached_property
     def _asked_of_similarity(self) -> dict[str, Any]:

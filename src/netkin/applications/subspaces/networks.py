@@ -58,8 +58,8 @@ class NearestNetworks:
         return [(self.names[place], value) for place, value in pairs]
 
     def __str__(self) -> str:
-        told = {name: ", ".join(f"{other} {value:.3f}" for other, value in self[name]) for name in self.names}
-        return "\n".join(f"{name}: {others}" for name, others in told.items())
+        lines = {name: ", ".join(f"{other} {value:.3f}" for other, value in self[name]) for name in self.names}
+        return "\n".join(f"{name}: {others}" for name, others in lines.items())
 
 
 @also_called(measures="measure")

@@ -339,6 +339,6 @@ def _provenance(found: Sequence[_Found], asked: _RecommendOptions) -> dict[str, 
     own = {name: one for name, one in asked.of_each.items() if one is not None}
     scores = [score.name for score in asked.scores]
     call = described_call("nk.recommend", models=[one.name for one in found], score=scores[0], scores=scores[1:], **own)
-    told = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
-    told |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
-    return told | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}
+    facts = {"call": call} | {f"weights of {one.name}": one.origin for one in found}
+    facts |= {f"features of {one.name}": f"{one.width} wide" for one in found if one.width}
+    return facts | {"chunks": str(asked.chunks), "seed": str(asked.seed), "data digest": found[0].digest or "not known"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from netkin.comparing.engines.cluster import Cluster, Errand
 from netkin.comparing.engines.engine import Engine
 from netkin.comparing.engines.terms import Terms, named_models, plain_measures, terms_for, terms_of
 from netkin.comparing.engines.worker import Message
+from netkin.comparing.pairs_job import identity_of_study, unpacked_plan
+from netkin.comparing.pairs_plan import PairsPlan, in_hours
 from netkin.comparing.study import Statistics
 from netkin.errors import NetkinError, SourceError, ValueFault
-from netkin.identity import described_call, in_words, settings_digest
-from netkin.jobs import Job
+from netkin.identity import described_call, settings_digest
+from netkin.jobs import Job, beside
 from netkin.measures.registry import Measure
 from netkin.results import Comparison
 from netkin.results.columns import unpacked_columns
@@ -62,6 +65,11 @@ class Ray(Engine):
             raise ValueFault(f"`shares` is the number of shares of the data, from 1 on; got {shares!r}.")
         self.address, self.job, self.overwrite, self.gpus, self.shares = address, job, overwrite, float(gpus), shares
 
+    def beside(self, result: str | os.PathLike[str], overwrite: bool) -> Ray:
+        """Return this engine with its job beside a result, unless it has one."""
+        job, overwrite = (beside(result), overwrite) if self.job is None else (self.job, self.overwrite)
+        return Ray(self.address, job=job, overwrite=overwrite, gpus=self.gpus, shares=self.shares)
+
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -94,6 +102,8 @@ class RayRequest:
         self.terms = terms_of(given, options, pairs, study, data, examples)
         self.gpus = engine.gpus if self.terms["options"]["device"] == "cuda" else 0.0
         self.failed: dict[str, str] = {}
+        self.rows: int | None = None  # how many examples may be sampled
+        self.sampled_of: int | None = None  # of how many examples they were, if they had to be
 
     def compare(self, measures: Sequence[Measure], names: Mapping[str, str]) -> list[Comparison]:
         """Return the comparison of every pair of models but those that failed."""
@@ -157,12 +167,9 @@ class RayRequest:
         return [(a, b) for a, b in pairs if a not in self.failed and b not in self.failed]
 
     def _job(self, kind: str, survey: Survey, measures: Sequence[Measure]) -> Job:
-        identity = {
-            "models": survey.weights, "data": survey.identity, "examples": str(survey.examples),
-            "layers": in_words(self.options.layers), "settings": survey.settings,
-            "measures": ", ".join(measure.id for measure in measures),
-            "measures digest": settings_digest([measure.function for measure in measures]),
-        }  # fmt: skip
+        settings = survey.settings | ({} if self.rows is None else {"rows": str(self.rows)})
+        identity = identity_of_study(survey.weights, survey.identity, self.options.layers, settings, measures)
+        identity["examples"] = str(survey.examples)
         told = {"models": list(self.given.values()), "data": self.terms["data"] and self.terms["data"]["name"]}
         call = described_call("nk.compare" if kind == "comparison" else "nk.collect", **told)
         return Job(self.engine.job, kind, identity, call=call, overwrite=self.engine.overwrite)
@@ -173,25 +180,55 @@ class RayRequest:
 
         def plan() -> dict[str, Any]:
             limit = self.study.limit if self.study.limit >= 0 else survey.memory(cluster, self.gpus)
-            blocks, slots = self._blocks(cluster, pairs, limit, measures), cluster.slots(self.gpus)
+            blocks, sample = self._blocks(cluster, pairs, limit, measures)
+            slots = cluster.slots(self.gpus)
             each = -(-SHARES * slots // len(blocks)) if slots > 1 or job.folder else 1
-            shares = survey.shares(self.engine.shares, each)
-            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": each}
+            shares = min(survey.shares(self.engine.shares, each), sample or survey.examples or 1)
+            return {"memory": limit, "blocks": blocks, "shares": shares, "groups": each, "sample": sample}
 
-        return dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+        kept = dict(job.part(f"plan of {settings_digest(pairs)}", plan).values)
+        self.sampled_of = survey.examples if kept["sample"] else None
+        return kept
 
-    def _blocks(self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]) -> list[list[Pair]]:
-        """Return pairs in blocks of models that run together; a worker finds out how many fit its memory."""
+    def _blocks(
+        self, cluster: Cluster, pairs: list[Pair], limit: int, measures: list[list[str]]
+    ) -> tuple[list[list[Pair]], int | None]:
+        """Return pairs in blocks of models that run together, and how many examples are sampled, None for all.
+
+        A worker finds out how many fit its memory.
+        """
         if len(pairs) == 1 or self.terms["data"] is None:
-            return [pairs]
+            return [pairs], None
+        made = self._asked(cluster, "plan", pairs, limit, measures)
+        return [[(a, b) for a, b in block] for block in made["blocks"]], made["sample"]
+
+    def _asked(
+        self, cluster: Cluster, what: str, pairs: list[Pair], limit: int, measures: list[list[str]]
+    ) -> dict[str, Any]:
+        """Return what a worker says about the plan for some pairs."""
         terms = terms_for(self.terms, named_models(pairs))
         told = {"terms": terms | {"study": terms["study"] | {"limit": limit}}, "pairs": pairs, "measures": measures}
-        name = f"plan of {len(pairs)} pairs"
-        errand = Errand(name, f"{HOME}:plan", told, gpus=self.gpus)
+        name = f"{what} of {len(pairs)} pairs"
+        errand = Errand(name, f"{HOME}:{what}", told | {"rows": self.rows}, gpus=self.gpus)
         made = cluster.results([errand], Job(None, "plan", {}), [name], "planning")[name]
         if isinstance(made, NetkinError):
             raise made
-        return [[(a, b) for a, b in block] for block in made[0]["blocks"]]
+        return made[0]
+
+    def explain(self, measures: Sequence[Measure]) -> PairsPlan:
+        """Return the plan that a worker makes for its memory, with the time for all workers together."""
+        cluster = Cluster(self.engine.address)
+        cluster.refuse_too_small(self.gpus)
+        limit = self.study.limit if self.study.limit >= 0 or self.gpus else cluster.memory()
+        plan = unpacked_plan(self._asked(cluster, "explain", self.pairs.of, limit, plain_measures(measures)))
+        if plan.seconds is None:
+            return plan
+        slots, nodes = cluster.slots(self.gpus), len(cluster.nodes)
+        line = (
+            f"cluster: {slots:,} task{'s' * (slots > 1)} at once on {nodes:,} node{'s' * (nodes > 1)}, about "
+            f"{in_hours(plan.seconds / slots)} together, beside the start of workers"
+        )
+        return replace(plan, seconds=plan.seconds / slots, lines=(*plan.lines, line))
 
 
 class Survey:
@@ -258,7 +295,8 @@ class BlockErrands:
 
     def errands(self, kind: str) -> list[Errand]:
         """Return all that is to be done, each errand behind those that it follows."""
-        told = {"examples": self.survey.examples, "names": self.told["names"], "measures": self.told["measures"]}
+        count = self.told["sample"] or self.survey.examples
+        told = {"examples": count, "names": self.told["names"], "measures": self.told["measures"]}
         if kind == "comparison" and self.told["shares"] == len(self.groups) == 1:  # so that nothing travels but values
             (name,) = self.wanted(kind)
             return [Errand(name, f"{HOME}:compare", self._share_told(1) | told, kept=True, gpus=self.gpus)]
@@ -288,7 +326,7 @@ class BlockErrands:
         return {
             "name": self._share(place, place), "share": [place, self.told["shares"]], "pairs": self.pairs,
             "terms": terms_for(self.terms, names), "measures": self.told["measures"],
-            "memory": self.told["memory"], "identity": self.told["identity"],
+            "memory": self.told["memory"], "sample": self.told["sample"], "identity": self.told["identity"],
             "weights": {name: self.survey.weights[name] for name in names},
         }  # fmt: skip
 

@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -229,8 +230,20 @@ def plan(told: Mapping[str, Any]) -> Message:
         data_of(terms)[0],
         terms["examples"],
     )
-    ways, _ = planner.ways(None, keeps=False)
-    return {"blocks": [block.pairs for block in ways[planner.chosen(ways)].blocks]}, {}
+    ways, _ = planner.ways(told["rows"], keeps=False)
+    way = ways[planner.chosen(ways)]
+    return {"blocks": [block.pairs for block in way.blocks], "sample": way.examples if way.is_sample else None}, {}
+
+
+def explain(told: Mapping[str, Any]) -> Message:
+    """Return how this worker would go about all pairs of many models, and how long that would take."""
+    from netkin.comparing.all_pairs import AllPairs  # which knows engines
+
+    terms, names = told["terms"], named_models(told["pairs"])
+    given = {name: terms["models"][name]["model"] for name in names}
+    asked, data = asked_of(terms, names, told["pairs"]), data_of(terms)[0]
+    every = AllPairs(given, *asked, data, terms["examples"], told["rows"])
+    return asdict(every.explain(measures_of(told["measures"]), keeps=False)), {}
 
 
 def compare(told: Mapping[str, Any]) -> Message:
@@ -252,6 +265,8 @@ def _collected(told: Mapping[str, Any]) -> Statistics:
             f"the data {terms['data']['name']!r} are not the same on all machines, or have changed: {identity} on "
             f"{platform.node()}, and {told['identity']} before."
         )
+    if told["sample"] is not None:
+        data = held.thing("sample", lambda: _sampled(data, terms, told["sample"]))
     models = held.loaded(terms, named_models(told["pairs"]))
     which, count = told["share"]
     part = None if count == 1 else (which, count)
@@ -264,6 +279,12 @@ def _collected(told: Mapping[str, Any]) -> Statistics:
                     f"{statistics.origins[name]['weights']} on {platform.node()}, and {digest} before."
                 )
     return statistics
+
+
+def _sampled(data: Any, terms: Terms, count: int) -> Any:
+    from netkin.comparing.all_pairs import HeldExamples  # which knows engines
+
+    return HeldExamples(data, terms["examples"], count, terms["study"]["seed"])
 
 
 def merge(told: Mapping[str, Any], *shares: Message) -> Message:

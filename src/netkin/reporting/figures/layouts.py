@@ -38,7 +38,7 @@ from netkin.reporting.page.ranking_page import ranked_places
 from netkin.reporting.page.smaller_networks_page import compression_charts
 from netkin.reporting.page.task_page import way_names
 from netkin.reporting.scales import depths
-from netkin.reporting.words import shortened, told_apart
+from netkin.reporting.words import short_names, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, Values
 from netkin.results.comparison import distances_of
 from netkin.results.compression import Compression
@@ -185,7 +185,7 @@ def _grids(results: Comparison | Comparisons, measure: str | None) -> list[Grid]
 
 def _names(comparison: Comparison, grid: Grid) -> tuple[str, str]:
     """Return the labels of the rows and of the columns."""
-    apart = told_apart([comparison.a, comparison.b])
+    apart = short_names([comparison.a, comparison.b])
     a, b = apart[comparison.a], apart[comparison.b]
     return (f"{a} {'→' if grid.scale.worth else 'and'} {b}", "") if grid.listed else (a, b)
 
@@ -259,7 +259,7 @@ def ranking_figure(ranking: Ranking, scores: Sequence[str]) -> Any:
 def ranking_into(ax: Any, ranking: Ranking) -> None:
     """Draw each model's score with its 95 % interval into axes, the first model on top."""
     places = ranked_places(ranking)
-    names = told_apart([model for model, *_ in places])
+    names = short_names([model for model, *_ in places])
     values, low, high = (np.array([one[k] for one in places]) for k in (1, 2, 3))
     rows = np.arange(len(places))
     ax.errorbar(values, rows, xerr=[values - low, high - values], fmt="o", markersize=4, linewidth=1, capsize=2)
@@ -331,7 +331,7 @@ def compression_figure(table: Compression) -> Any:
 
 def sparsity_figure(study: SparsityStudy) -> Any:
     """Return a figure with a column for each network: its weights, its layers' similarity; then accuracy."""
-    names, count = told_apart(study.names), len(study.networks)
+    names, count = short_names(study.names), len(study.networks)
     heights = [2.0] + [3.4] * bool(study.interlayer) + [2.4] * bool(study.curve)
     figure = empty_figure(4.2 * max(count, 1), sum(heights))
     places = figure.add_gridspec(len(heights), count, height_ratios=heights)

@@ -20,7 +20,7 @@ from netkin.reporting.page.line_chart import drawing, tick_names
 from netkin.reporting.page.ranking_page import ranking_page
 from netkin.reporting.page.series_page import series_page
 from netkin.reporting.page.smaller_networks_page import compression_page, sparsity_page
-from netkin.reporting.page.task_page import Record, task_page
+from netkin.reporting.page.task_page import TaskRecord, task_page
 from netkin.reporting.scales import depths, ink, palette
 from netkin.reporting.words import number_with_error, series_headline, shortened
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
@@ -48,9 +48,9 @@ Results = (
     | Federation
     | SparsityStudy
     | Compression
-    | Record
+    | TaskRecord
     | Iterable[Comparison]
-    | Iterable[Record]
+    | Iterable[TaskRecord]
 )
 
 
@@ -93,7 +93,7 @@ def page(results: Results) -> str:
     return comparison_page(listed(results))
 
 
-def task_records(results: Any) -> list[Record]:
+def task_records(results: Any) -> list[TaskRecord]:
     """Return ways to learn tasks, or ensembles of tasks, as a list; none where the results are something else."""
     given: list[Any] = list(results) if isinstance(results, (list, tuple)) else [results]
     found: list[Any] = [getattr(one, "record", one) for one in given]

@@ -29,7 +29,7 @@ from netkin.reporting.page.document import (
 from netkin.reporting.page.heatmap import card, embedded, holes, shared_reasons, values_class
 from netkin.reporting.page.line_chart import key, line_chart
 from netkin.reporting.page.model_maps import map_figures, spread_section, summary_section
-from netkin.reporting.words import closest_and_farthest, headline, number_with_error, told_apart
+from netkin.reporting.words import closest_and_farthest, headline, number_with_error, short_names
 from netkin.results import Comparison, Values
 from netkin.results.labels import (
     buckets_note,
@@ -53,7 +53,7 @@ def comparison_page(results: Sequence[Comparison]) -> str:
     """Return the HTML page of one comparison or several."""
     comparisons = sorted(results, key=lambda one: one.a == one.b)  # a task beside itself is seen last
     summaries = summary_grids(comparisons)
-    names = told_apart(model for comparison in comparisons for model in (comparison.a, comparison.b))
+    names = short_names(model for comparison in comparisons for model in (comparison.a, comparison.b))
     title, versions = _title(comparisons, names), [c.version for c in comparisons]
     grids = [grids_of(comparison) for comparison in comparisons]
     said = _sentence(comparisons, names, summaries)

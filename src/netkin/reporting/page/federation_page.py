@@ -99,7 +99,11 @@ def _main(found: Federation, drawn: Sequence[Drawn]) -> Iterator[Markup | None]:
 
 def _remarks(found: Federation) -> list[str]:
     """Return what to know before the numbers are read: what went wrong with clients, and with their similarity."""
-    told = [f"Round {one.round}, client {client}: {one.told(client)}." for one in found.rounds for client in one.faults]
+    told = [
+        f"Round {one.round}, client {client}: {one.fault_text(client)}."
+        for one in found.rounds
+        for client in one.faults
+    ]
     more = f"{plural(len(told) - MOST, 'more fault')} of clients; all are listed below."
     told[MOST:] = [more] if len(told) > MOST else []
     told += [f"Client {client} could not be fine-tuned: {why}." for client, why in found.untuned.items()]
@@ -193,7 +197,7 @@ def _rows(found: Federation) -> tuple[list[str], list[list[Any]]]:
 def _faults(found: Federation) -> Markup | None:
     if not found.faults:
         return None
-    rows = [[one.round, name(client), one.told(client)] for one in found.rounds for client in one.faults]
+    rows = [[one.round, name(client), one.fault_text(client)] for one in found.rounds for client in one.faults]
     table = plain_table(["round", "client", "what went wrong"], rows, label="Faults of clients")
     return tag("section", tag("h2", "Faults of clients"), tag("div", table, class_="card"))
 

@@ -65,7 +65,7 @@ def spread_section(comparisons: Sequence[Comparison]) -> Markup | None:
         spread = Spread.of(comparisons)
     except NoValue:  # no names of layers in common
         return None
-    words = tag("p", SPREAD.format(counted=spread.told_count()))
+    words = tag("p", SPREAD.format(counted=spread.count_text()))
     tables = _listed(spread) if spread.is_profile else _matrices(spread)
     cards = [tag("div", tag("h3", title), tag("div", table, class_="scroll"), class_="card") for title, table in tables]
     return tag(

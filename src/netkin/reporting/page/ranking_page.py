@@ -24,7 +24,7 @@ from netkin.reporting.page.document import (
     tag,
     warnings,
 )
-from netkin.reporting.words import number_with_error, range_of, shortened, told_apart
+from netkin.reporting.words import number_with_error, range_of, short_names, shortened
 from netkin.results import Ranking, Values
 from netkin.results.packing import document as described
 from netkin.results.ranking import SENTENCE
@@ -68,7 +68,7 @@ def _main(ranking: Ranking) -> Iterator[Markup | None]:
 
 def _table(ranking: Ranking) -> Markup:
     """Return the ranking as a table: a row for each model, the score of the rank first."""
-    short = told_apart(ranking.models, SENTENCE)
+    short = short_names(ranking.models, SENTENCE)
     told = [tag("bdi", short[one], title=one if short[one] != one else None) for one in ranking]
     labels = [joined(f"{place}. ", one) for place, one in enumerate(told, start=1)]
     rows = [[label, *cells] for label, cells in zip(labels, ranking.cells(), strict=True)]

@@ -38,7 +38,7 @@ from netkin.reporting.page.line_chart import (
     stretched,
     tick_names,
 )
-from netkin.reporting.words import told_apart
+from netkin.reporting.words import short_names
 from netkin.results.compression import Compression
 from netkin.results.text import plural
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
@@ -74,7 +74,7 @@ ACCURACY = "Accuracy with this layer and those before it in the table compressed
 
 def sparsity_page(study: SparsityStudy) -> str:
     """Return the HTML page of a study."""
-    names = told_apart(study.names)
+    names = short_names(study.names)
     title = " and ".join(names[one] for one in study.names) + ": how sparse, and what that does"
     comparisons = list(study.interlayer.values())
     grids = [grids_of(one) for one in comparisons]

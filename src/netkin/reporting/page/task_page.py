@@ -55,10 +55,10 @@ CONTROL = (
     "the own network alone with its head trained further for as long as all heads of the members."
 )
 
-Record = TaskAccuracies | TaskEnsembles
+TaskRecord = TaskAccuracies | TaskEnsembles
 
 
-def task_page(records: Sequence[Record]) -> str:
+def task_page(records: Sequence[TaskRecord]) -> str:
     """Return the HTML page of one way to learn tasks or of several, and of ensembles with networks of other tasks."""
     ways, ensembles = parted(records)
     labels, grids = way_names(ways), [grid_of(way.table()) for way in ways]
@@ -77,7 +77,7 @@ def task_page(records: Sequence[Record]) -> str:
     return document(title, shown, data, scripts=SCRIPTS, kind=kind)
 
 
-def parted(records: Sequence[Record]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
+def parted(records: Sequence[TaskRecord]) -> tuple[list[TaskAccuracies], list[TaskEnsembles]]:
     """Return the ways to learn tasks and the ensembles of them; those of other tasks are refused."""
     first = records[0]
     for one in records:
@@ -100,7 +100,7 @@ def way_names(ways: Sequence[TaskAccuracies]) -> list[str]:
     return [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(named, start=1)]
 
 
-def _options(record: Record) -> str:
+def _options(record: TaskRecord) -> str:
     given = getattr(record, "options", {}).items()
     return ", ".join(f"{key}={value}" for key, value in given if value is not None)
 
@@ -130,7 +130,7 @@ def _sentence(ways: Mapping[str, TaskAccuracies], ensembles: Sequence[TaskEnsemb
 def _main(
     ways: Sequence[TaskAccuracies], labels: Sequence[str], grids: Sequence[Grid], ensembles: Sequence[TaskEnsembles]
 ) -> Iterator[Markup | None]:
-    first: Record = ways[0] if ways else ensembles[0]
+    first: TaskRecord = ways[0] if ways else ensembles[0]
     yield facts([plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]])
     yield warnings(list(dict.fromkeys(note for way in ways for note in way.warnings)))
     if ways:
@@ -210,7 +210,7 @@ def _rows(
 
 
 def _origins(ways: Sequence[TaskAccuracies], labels: Sequence[str], ensembles: Sequence[TaskEnsembles]) -> Markup:
-    records: list[Record] = [*ways, *ensembles]
+    records: list[TaskRecord] = [*ways, *ensembles]
     first, also = records[0], ["ensembles"] * len(ensembles)
     general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
     general |= {"classes of each": ", ".join(map(str, ways[0].classes))} if ways else {}
