@@ -58,8 +58,7 @@ def test_json_is_a_document_that_opens_and_report_makes_its_page(netkin, tmp_pat
     alone = netkin("report u.json u.json --out both.html")
     assert alone.exit_code == 1
     assert (
-        "a federation (fedper with evolving coefficients: 5 clients, 2 rounds) needs a report of its own"
-        in alone.stderr
+        "holds a Federation, which needs a report of its own; run `netkin report` on that file alone." in alone.stderr
     )
 
 
